@@ -131,9 +131,7 @@ def require_walls(config: RunConfig) -> None:
 def require_valid(config: RunConfig) -> Outcome:
     """A run ends with a valid program within memory, all metrics, and no time below the lower bound.
 
-    Raises:
-        UserError: for an invalid program, or one that does not fit memory.
-        ViolationError: for a metric that cannot be.
+    ``UserError`` names an invalid program, or one that does not fit memory; ``ViolationError`` impossible metrics.
     """
     outcome = run_experiment(config)
     metrics = outcome.metrics

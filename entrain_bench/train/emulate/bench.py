@@ -53,11 +53,8 @@ class Bench:
     ) -> tuple[list[FloatArray], list[float]]:
         """Time passes in the order in which ranks run them, so that caches hold as much as in training.
 
-        Returns:
-            Seconds of each pass ``[repetitions, actions]``, for each order, and of the optimizer step of each stage.
-
-        Raises:
-            OutOfMemoryError: naming the pass or step that does not fit on the device.
+        Return seconds of each pass ``[repetitions, actions]``, for each order, and of the optimizer step of each stage.
+        ``OutOfMemoryError`` names the pass or step that does not fit on the device.
         """
         self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
         num_threads = torch.get_num_threads()
@@ -142,8 +139,7 @@ class Bench:
         if not num_rows:
             return None
         generator = torch.Generator(self.device).manual_seed(0)
-        dtype = getattr(torch, self.dtype)
-        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
+        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(getattr(torch, self.dtype))
         return states.requires_grad_(trained.stage.passes_gradients)
 
     def _time_optimizer(self, trained: TrainedStage) -> float:

@@ -49,12 +49,10 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """The passes of a chunk on a stage; lengths in tokens.
+    """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
 
-    Attributes:
-        outputs: LLM tokens that each item is projected to, on the last stage of an encoder.
-        num_projected: tokens that encoders hand over, on the first stage of an LLM.
-        splits_backward: whether gradients of weights have a pass of their own.
+    ``outputs`` are LLM tokens of each item, on the last stage of an encoder, ``num_projected`` tokens from encoders, on
+    the first stage of an LLM. If ``splits_backward``, gradients of weights have a pass of their own.
     """
 
     stage: StageShape
@@ -113,8 +111,7 @@ def stages_in(program: Program, order: IntArray) -> list[tuple[int, int]]:
 
 def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
     """The work of every chunk on every stage, by both, one mapping a module."""
-    works: list[dict[tuple[int, int], StageWork]] = []
-    shapes = program.shapes
+    works, shapes = list[dict[tuple[int, int], StageWork]](), program.shapes
     for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
         stages, splits = stage_shapes(module, program.layout.modules[index]), program.splits_backward(index)
         works.append({})

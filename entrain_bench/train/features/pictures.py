@@ -54,10 +54,8 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
     A patch is ordered by colour, frame and row (Hugging Face's ``Qwen2VLImageProcessor``; with one frame and nothing
     merged the input of SigLIP's first convolution).
 
-    Args:
-        pixels: ``[frames, height, width, 3]``; a single frame is repeated, and sides are whole squares.
-        rules: of the encoder.
-        out: ``[patches, 3 * frames * side^2]``.
+    ``pixels`` are ``[frames, height, width, 3]``; a single frame is repeated, and sides are whole squares. ``out`` is
+    ``[patches, 3 * frames * side^2]``.
     """
     side, merged = rules.pixels, rules.merged
     given, height, width, _ = pixels.shape

@@ -21,8 +21,6 @@ _STEP_HZ, _KNEE_HZ, _KNEE_MELS, _STEPS_OF_FACTOR, _FACTOR = 200.0 / 3, 1000.0, 1
 _HIGHEST_HZ = 8000.0
 _HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
-type Frames = NDArray[np.float32]
-
 
 def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
     """Write the windows of log-mel frames of a sound at ``SOUND_HZ`` ``[samples]``, as many as there is room for.
@@ -39,7 +37,7 @@ def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
         windows[:, place] = padded[place : place + count]
 
 
-def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
+def log_mel(wave: Sound, num_frames: int, mels: int) -> NDArray[np.float32]:
     """Log-mel frames every 10 ms ``[num_frames, mels]``; a shorter sound goes on in silence, a longer one is cut.
 
     Values are those of Hugging Face's ``WhisperFeatureExtractor`` for a sound that it fills up, as it does by default.

@@ -32,13 +32,9 @@ class ChunkLoss:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """Result of a rank's actions in an iteration.
+    """Losses of the LLM chunks whose last stage a rank holds, and the time that it waited for inputs of its forwards.
 
-    Attributes:
-        losses: of the LLM chunks whose last stage the rank holds.
-        grad_norm: norm of all modules' gradients before clipping; not finite if a loss or a gradient is not, and then
-            no rank has changed its weights.
-        input_stall_s: time that the rank waited for inputs of its forwards.
+    ``grad_norm`` is of all modules' gradients before clipping; if it is not finite, no rank has changed its weights.
     """
 
     losses: tuple[ChunkLoss, ...]
@@ -48,13 +44,10 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Measurements of one rank in an iteration; losses, norm and waits as in ``RankResult``.
+    """Measurements of one rank in an iteration; losses with their actions, norm and waits as in ``RankResult``.
 
-    Attributes:
-        rows: action, start and end of everything that it ran, in seconds since it began ``[actions, 3]``.
-        began_s: when it began, on the clock of rank 0.
-        losses: action and loss.
-        peak_bytes: its highest memory so far.
+    ``rows`` are action, start and end of everything that it ran ``[actions, 3]``, in seconds since ``began_s`` on the
+    clock of rank 0.
     """
 
     rows: FloatArray
@@ -69,8 +62,7 @@ def see(result: RankResult, clock: Clock) -> Seen:
     """Read the measurements of this rank; waits for the device."""
     values = torch.stack([row.loss for row in result.losses]).tolist() if result.losses else []
     losses = [(row.action, value) for row, value in zip(result.losses, values, strict=True)]
-    peak = peak_bytes(clock.device)
-    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak, result.input_stall_s)
+    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak_bytes(clock.device), result.input_stall_s)
 
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:

@@ -27,16 +27,11 @@ from entrain_bench.train.modules.attention import AttentionKernel, PackedAttenti
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
 
-
-def _squared_relu(rows: Tensor) -> Tensor:
-    return relu(rows).square()
-
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
-    "squared_relu": _squared_relu,
+    "squared_relu": lambda rows: relu(rows).square(),
 }
 
 

@@ -93,14 +93,9 @@ class NamedParameter:
     tp_rank: int
 
     @property
-    def shard_shape(self) -> tuple[int, ...]:
-        """Shape of this rank's shard; parameters of FSDP have that of all their parts."""
-        return tuple(self.parameter.shape)
-
-    @property
     def full_shape(self) -> tuple[int, ...]:
         """Shape of the whole parameter."""
-        return tuple(size * self.tp if dim == self.dim else size for dim, size in enumerate(self.shard_shape))
+        return tuple(size * self.tp if dim == self.dim else size for dim, size in enumerate(self.parameter.shape))
 
     def shard(self, full: Tensor) -> Tensor:
         """This rank's shard of a full tensor."""

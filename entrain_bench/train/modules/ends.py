@@ -30,7 +30,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import Norm
 from entrain_bench.train.modules.grids import Arrangement, merge_tokens
-from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, positions_of, share_of
+from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, places_in, positions_of, share_of
 from entrain_bench.train.modules.positions import on_grid
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter
 
@@ -249,8 +249,7 @@ class Projector(torch.nn.Module):
     def _taken_tokens(self, pack: Pack) -> Tensor:
         """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none, on the CPU."""
         lengths, outputs = torch.tensor(pack.lengths), torch.tensor(pack.outputs)
-        item = torch.repeat_interleave(torch.arange(len(outputs)), outputs)
-        first = torch.arange(len(item)) - (outputs.cumsum(0) - outputs)[item]
+        item, first = places_in(outputs)
         inside = first[:, None] * self.merge + torch.arange(self.merge)
         starts = (lengths.cumsum(0) - lengths)[item]
         return torch.where(inside < lengths[item][:, None], starts[:, None] + inside, -1)

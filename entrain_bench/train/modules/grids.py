@@ -16,7 +16,7 @@ from torch import Tensor
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.modules.packing import Pack
+from entrain_bench.train.modules.packing import Pack, places_in
 from entrain_bench.train.modules.positions import on_grid
 
 
@@ -57,8 +57,7 @@ def arrange(
     if grids:
         known = torch.tensor([columns // side for _, columns in grids])
         wide = torch.where(known > 0, known, wide)
-    item = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
-    within = torch.arange(len(item)) - (sizes.cumsum(0) - sizes)[item]
+    item, within = places_in(sizes)
     block, inside = within // merge_tokens, within % merge_tokens
     block_row, block_column = block // wide[item], block % wide[item]
     rows, columns = block_row * side + inside // side, block_column * side + inside % side

@@ -142,8 +142,12 @@ def consecutive_windows(lengths: Sequence[int], window_tokens: int) -> list[int]
     return [min(window_tokens, length - at) for length in lengths for at in range(0, length, window_tokens)]
 
 
+def places_in(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence of each token, and the token's place in it, for sequences of these lengths ``[sum(lengths)]``."""
+    sequence = torch.repeat_interleave(lengths)
+    return sequence, torch.arange(len(sequence)) - (lengths.cumsum(0) - lengths)[sequence]
+
+
 def positions_of(lengths: tuple[int, ...], share: Share) -> Tensor:
     """Place of each token this rank holds in its own sequence ``[stop - start]``, on the CPU; 0 for padding."""
-    sizes = torch.tensor(lengths)
-    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    return share.pad(torch.arange(share.total) - starts)
+    return share.pad(places_in(torch.tensor(lengths))[1])

@@ -47,6 +47,7 @@ class Stage(torch.nn.Module):
         self.attention = attention
         self.loss_chunk_tokens = loss_chunk_tokens
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
+        self._is_first, self._is_last = held.start == 0, held.stop == len(module.layers)
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.splitter = Splitter()
@@ -61,14 +62,6 @@ class Stage(torch.nn.Module):
             # counts the second copy in no gradient norm.
             copy.shared_embedding = True  # type: ignore[attr-defined]
             copy.shared = not self._is_first  # type: ignore[attr-defined]
-
-    @property
-    def _is_first(self) -> bool:
-        return self.held.start == 0
-
-    @property
-    def _is_last(self) -> bool:
-        return self.held.stop == len(self.module.layers)
 
     def forward(self, hidden: Tensor | None, pack: Pack) -> Tensor:
         """Run the layers on a chunk.

@@ -53,17 +53,23 @@ class Session:
     def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> Session:
         """Begin a profile, or resume the one in the file; ``UserError`` if the file is not one of this model."""
         dtype = dtype_of(settings, device)
-        subject = subject_of(model, dtype, device, sequence_parallel=settings.sequence_parallel)
-        if path.exists():
-            profile = read_profile(path, f"output={path}")
-            if found := subject.difference(profile.subject):
-                raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
-            constants = constants_of(settings, dtype, device, profile.constants)
-            profile = replace(profile, constants=constants, finished=False)
-        else:
-            profile = DeviceProfile(
-                subject, constants_of(settings, dtype, device), datetime.now(UTC).date().isoformat()
-            )
+        subject = Subject(
+            device=device_name(device),
+            kind=device.type,
+            dtype=dtype_name(dtype),
+            sequence_parallel=settings.sequence_parallel,
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            megatron_core=version("megatron-core"),
+            model=model.name,
+            modules={module.name: module_values(module) for module in model.modules},
+        )
+        known = read_profile(path, f"output={path}") if path.exists() else None
+        if known and (found := subject.difference(known.subject)):
+            raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
+        constants = constants_of(settings, dtype, device, known.constants if known else None)
+        new = DeviceProfile(subject, constants, datetime.now(UTC).date().isoformat())
+        profile = replace(known, constants=constants, finished=False) if known else new
         patience = Patience(settings.min_repetitions, settings.max_repetitions, settings.precision, settings.point_s)
         return cls(model, settings, path, profile, device, patience)
 
@@ -81,11 +87,8 @@ class Session:
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
         """Measure all missing points and return the profile, as in the file.
 
-        ``advance`` is called before every pack and every number of ranks, with their names.
-
-        Raises:
-            UserError: for layers that cannot be built, or a file that cannot be written.
-            ExecutionError: if communication fails.
+        ``advance`` is called before every pack and every number of ranks, with their names. ``UserError`` names layers
+        that cannot be built, or a file that cannot be written; ``ExecutionError`` says that communication failed.
         """
         settings, device = self.settings, self.device
         degrees, dtype = settings.degrees(self.model), dtype_of(settings, device)
@@ -162,30 +165,22 @@ def default_path(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> 
     return Path("results") / "profiles" / f"{re.sub('[^A-Za-z0-9_.]+', '-', words)}.json"
 
 
-def subject_of(model: ModelSpec, dtype: torch.dtype, device: torch.device, *, sequence_parallel: bool) -> Subject:
-    """Device, libraries and model of a profile."""
-    return Subject(
-        device=device_name(device),
-        kind=device.type,
-        dtype=dtype_name(dtype),
-        sequence_parallel=sequence_parallel,
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        megatron_core=version("megatron-core"),
-        model=model.name,
-        modules={module.name: module_values(module) for module in model.modules},
-    )
-
-
 def constants_of(
     settings: ProfileSettings, dtype: torch.dtype, device: torch.device, known: Constants | None = None
 ) -> Constants:
     """Constants, each with its source: as the settings state, else as already known, else measured."""
     is_gpu, rows, size = device.type == "cuda", PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
 
+    def shortest_s(call: Callable[[], object]) -> float:
+        def turn(clock: Clock) -> None:
+            with clock.action(0):
+                call()
+
+        return float(sample(turn, device, CONSTANT_PATIENCE).min())
+
     def product_flops() -> float:
         left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-        return 2 * rows**3 / _shortest_s(lambda: torch.mm(left, right), device)
+        return 2 * rows**3 / shortest_s(lambda: torch.mm(left, right))
 
     def memory_bytes() -> int:
         if is_gpu:
@@ -195,7 +190,7 @@ def constants_of(
     def copy_s(*, to_host: bool) -> float:
         source = torch.zeros(size, dtype=torch.uint8, device=device)
         target = torch.zeros(size, dtype=torch.uint8, pin_memory=is_gpu) if to_host else torch.zeros_like(source)
-        return _shortest_s(lambda: target.copy_(source, non_blocking=to_host), device)
+        return shortest_s(lambda: target.copy_(source, non_blocking=to_host))
 
     product = f"best {rows} x {rows} x {rows} product in {dtype_name(dtype)}"
     measured: dict[str, tuple[str, str, Callable[[], float]]] = {
@@ -213,11 +208,3 @@ def constants_of(
         else:
             values[name], sources[name] = measure(), f"{unit}; {what}, entrain-bench profile; {date}; measured"
     return Constants(**values, sources=sources)
-
-
-def _shortest_s(call: Callable[[], object], device: torch.device) -> float:
-    def turn(clock: Clock) -> None:
-        with clock.action(0):
-            call()
-
-    return float(sample(turn, device, CONSTANT_PATIENCE).min())

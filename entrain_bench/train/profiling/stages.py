@@ -208,17 +208,17 @@ def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | No
 
 
 def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -> StepPoint:
-    """The point of a stage of so many layers."""
+    """The optimizer step of a stage of ``depth`` layers."""
     trained = bench.build(target, depth)
-    rows = sample(partial(_step, trained), bench.device, patience)
-    parameters = sum(parameter.numel() for parameter in trained.stage.parameters())
-    return StepPoint(parameters, quantiles(rows[:, 0]), len(rows))
+    parameters = [*trained.stage.parameters()]
 
+    def step(clock: Clock) -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.main_grad.normal_()  # type: ignore[attr-defined]
+        with clock.action(0):
+            trained.gradient_square()
+            trained.step(CLIP, NORM)
 
-def _step(trained: TrainedStage, clock: Clock) -> None:
-    with torch.no_grad():
-        for parameter in trained.stage.parameters():
-            parameter.main_grad.normal_()  # type: ignore[attr-defined]
-    with clock.action(0):
-        trained.gradient_square()
-        trained.step(CLIP, NORM)
+    rows = sample(step, bench.device, patience)
+    return StepPoint(sum(parameter.numel() for parameter in parameters), quantiles(rows[:, 0]), len(rows))

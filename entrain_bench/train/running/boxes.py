@@ -113,7 +113,7 @@ def _key(name: str, offsets: Sequence[int]) -> str:
 def boxes_of(named: NamedParameter, values: Tensor, start: int) -> Boxes:
     """The boxes of numbers of a parameter's shape: ``values`` are those of its shard, flat, from ``start`` on."""
     flat = values.view(-1)
-    shape = named.shard_shape
+    shape = tuple(named.parameter.shape)
     if len(shape) == 1:
         cuts = _cuts(start, start + len(flat), shape[0], named, 0)
         return Boxes(named.full_shape, [Box((row,), flat[low - start : high - start]) for low, high, row in cuts])

@@ -96,13 +96,9 @@ def load_weights(checkpoint: Checkpoint, model: ModelSpec, stages: Iterable[Stag
 
 
 def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
-    """Check that a checkpoint has the tensors of a model, and no others; only headers are read.
+    """Check that a checkpoint has the tensors of a model, and no others; return the prefix of each root.
 
-    Returns:
-        Prefixes of the names of each root.
-
-    Raises:
-        UserError: for tensors that are missing, unexpected or of another shape, by name.
+    Only headers are read. ``UserError`` names tensors that are missing, unexpected or of another shape.
     """
     where, roots = f"harness.weights={checkpoint.folder}", Roots()
     for module in model.modules:
@@ -112,10 +108,12 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
                 counts = [sum(prefix + rest in checkpoint.files for rest in rests) for prefix in prefixes]
                 roots[module.name, root] = prefixes[counts.index(max(counts))]
     expected = expected_shapes(model, roots)
-    if missing := sorted(expected.keys() - checkpoint.files.keys()):
-        raise UserError(f"{where}: {_listed(missing)} missing for model={model.name}")
-    if unexpected := sorted(checkpoint.files.keys() - expected.keys() - {*_unused(checkpoint, model, roots)}):
-        raise UserError(f"{where}: {_listed(unexpected)} not in model={model.name}")
+    missing = expected.keys() - checkpoint.files.keys()
+    unexpected = checkpoint.files.keys() - expected.keys() - {*_unused(checkpoint, model, roots)}
+    for names, problem in ((missing, "missing for"), (unexpected, "not in")):
+        if names:
+            more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+            raise UserError(f"{where}: {min(names)}{more} {problem} model={model.name}")
     for name, shape in expected.items():
         if (given := checkpoint.shape(name)) != shape:
             raise UserError(f"{where}: {name} has the shape {[*given]}, model={model.name} needs {[*shape]}")
@@ -149,10 +147,8 @@ def _unused(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> Iterator[
 def _check_positions(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> None:
     """Raise ``UserError`` if stored positions are others than the sinusoids that take their place."""
     for module in model.modules:
-        if module.config.checkpoint != "whisper_encoder":
-            continue
         name = full_name(module, "body:embed_positions.weight", roots)
-        if name not in checkpoint.files:
+        if module.config.checkpoint != "whisper_encoder" or name not in checkpoint.files:
             continue
         rows, width = checkpoint.shape(name)
         given = checkpoint.rows(name, 0, rows).float()
@@ -162,11 +158,6 @@ def _check_positions(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> 
             raise UserError(
                 f"harness.weights={checkpoint.folder}: {name} holds other positions than Whisper's sinusoids"
             )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
-    return f"{names[0]}{more}"
 
 
 def _shard(checkpoint: Checkpoint, named: NamedParameter, stored: Stored) -> Tensor:
