@@ -18,7 +18,9 @@ from entrain_bench.answers.tracking.local import store_path
 from entrain_bench.answers.tracking.log import log_records
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
+from entrain_bench.records import tables
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import PlannedSweep
 
 # A server's answer may be a page.
 MAX_REASON = 300
@@ -27,9 +29,16 @@ TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
 
 
 def publish(
-    results: Results, planned: Mapping[str, str], name: str, mlflow: bool, mlflow_uri: str | None
+    results: Results,
+    planned: Mapping[str, str],
+    name: str,
+    mlflow: bool,
+    mlflow_uri: str | None,
+    unbegun: Sequence[str] = (),
 ) -> list[Record]:
     """Write the tables of all records, print those of some runs and log them under a name; returns them.
+
+    What a sweep was to leave is written down (``PlannedSweep``).
 
     Args:
         results: where the records are.
@@ -37,12 +46,15 @@ def publish(
         name: what the runs are called together.
         mlflow: whether they are logged.
         mlflow_uri: to which server; None for the store in the results folder.
+        unbegun: the overrides of runs that the sweep did not come to.
     """
+    sweep = PlannedSweep(name, planned, unbegun)
+    if len(planned) + len(unbegun) > 1:
+        sweep.write(results)
     write_tables(results)
     # Only now: memory holds those of the tables, or these.
-    found = {key: results.read(key) for key in planned}
-    records = [record for record in found.values() if record]
-    lost = [planned[key] for key, record in found.items() if not record]
+    records = [record for key in planned if (record := results.read(key))]
+    lost = sweep.lost(results)
     print_table(records, lost)
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri, lost=lost)
@@ -52,7 +64,7 @@ def publish(
 def write_tables(results: Results) -> None:
     """Write the tables of all records; what keeps them from being written is said, for they follow from the records."""
     try:
-        results.write_tables()
+        tables.write_tables(results)
     except OSError as error:
         say(f"entrain-bench: {results.root}: tables cannot be written ({error})")
 
@@ -87,8 +99,12 @@ def log_to_mlflow(
     uri: str | None = None,
     files: Sequence[Path] = (),
     lost: Sequence[str] = (),
-) -> None:
-    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
+) -> bool:
+    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records.
+
+    Returns:
+        Whether nothing went wrong.
+    """
     parts = urlsplit(uri or "")
     # A server's address without a password.
     place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if uri else str(store_path(results))
@@ -101,9 +117,10 @@ def log_to_mlflow(
         reason = " ".join((reason.replace(uri, place) if uri else reason).split())
         shown = reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
         say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {shown}")
-        return
+        return False
     if logged:
         say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui shows them)"))
+    return True
 
 
 @dataclass(frozen=True, slots=True)

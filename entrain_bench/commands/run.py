@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.answers.tracking.sweep import sweep_name
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.answers.tracking.words import sweep_name
+from entrain_bench.base.errors import UnwritableError, UserError, require
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, one_line_errors
@@ -111,8 +111,10 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     results.prepare()
     tables, identifier, name = GrowingTables(results), Identifier(), sweep_name(request.overrides)
 
+    waiting = iter(sweep.cells)
+
     def unfinished() -> Iterator[Cell]:
-        for overrides in sweep.cells:
+        for overrides in waiting:
             cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
@@ -128,10 +130,12 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 tables()
         elif [*unfinished()]:
             _hand_to_hydra(request)
-    except BaseException:
+    except BaseException as error:
         if watch.any_run:
+            # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
+            mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # As they are now, for a thread may still add to them.
-            publish(results, {**keys}, name, first.mlflow, first.mlflow_uri)
+            publish(results, {**keys}, name, mlflow, first.mlflow_uri, [" ".join(rest) for rest in [*waiting]])
         raise
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)

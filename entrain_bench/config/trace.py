@@ -47,6 +47,7 @@ class Scanned(Protocol):
     Attributes:
         samples: rows of the trace.
         shards: scanned.
+        items: texts, images, sounds and videos, by these names.
         counts: of what was left out, by reason.
         listed: the first of them: name, what the data calls it, what is wrong.
         again: whether nothing had to be scanned.
@@ -54,6 +55,7 @@ class Scanned(Protocol):
 
     samples: int
     shards: int
+    items: Mapping[str, int]
     counts: Mapping[str, int]
     listed: Sequence[tuple[str, str, str]]
     again: bool

@@ -18,6 +18,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import lost_runs
 
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
 # Headings of a case's job that are not its setting.
@@ -29,9 +30,6 @@ class Material:
     """What a page is made of.
 
     Attributes:
-        answer: of all runs that are compared.
-        version: of the suite.
-        results_dir: where the runs are.
         notes: sentences on runs that are left out, or that are not known to be of today's code.
         claims: the rows of ``claims.csv``; None where there are none.
         fidelity: the rows of ``fidelity.csv``; None where there are none.
@@ -82,7 +80,7 @@ def read_material(results: Results) -> Material:
     if not any(record.status == "ok" for record in records):
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     return Material(
-        Answer.of(records),
+        Answer.of(records, lost_runs(results, {record.key for record in records})),
         version("entrain-bench"),
         str(results.root),
         notes,
@@ -100,6 +98,12 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
     folders = sorted({record.config_dir for record in found if record.config_dir})
     missing = [folder for folder in folders if not Path(folder).is_dir()]
     unknown = {record.key for record in found if record.config_dir in missing}
+
+    def is_current(record: Record) -> bool:
+        with suppress(UserError):
+            return record.code_version == code_version(frozenset(targets_of(record.config)), record.config_dir)
+        return False
+
     current = [record for record in found if record.key in unknown or is_current(record)]
     notes = []
     if unknown:
@@ -121,13 +125,6 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
         notes.append(f"Left out: {count(replaced, 'run')} that newer code ran again.")
     kept = {record.key for record in newest.values()}
     return [record for record in found if record.key in kept], notes
-
-
-def is_current(record: Record) -> bool:
-    """Whether the code that would run the same configuration now is that of the record."""
-    with suppress(UserError):
-        return record.code_version == code_version(frozenset(targets_of(record.config)), record.config_dir)
-    return False
 
 
 def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:

@@ -183,19 +183,11 @@ class Runs:
         # The folder has records of other devices, code and options, too: what counts is of these cells. What an earlier
         # process left unfinished would be taken for what this one leaves.
         for cell in cells:
-            if not isinstance(found := _read(results, cell.key), Record) or not found.finished:
+            if not (found := results.read(cell.key)) or not found.finished:
                 results.record_path(cell.key).unlink(missing_ok=True)
         wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, self.setup.environment)
         lost = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
-        return {strategy: _read(results, cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
-
-
-def _read(results: Results, key: str) -> Record | str | None:
-    """The record of a key; what is wrong with it, or None if there is none."""
-    try:
-        return results.read(key)
-    except UserError as error:
-        return str(error)
+        return {strategy: results.read(cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
 
 
 def problem_of(run: Record | str) -> str:
