@@ -6,7 +6,9 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,12 @@ def trust(folder: Path) -> None:
 
 
 def is_trusted(target: object) -> bool:
-    """Whether a target lies in the suite or in a trusted folder; nothing is imported to find out."""
+    """Whether a target lies in a module of the suite or of a trusted folder; nothing is imported to find out."""
     if not isinstance(target, str) or not CLASS_PATH.fullmatch(target):
         return False
-    top = target.partition(".")[0]
+    top, *inner = target.split(".")[:-1]
     if top in OWN_PACKAGES:
-        return True
+        return _is_module(_place(find_spec(top))[-1], *inner)
     found = [_place(PathFinder.find_spec(top, [folder])) for folder in _trusted]
     if top in sys.modules:
         return bool(imported := _place(sys.modules[top].__spec__)) and imported in found
@@ -71,6 +73,13 @@ def class_of(target: str) -> type:
     return found
 
 
-def _place(spec: ModuleSpec | None) -> list[str | None]:
+@cache
+def _is_module(folder: str, *inner: str) -> bool:
+    """Whether a package's folder has a module."""
+    path = Path(folder, *inner)
+    return (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
+
+
+def _place(spec: ModuleSpec | None) -> list[str]:
     """Where a module is: its file, or the folders of a package."""
-    return [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    return [str(spec.origin), *(spec.submodule_search_locations or ())] if spec else []

@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from entrain_bench.records.records import Results
+from entrain_bench.records.sealed import sealed
+
 PORT = 9
 SCHEMES = ("http", "https", "ftp", "s3", "hdfs", "gs")
 URLS = ("file:///etc/passwd", *(f"{scheme}://127.0.0.1:{PORT}/x" for scheme in SCHEMES))
@@ -176,6 +179,9 @@ RECORD_FIELDS: tuple[tuple[str, Any], ...] = (
     ("config_dir", "U"),
     ("overrides", ["+workload.text={_target_:T}", "results_dir=OUTSIDE"]),
     ("overrides", ["figure=EVIL/strategy/evil"]),
+    ("overrides", ["strategy=evil", "results_dir=OUTSIDE"]),
+    ("overrides", ["plan=EVIL", "mlflow_uri=http://127.0.0.1:9"]),
+    ("overrides", ["hydra.searchpath=['pkg://evil_payload']"]),
     ("config.strategy.planner._target_", "T"),
     ("config.workload._target_", "T"),
     ("config.harness._target_", "T"),
@@ -267,12 +273,17 @@ def _tagged(random: Random, place: Place, name: str) -> tuple[str, list[str], bo
 
 
 def _record(random: Random, place: Place, name: str) -> tuple[str, list[str], bool]:
+    """A record that somebody changed who knows how it is sealed."""
     field, value = random.choice(RECORD_FIELDS)
     value = _filled(value, random, place)
-    runs = place.folder / name / "runs"
-    runs.mkdir(parents=True)
-    (runs / "0123456789abcdef.json").write_text(json.dumps(_changed(place.record, field, value)))
-    return f"record {field}={value}", ["report", f"results_dir={runs.parent}"], False
+    values = _changed(place.record, field, value)
+    del values["sha256"]
+    key = json.loads(place.record)["key"]
+    file = Results(place.folder / name).record_path(key)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(sealed(key, values))
+    verb = random.choice([["report"], ["verify", "sample=1"]])
+    return f"{verb[0]} {field}={value}", [*verb, f"results_dir={place.folder / name}"], False
 
 
 def _manifest(random: Random, place: Place, name: str) -> tuple[str, list[str], bool]:
@@ -309,10 +320,10 @@ def main(folder: Path, seed: int, many: int) -> None:
     (record,) = (folder / "results" / "runs").rglob("*.json")
     place = Place(place.folder, place.evil, place.outside, plan, record.read_text())
     for what, line, refused in inputs(seed, many, place):
-        verb = line[0] if line[0] in ("check", "recommend", "report", "trace") else ""
-        more = [] if verb in ("check", "report", "trace") or line[0].startswith("plan") else usual
+        verb = line[0] if line[0] in ("check", "recommend", "report", "trace", "verify") else ""
+        more = [] if verb in ("check", "report", "trace", "verify") or line[0].startswith("plan") else usual
         words = [*line, *(text for text in more if text.partition("=")[0] not in {w.partition("=")[0] for w in line})]
-        words += [] if verb in ("check", "report", "trace") else ends
+        words += [] if verb in ("check", "report", "trace", "verify") else ends
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run_command(words)
