@@ -15,9 +15,9 @@ from entrain_bench.answers.comparison import with_result
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.notices import notices
 from entrain_bench.answers.report.page import Block, Commands, Image, Section, Table, Text, row
 from entrain_bench.answers.report.read import NAMED, Material, setting_of
+from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.statistics import kendall_tau, mean_interval
 from entrain_bench.answers.text import NOTHING, count, ends, listing, spell_seeds
 from entrain_bench.records.records import Record

@@ -24,8 +24,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, LOGGED_TAGS, SWEEP, Entry, Logged, content_of
-from entrain_bench.answers.tracking.page import page_tags
+from entrain_bench.answers.tracking.entries import (
+    DIGEST_TAG,
+    KEY_TAG,
+    LOGGED_TAGS,
+    SWEEP,
+    Entry,
+    Logged,
+    content_of,
+    page_tags,
+)
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.store import cache_folder

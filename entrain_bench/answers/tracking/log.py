@@ -18,10 +18,10 @@ from entrain_bench.answers.tracking.entries import (
     Logged,
     Pictures,
     entries_of,
+    page_tags,
     speedup_name,
 )
 from entrain_bench.answers.tracking.local import LocalStore
-from entrain_bench.answers.tracking.page import page_tags
 from entrain_bench.answers.tracking.remote import RemoteStore
 from entrain_bench.records.environment import current_commit
 from entrain_bench.records.records import Record, Results

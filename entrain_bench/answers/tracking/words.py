@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import StrategyResult
 from entrain_bench.answers.commands import commands_of
-from entrain_bench.answers.notices import run_notices, sample_notices
-from entrain_bench.answers.sentences import problems, sentences
+from entrain_bench.answers.sentences import problems, run_notices, sample_notices, sentences
 from entrain_bench.answers.text import NOTHING, count, listing, markdown_table, seconds
 from entrain_bench.records.records import LABELS, Record
 

@@ -21,8 +21,14 @@ from entrain_bench.answers.documents.claim_pages import (
     claims_text,
     counts,
 )
-from entrain_bench.answers.documents.claims import claim_row, claims_table, load_claims, read_rows, write_claims
-from entrain_bench.answers.documents.verdict import verdict
+from entrain_bench.answers.documents.claims import (
+    claim_row,
+    claims_table,
+    load_claims,
+    read_rows,
+    verdict,
+    write_claims,
+)
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
