@@ -82,7 +82,6 @@ def losses(results: Sequence[StrategyResult]) -> str:
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
-    """A sentence for every outcome, the most frequent first."""
     outcomes: dict[Outcome, list[Case]] = {}
     for case in cases:
         outcomes.setdefault(outcome_of(answer, case), []).append(case)

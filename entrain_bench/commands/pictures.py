@@ -12,7 +12,7 @@ from entrain_bench.records.records import Record, Results
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures of the runs of a results folder (``tracking.entries.Pictures``, ``report.evidence.Pictures``)."""
+    """Pictures of the runs of a results folder (``answers.answer.Pictures``)."""
 
     results: Results
 

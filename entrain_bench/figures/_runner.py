@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -18,7 +19,7 @@ from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._discover import FigureModule, module_of
+from entrain_bench.figures._discover import module_of
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
 from entrain_bench.figures._style import MEASURED, empty_figure, state_model_error, styled
 from entrain_bench.records.cells import Cell
@@ -33,7 +34,7 @@ class Drawing:
     """A figure (``name`` is of its files), the sweeps of its cells, and the arguments that draw it again."""
 
     name: str
-    module: FigureModule
+    module: ModuleType
     sweeps: Sweeps
     command: Sequence[str]
 

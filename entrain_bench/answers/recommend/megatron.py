@@ -189,7 +189,6 @@ def _labels(program: Program, module: int) -> ModuleAssignment:
 
 
 def _size(job: Job, layout: Layout) -> int:
-    """Samples of a microbatch."""
     if not job.free_microbatch_size:
         return job.microbatch_size
     return -(-job.global_batch // (layout.modules[job.model.llm_index].dp * layout.num_microbatches))
@@ -200,7 +199,6 @@ def _others(job: Job, layout: Layout) -> list[ModuleLayout]:
 
 
 def _num_ranks(placed: ModuleLayout) -> int:
-    """Ranks of a replica."""
     return int(np.unique(placed.ranks[0]).size)
 
 

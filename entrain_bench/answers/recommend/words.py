@@ -276,7 +276,6 @@ def loss_words(spent: Spent) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """A class within a sentence."""
     return TIME_WORDS[name].partition(":")[0].replace(",", " and")
 
 

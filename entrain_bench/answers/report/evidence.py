@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import pandas as pd
 
-from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
 from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
 from entrain_bench.answers.comparison import with_result
@@ -32,18 +31,6 @@ WORDS = (
 )
 # Where a case's commands are on the page.
 type Anchor = Callable[[Case], str]
-
-
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        ...
 
 
 def firmness(main: Answer, others: Answer, anchor: Anchor) -> Section | None:

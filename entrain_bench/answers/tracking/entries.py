@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
-from entrain_bench.answers.answer import Answer, Point
+from entrain_bench.answers.answer import Answer, Pictures, Point
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.sentences import answer_json, run_notices, sample_notices, sentences
@@ -98,18 +98,6 @@ class Logged:
     def of(cls, run_id: str, tags: Mapping[str, str]) -> Logged:
         """A run by all its tags."""
         return cls(run_id, *(tags.get(name, "") for name in LOGGED_TAGS))
-
-
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """How the strategies of a sweep do."""
-        ...
-
-    def ranks(self, record: Record) -> bytes:
-        """What the ranks of a run hold and do; its timeline is there."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

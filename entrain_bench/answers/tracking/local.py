@@ -183,7 +183,6 @@ class LocalStore:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A transaction."""
         try:
             with closing(sqlite3.connect(self._path, timeout=TIMEOUT_S)) as database, database:
                 yield database
@@ -243,7 +242,6 @@ def _add_rows(
     entry: Entry,
     tags: Mapping[str, str],
 ) -> None:
-    """Append the rows of a run to those of the tables."""
     now_ms, status = int(time.time() * 1000), "FAILED" if entry.failed else "FINISHED"
     artifacts = f"{ARTIFACT_SCHEME}{run_id}/artifacts"
     rows["runs"].append((run_id, entry.name, status, now_ms, now_ms, artifacts, experiment, "active", "LOCAL", ""))

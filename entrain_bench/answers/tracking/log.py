@@ -7,6 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from entrain_bench.answers.answer import Pictures
 from entrain_bench.answers.tracking.entries import (
     CONFIGURATION_TAG,
     CURRENT_TAG,
@@ -16,7 +17,6 @@ from entrain_bench.answers.tracking.entries import (
     SWEEP,
     Entry,
     Logged,
-    Pictures,
     entries_of,
     page_tags,
     speedup_name,
