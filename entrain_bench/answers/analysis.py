@@ -1,6 +1,6 @@
 """What the shapes of a workload alone say about balancing; the tables behind figures that need no run.
 
-Every table is a function of a profile (job, workload, seed) and plain parameters, so it can be cached by them.
+Every table is a function of a profile (job, workload, seed) and plain parameters, so ``analyse`` caches it by them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost."""
+"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost.
+
+And the same as JSON, and what a user should know of the runs' samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tidy tables for figures: of run records, of timelines, and of cached workload analyses."""
+"""Tidy tables for figures: of run records and of timelines; fastest strategies and rank correlations by setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies side by side within a model, a panel a trace: the grid that several figures of runs share."""
+"""Strategies side by side within a model, and lines over a swept number: what several figures of runs share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Figures as files: loaded, drawn, written."""
+"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``.
+
+That is a file of its own, for a comment in the CSV would break programs that read it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look that all figures share: sizes, fonts, colours, legends, and how missing data shows."""
+"""The look that all figures share: sizes, fonts, colours, grids, legends, missing data, the model's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims measured and judged: those of ``experiments/claim``, and those of a user's folder."""
+"""Claims measured, judged by one rule and written: those of ``experiments/claim``, and those of a user's folder."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
-from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
+from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, is_known, results_word
 from entrain_bench.answers.comparison import with_result
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
@@ -154,7 +154,8 @@ def rerun(answer: Answer, anchor: Anchor, results_dir: str) -> Section:
         "The record of a run is runs/<xx>/<key>.json.",
     ]
     for case in answer.cases:
-        lines, unknown = commands_of(case.records, results_dir), num_unknown(case.records)
+        lines = commands_of(case.records, results_dir)
+        unknown = sum(not is_known(record) for record in case.records)
         lines += [f"# {count(unknown, 'run')}: {UNKNOWN}"] if unknown else []
         title = answer.case_name(case) or "All runs"
         blocks.append(Commands(anchor(case), f"{title}, {spell_seeds(case.comparison.seeds)}", lines))

@@ -1,4 +1,4 @@
-"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records."""
+"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records; an experiment's page."""
 
 from __future__ import annotations
 

@@ -140,7 +140,9 @@ class LocalStore:
 
     def add(self, experiment: str, entries: Sequence[Entry], tags: Mapping[str, str]) -> list[str]:
         """Log runs with further tags; returns their identifiers."""
-        run_ids = [_run_id(experiment, entry) for entry in entries]
+        # The same for as long as a run is called the same, so that links to it stay good. Half of MLflow's usual
+        # length, for every row of the store repeats it up to four times.
+        run_ids = [hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:16] for entry in entries]
         # One that was deleted on the page is still in the file.
         self.remove(run_ids)
         for some in batched(zip(run_ids, entries, strict=True), MAX_RUNS):
@@ -216,14 +218,6 @@ def _empty_store() -> bytes:
     with suppress(OSError):
         write_atomically(kept, content)
     return content
-
-
-def _run_id(experiment: str, entry: Entry) -> str:
-    """The same for as long as a run is called the same, so that links to it stay good.
-
-    Half of MLflow's usual length, for every row of the store repeats it up to four times.
-    """
-    return hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:16]
 
 
 def _link(source: Path, target: Path) -> None:

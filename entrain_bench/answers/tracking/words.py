@@ -1,4 +1,4 @@
-"""A sweep as Markdown for MLflow: the answer, times of every case, what failed, samples, commands."""
+"""A sweep in words, for MLflow: its name, what it is made of, the answer, what failed, commands."""
 
 from __future__ import annotations
 
