@@ -18,8 +18,8 @@ import numpy as np
 
 from entrain_bench.answers.recommend.recommendation import Recommendation
 from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant
-from entrain_bench.balancing.balancing import arrival_places
 from entrain_bench.balancing.interleaved import interleaved_program
+from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program
