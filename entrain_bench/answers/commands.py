@@ -43,7 +43,7 @@ def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> st
 def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
     """Command lines that give exactly the keys of some records, in order of appearance.
 
-    Of records that do not hold their overrides no command is known (``num_unknown``).
+    Of records that do not hold their overrides no command is known (``is_known``).
     Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records: the
     commands belong to the folder that the runs were started in.
     """
@@ -76,11 +76,6 @@ def shared_overrides(records: Sequence[Record], aside: Sequence[str] = ()) -> li
 def results_word(results_dir: str) -> list[str]:
     """The override that names a folder of results; nothing for the default one."""
     return [] if results_dir == RESULTS_DIR else [f"results_dir={quoted(results_dir)}"]
-
-
-def num_unknown(records: Iterable[Record]) -> int:
-    """How many records do not hold what made them."""
-    return sum(not is_known(record) for record in records)
 
 
 def is_known(record: Record) -> bool:

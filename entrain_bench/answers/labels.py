@@ -1,4 +1,4 @@
-"""What strategies, workloads and models are called in figures, derived from their names."""
+"""What strategies, workloads and models are called in figures, and where the costs of their runs come from."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost."""
+"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost.
+
+And the same as JSON, and what a user should know of the runs' samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
@@ -11,6 +14,8 @@ from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, OPEN, with_result
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import MAX_NAMES, count, listing, name_of, speedup, spell_seeds, times
+from entrain_bench.records.records import Record
+from entrain_bench.specs.workload import Counts
 
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 # Between what decides a sentence: what became of a case.
@@ -80,7 +85,6 @@ def losses(results: Sequence[StrategyResult]) -> str:
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
-    """A sentence for every outcome, the most frequent first."""
     outcomes: dict[Outcome, list[Case]] = {}
     for case in cases:
         outcomes.setdefault(outcome_of(answer, case), []).append(case)
@@ -232,3 +236,48 @@ def _interval(found: Interval | None) -> dict[str, Any] | None:
         return None
     ends = {"mean": found.mean, "low": found.low, "high": found.high}
     return {**ends, "num_seeds": found.num_values, "doubt": found.doubt}
+
+
+def notices(records: Sequence[Record]) -> list[str]:
+    """What there is to know of samples, then what runs remark."""
+    return [*sample_notices(records), *run_notices(records)]
+
+
+def sample_notices(records: Sequence[Record]) -> list[str]:
+    """A line on every workload that was not taken as it is, each line once."""
+    return list(dict.fromkeys(line for record in records for line in _lines(record)))
+
+
+def run_notices(records: Sequence[Record]) -> list[str]:
+    """What runs remark of themselves, each line once."""
+    return list(dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks))
+
+
+def _lines(record: Record) -> Iterator[str]:
+    for component, samples, share in _listed(record.samples):
+        batch = record.config["global_batch"]
+        name = f"workload {record.labels['workload']}" + (f", component {component}" if component else "")
+        listed, truncated, dropped = (int(samples[each]) for each in ("listed", "truncated", "dropped"))
+        if truncated or dropped:
+            parts = [f"{count} {done}" for count, done in ((truncated, "truncated"), (dropped, "dropped")) if count]
+            yield (
+                f"{name}: of {listed + dropped} rows {' and '.join(parts)}, longer than the context of "
+                f"model {record.labels['model']}"
+            )
+        if listed < share * batch:
+            part = f"{100 * share:.3g}% of " if component else ""
+            yield (
+                f"{name}: {listed} row{'s' if listed > 1 else ''} for {part}a global batch of {batch}: every row is "
+                f"used {share * batch / listed:.1f} times an iteration on average"
+            )
+
+
+def _listed(samples: Counts, component: str = "", share: float = 1.0) -> Iterator[tuple[str, dict[str, float], float]]:
+    """Components by their path, empty for a workload that is none, with their counts and their share of all samples."""
+    numbers = {name: value for name, value in samples.items() if not isinstance(value, Mapping)}
+    share *= numbers.get("share", 1.0)
+    if "listed" in numbers:
+        yield component, numbers, share
+    for name, value in samples.items():
+        if isinstance(value, Mapping):
+            yield from _listed(value, f"{component}.{name}".lstrip("."), share)

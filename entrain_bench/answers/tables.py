@@ -1,4 +1,4 @@
-"""Tidy tables for figures: of run records, of timelines, and of cached workload analyses."""
+"""Tidy tables for figures: of run records and of timelines; fastest strategies and rank correlations by setting."""
 
 from __future__ import annotations
 
@@ -116,22 +116,20 @@ def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) ->
 
 
 def relative_over_seeds(
-    data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str], metric: str
+    data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str]
 ) -> pd.DataFrame:
-    """A metric relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
+    """Iteration times relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
 
     There is one reference for every seed and combination of ``on``, which are some of the keys.
 
     Returns:
         ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
     """
-    own, other = (
-        table[table["status"] == "ok"].reindex(columns=[*keys, "seed", metric]) for table in (data, references)
-    )
-    pairs = own.merge(other[[*on, "seed", metric]], on=[*on, "seed"], suffixes=("", "_reference"))
+    own, other = (table[table["status"] == "ok"].reindex(columns=[*keys, "seed", TIME]) for table in (data, references))
+    pairs = own.merge(other[[*on, "seed", TIME]], on=[*on, "seed"], suffixes=("", "_reference"))
     rows = []
     for case, group in pairs.groupby([*keys], sort=False):
-        found = ratio_interval(group[metric].tolist(), group[f"{metric}_reference"].tolist())
+        found = ratio_interval(group[TIME].tolist(), group[f"{TIME}_reference"].tolist())
         rows.append((*case, found.mean, found.low, found.high))
     columns = ["relative", "relative_low", "relative_high"]
     return pd.DataFrame(rows, columns=[*keys, *columns]).set_index([*keys]).astype(float)

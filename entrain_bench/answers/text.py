@@ -1,4 +1,4 @@
-"""How numbers and names are written, wherever they are: intervals, seconds, speedups, percents, lists, seeds."""
+"""How numbers, names and tables are written, wherever they are: intervals, seconds, speedups, lists, Markdown."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from entrain_bench.answers.notices import notices
+from entrain_bench.answers.sentences import notices
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries

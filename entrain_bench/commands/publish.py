@@ -125,7 +125,7 @@ def log_to_mlflow(
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures of the runs of a results folder (``tracking.entries.Pictures``, ``report.evidence.Pictures``)."""
+    """Pictures of the runs of a results folder (``answers.answer.Pictures``)."""
 
     results: Results
 

@@ -1,4 +1,4 @@
-"""Strategies side by side within a model, a panel a trace: the grid that several figures of runs share."""
+"""Strategies side by side within a model, and lines over a swept number: what several figures of runs share."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_tables(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.Data
 
 def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
     """``speedup`` with its ends over reference runs that share keys (``relative_over_seeds``), by the keys."""
-    slower = relative_over_seeds(data, reference, keys, on, "iteration_time_s")
+    slower = relative_over_seeds(data, reference, keys, on)
     # A ratio's ends are those of its inverse the other way round.
     ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
     return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})

@@ -1,4 +1,4 @@
-"""What a figure's YAML sweeps; one with rows has a sweep for each, by the overrides that are added to its own."""
+"""What a figure's YAML sweeps, row by row, and the same over a job of the user's."""
 
 from __future__ import annotations
 
@@ -22,19 +22,9 @@ type Sweeps = Mapping[str, SweepOverrides]
 UNLABELLED = ""
 
 
-def params_of(experiment: str, config_dir: str | None = None) -> dict[str, str]:
-    """Values that ``experiments/figure/<experiment>.yaml`` combines, by key, as on the command line."""
-    return {str(key): str(value) for key, value in _yaml(experiment, config_dir)["hydra"]["sweeper"]["params"].items()}
-
-
-def shown_in(experiment: str, config_dir: str | None = None) -> SweepOverrides:
-    """The override that has ``glob(*)`` find the strategies that it finds for a figure."""
-    return (f"+{SHOWN}=[{','.join(_figure(experiment, config_dir).get('strategies', IN_FIGURES[:1]))}]",)
-
-
 def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
     """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others."""
-    rows = _figure(experiment, config_dir).get("rows", {})
+    rows = (_yaml(experiment, config_dir).get("figure") or {}).get("rows", {})
     for label, overrides in rows.items():
         listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
         require(listed, f"figure.rows.{label}", overrides, "a list of overrides")
@@ -58,11 +48,6 @@ def drawing_of(path: Path) -> str:
     """The figure whose module draws the sweep of a YAML of the user's; empty if none is named."""
     values = yaml.safe_load(path.read_text()) or {}
     return str((values.get("figure") or {}).get("drawing") or "")
-
-
-def _figure(experiment: str, config_dir: str | None) -> dict[str, Any]:
-    values: dict[str, Any] = _yaml(experiment, config_dir).get("figure") or {}
-    return values
 
 
 def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
@@ -90,7 +75,10 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     Raises:
         UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
     """
-    params, rows = params_of(experiment, config_dir), rows_of(experiment, config_dir)
+    content, rows = _yaml(experiment, config_dir), rows_of(experiment, config_dir)
+    params = {str(key): str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
+    # Has ``glob(*)`` find the strategies that it finds for the figure.
+    shown = f"+{SHOWN}=[{','.join((content.get('figure') or {}).get('strategies', IN_FIGURES[:1]))}]"
     compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
     compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
     given = swept_keys(overrides)
@@ -104,7 +92,7 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
         # What a row says goes before what the figure sweeps.
         own = swept_keys(row)
         rest = [text for key, text in merged.items() if key not in own]
-        sweeps[label] = (*shown_in(experiment, config_dir), *rest, *row)
+        sweeps[label] = (shown, *rest, *row)
     return sweeps
 
 

@@ -15,9 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from seaborn import light_palette
 
-from entrain_bench.answers.analysis import allocation_shares
+from entrain_bench.answers.analysis import allocation_shares, analyse
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._analysis import analyse
 from entrain_bench.figures._style import INK, facets, palette, show_reason
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results

@@ -28,7 +28,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a model and trace, a line a strategy."""
     grid, keys = Grid.of(data), [*CASE, "belief_error"]
     # NaN without a run without error at the same seed.
-    ratios = relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s")
+    ratios = relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE)
     table = interval_over_seeds(data, keys, "iteration_time_s").join(ratios, on=keys)
     figure, axes = facets([*grid.models], [*grid.workloads], 0.4 + 1.7 * len(grid.models))
     for model, workload, panel in axes:

@@ -76,7 +76,6 @@ def results_markdown(data: pd.DataFrame) -> str:
 
 
 def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies: Sequence[str]) -> str:
-    """A row a model and workload, a column a strategy."""
     labels = {column: names(data, column) for column in CASE}
     rows = [
         [f"{labels['model'][model]} {labels['workload'][workload]}"]

@@ -1,4 +1,4 @@
-"""A table of measured numbers: which runs stand behind each of its cells, and what a cell shows of them."""
+"""Tables of measured numbers, and of one strategy's lead over the fastest of its rivals: what their YAMLs state."""
 
 from __future__ import annotations
 

@@ -133,7 +133,6 @@ def table_markdown(table: Table, study: Study) -> str:
 
 
 def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
-    """What a cell shows, one text for each of ``Table.show``."""
     cells = study.cells(*table.sweep(row, column))
     runs = run_table(cells, study.results)
     done = runs[runs["status"] == "ok"]

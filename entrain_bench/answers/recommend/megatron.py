@@ -156,17 +156,13 @@ def _program_reasons(job: Job, program: Program) -> Iterator[str]:
         ]
         if not all(same):
             yield f"{module.name} and {model.llm.name} do not share microbatches"
-    if not np.array_equal(program.lane_actions, _stock(job, program, Assignment(tuple(labels))).lane_actions):
+    layout, assignment = program.layout, Assignment(tuple(labels))
+    if layout.modules[llm].stages_per_rank > 1:
+        stock = interleaved_program(model, program.shapes, layout, assignment)
+    else:
+        stock = chain_program(model, program.shapes, layout, assignment, stages_behind(layout, llm))
+    if not np.array_equal(program.lane_actions, stock.lane_actions):
         yield "its order is not 1F1B"
-
-
-def _stock(job: Job, program: Program, assignment: Assignment) -> Program:
-    """The same microbatches in Megatron-LM's order."""
-    layout, model = program.layout, job.model
-    if layout.modules[model.llm_index].stages_per_rank > 1:
-        return interleaved_program(model, program.shapes, layout, assignment)
-    behind = stages_behind(layout, model.llm_index)
-    return chain_program(model, program.shapes, layout, assignment, behind)
 
 
 def _stage_flags(blocks: tuple[int, ...], pp: int) -> Iterator[str]:
@@ -189,7 +185,6 @@ def _labels(program: Program, module: int) -> ModuleAssignment:
 
 
 def _size(job: Job, layout: Layout) -> int:
-    """Samples of a microbatch."""
     if not job.free_microbatch_size:
         return job.microbatch_size
     return -(-job.global_batch // (layout.modules[job.model.llm_index].dp * layout.num_microbatches))
@@ -200,7 +195,6 @@ def _others(job: Job, layout: Layout) -> list[ModuleLayout]:
 
 
 def _num_ranks(placed: ModuleLayout) -> int:
-    """Ranks of a replica."""
     return int(np.unique(placed.ranks[0]).size)
 
 

@@ -1,4 +1,4 @@
-"""The recommendation for a job: who is the fastest, with what plan, why, and how firm that is."""
+"""The recommendation for a job: who is the fastest, with what plan, where time goes, and how firm that is."""
 
 from __future__ import annotations
 
@@ -126,9 +126,10 @@ class Recommendation:
         return sorted(self.raced.times[self.best])
 
     @property
-    def num_replicas(self) -> int:
-        """Of the LLM, at the first seed."""
-        return self.layouts[0].modules[self.job.model.llm_index].dp
+    def microbatch_size(self) -> float:
+        """Samples of a microbatch on average, at the first seed."""
+        layout = self.layouts[0]
+        return self.config.global_batch / (layout.modules[self.job.model.llm_index].dp * layout.num_microbatches)
 
 
 def answer_of(runner: StrategyRace, raced: Raced, baseline: str, given: Collection[str]) -> Recommendation | None:
@@ -193,8 +194,7 @@ def plan_of_answer(answer: Recommendation, overrides: Sequence[str], usual: Mapp
     planned = PlannedJob(
         **chosen,
         global_batch=config.global_batch,
-        microbatch_size=config.microbatch_size
-        or -(-config.global_batch // (answer.num_replicas * layout.num_microbatches)),
+        microbatch_size=config.microbatch_size or math.ceil(answer.microbatch_size),
         seed=config.seed,
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )

@@ -1,4 +1,16 @@
-"""The runs behind a recommendation: strategies at seeds, each run once and kept as any other run."""
+"""The runs behind a recommendation: successive rounds over seeds, after which slow strategies drop out.
+
+Each strategy runs once at a seed; its record is kept as any other. The first round has one seed, with which no test is
+possible: strategies that take ``FAR`` times as long as the fastest drop out. In later rounds strategies drop out that
+are significantly slower than another (``statistics.not_worse``). Rounds decide from times alone, so a job has the same
+race on every machine. Two rounds test, each at half of ``LEVEL``. In simulated races of 2, 5, 12 and 22 equal
+strategies at least one drops out in 2% to 5% of races, with seeds that deviate by 2% or 10% (standard deviation;
+``tests/answers/test_error_rates.py``).
+
+In the reference's ten cases of the default job (``results/reference/table.parquet``: five traces, two LLMs, 19
+strategies), started at each of eight seeds, this race finds the strategy with the least mean over all eight seeds in
+80 of 80 (2026-11-23).
+"""
 
 from __future__ import annotations
 

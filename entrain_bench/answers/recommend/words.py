@@ -1,4 +1,4 @@
-"""A recommendation as lines of text."""
+"""A recommendation as lines of text: the answer, its layout in plain words, where time goes."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def _layout(answer: Recommendation) -> Iterator[str]:
     config, layout = answer.config, answer.layouts[0]
     yield from layout_lines(layout)
     number = layout.num_microbatches
-    size = config.global_batch / (answer.num_replicas * number)
-    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size:g} samples on average."
+    size = f"{answer.microbatch_size:g} samples on average"
+    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size}."
     memory = config.strategy["scheduler"].get("memory", "module")
     if memory != "module":
         yield f"The scheduler recomputes what its order has no memory for (memory={memory})."
@@ -276,7 +276,6 @@ def loss_words(spent: Spent) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """A class within a sentence."""
     return TIME_WORDS[name].partition(":")[0].replace(",", " and")
 
 

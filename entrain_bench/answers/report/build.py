@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case, SeedGroup
 from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.comparison import FAILED, TIME
 from entrain_bench.answers.report.evidence import (
     Anchor,
-    Pictures,
     claims_section,
     environment,
     fidelity_section,
@@ -89,7 +88,6 @@ def report_json(material: Material) -> str:
 
 
 def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictures | None) -> Section:
-    """The cases of the main setting."""
     seeds = sorted({seed for case in main.cases for seed in case.comparison.seeds})
     setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
     shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
@@ -114,7 +112,6 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
 
 
 def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
-    """A row a case."""
     names = [name for name in naming if name in answer.cases[0].job]
     rows = []
     for case in answer.cases:
@@ -152,7 +149,6 @@ def _without(answer: Answer, case: Case) -> Iterator[str]:
 
 
 def _baseline(case: Case) -> SeedGroup | None:
-    """The group of the baseline; of several the plainest."""
     groups = (group for group in case.groups.values() if group.strategy == case.baseline)
     return min(groups, key=lambda group: group.plainness, default=None)
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import pandas as pd
 
-from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
-from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
+from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, is_known, results_word
 from entrain_bench.answers.comparison import with_result
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.notices import notices
 from entrain_bench.answers.report.page import Block, Commands, Image, Section, Table, Text, row
 from entrain_bench.answers.report.read import NAMED, Material, setting_of
+from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.statistics import kendall_tau, mean_interval
 from entrain_bench.answers.text import NOTHING, count, ends, listing, spell_seeds
 from entrain_bench.records.records import Record
@@ -32,18 +31,6 @@ WORDS = (
 )
 # Where a case's commands are on the page.
 type Anchor = Callable[[Case], str]
-
-
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        ...
 
 
 def firmness(main: Answer, others: Answer, anchor: Anchor) -> Section | None:
@@ -167,7 +154,8 @@ def rerun(answer: Answer, anchor: Anchor, results_dir: str) -> Section:
         "The record of a run is runs/<xx>/<key>.json.",
     ]
     for case in answer.cases:
-        lines, unknown = commands_of(case.records, results_dir), num_unknown(case.records)
+        lines = commands_of(case.records, results_dir)
+        unknown = sum(not is_known(record) for record in case.records)
         lines += [f"# {count(unknown, 'run')}: {UNKNOWN}"] if unknown else []
         title = answer.case_name(case) or "All runs"
         blocks.append(Commands(anchor(case), f"{title}, {spell_seeds(case.comparison.seeds)}", lines))

@@ -1,4 +1,4 @@
-"""What a page is made of, whatever it is written as."""
+"""What a page is made of, and the page as self-contained HTML and as Markdown."""
 
 from __future__ import annotations
 

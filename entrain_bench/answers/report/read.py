@@ -128,7 +128,6 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
 
 
 def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:
-    """A table; None if there is none."""
     if not path.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records."""
+"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records; an experiment's page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,50 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import urlencode
 
-from entrain_bench.answers.answer import Answer, Point
+from entrain_bench.answers.answer import Answer, Pictures, Point
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.notices import run_notices, sample_notices
-from entrain_bench.answers.sentences import answer_json, sentences
+from entrain_bench.answers.sentences import answer_json, run_notices, sample_notices, sentences
 from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown
 from entrain_bench.records.leaves import parameters_text
 from entrain_bench.records.records import LABELS, METRICS, Record, Results
 from entrain_bench.records.tables import table_csv
 from entrain_bench.specs.framework import Framework
+
+# Other pages are made for generative models.
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+WORKFLOW = {"workflowType": "machine_learning"}
+# The name under which a page's link finds its view among the experiment's tags.
+VIEW = "fastest_first"
+SHOWN = (TIME, "gap_to_lower_bound", "bubble_ratio", "peak_memory_bytes")
+
+
+def page_tags(first: Sequence[str] = ()) -> dict[str, str]:
+    """Tags of an experiment that make its page, with some metrics first beside the iteration time."""
+    time, *others = SHOWN
+    view = {
+        "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
+        "orderByKey": f"metrics.`{TIME}`",
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": [f"metrics.`{name}`" for name in (time, *first, *others)],
+    }
+    return {**KIND, f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
+
+
+def runs_link(base: str, experiment: str) -> str:
+    """Address of an experiment's runs on a server."""
+    return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"
+
+
+def run_link(base: str, experiment: str, run_id: str) -> str:
+    """Address of one of its runs."""
+    return f"{base}/#/experiments/{experiment}/runs/{run_id}?{urlencode(WORKFLOW)}"
+
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
 PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
@@ -67,18 +99,6 @@ class Logged:
     def of(cls, run_id: str, tags: Mapping[str, str]) -> Logged:
         """A run by all its tags."""
         return cls(run_id, *(tags.get(name, "") for name in LOGGED_TAGS))
-
-
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """How the strategies of a sweep do."""
-        ...
-
-    def ranks(self, record: Record) -> bytes:
-        """What the ranks of a run hold and do; its timeline is there."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, LOGGED_TAGS, SWEEP, Entry, Logged, content_of
-from entrain_bench.answers.tracking.page import page_tags
+from entrain_bench.answers.tracking.entries import (
+    DIGEST_TAG,
+    KEY_TAG,
+    LOGGED_TAGS,
+    SWEEP,
+    Entry,
+    Logged,
+    content_of,
+    page_tags,
+)
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.store import cache_folder
@@ -132,7 +140,9 @@ class LocalStore:
 
     def add(self, experiment: str, entries: Sequence[Entry], tags: Mapping[str, str]) -> list[str]:
         """Log runs with further tags; returns their identifiers."""
-        run_ids = [_run_id(experiment, entry) for entry in entries]
+        # The same for as long as a run is called the same, so that links to it stay good. Half of MLflow's usual
+        # length, for every row of the store repeats it up to four times.
+        run_ids = [hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:16] for entry in entries]
         # One that was deleted on the page is still in the file.
         self.remove(run_ids)
         for some in batched(zip(run_ids, entries, strict=True), MAX_RUNS):
@@ -175,7 +185,6 @@ class LocalStore:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A transaction."""
         try:
             with closing(sqlite3.connect(self._path, timeout=TIMEOUT_S)) as database, database:
                 yield database
@@ -211,14 +220,6 @@ def _empty_store() -> bytes:
     return content
 
 
-def _run_id(experiment: str, entry: Entry) -> str:
-    """The same for as long as a run is called the same, so that links to it stay good.
-
-    Half of MLflow's usual length, for every row of the store repeats it up to four times.
-    """
-    return hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:16]
-
-
 def _link(source: Path, target: Path) -> None:
     """The same file under another name; a copy where there are no links."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +236,6 @@ def _add_rows(
     entry: Entry,
     tags: Mapping[str, str],
 ) -> None:
-    """Append the rows of a run to those of the tables."""
     now_ms, status = int(time.time() * 1000), "FAILED" if entry.failed else "FINISHED"
     artifacts = f"{ARTIFACT_SCHEME}{run_id}/artifacts"
     rows["runs"].append((run_id, entry.name, status, now_ms, now_ms, artifacts, experiment, "active", "LOCAL", ""))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from entrain_bench.answers.answer import Pictures
 from entrain_bench.answers.tracking.entries import (
     CONFIGURATION_TAG,
     CURRENT_TAG,
@@ -16,12 +17,11 @@ from entrain_bench.answers.tracking.entries import (
     SWEEP,
     Entry,
     Logged,
-    Pictures,
     entries_of,
+    page_tags,
     speedup_name,
 )
 from entrain_bench.answers.tracking.local import LocalStore
-from entrain_bench.answers.tracking.page import page_tags
 from entrain_bench.answers.tracking.remote import RemoteStore
 from entrain_bench.records.environment import current_commit
 from entrain_bench.records.records import Record, Results

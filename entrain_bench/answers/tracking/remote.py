@@ -11,8 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, Entry, Logged, content_of
-from entrain_bench.answers.tracking.page import page_tags
+from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, Entry, Logged, content_of, page_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

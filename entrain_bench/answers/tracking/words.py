@@ -1,4 +1,4 @@
-"""A sweep as Markdown for MLflow: the answer, times of every case, what failed, samples, commands."""
+"""A sweep in words, for MLflow: its name, what it is made of, the answer, what failed, commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import StrategyResult
 from entrain_bench.answers.commands import commands_of
-from entrain_bench.answers.notices import run_notices, sample_notices
-from entrain_bench.answers.sentences import problems, sentences
+from entrain_bench.answers.sentences import problems, run_notices, sample_notices, sentences
 from entrain_bench.answers.text import NOTHING, count, listing, markdown_table, seconds
 from entrain_bench.records.records import LABELS, Record
 
