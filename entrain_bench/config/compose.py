@@ -26,8 +26,9 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.groups import Groups
 from entrain_bench.config.known import KnownRuns
-from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
+from entrain_bench.config.overrides import NESTED, group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
@@ -43,8 +44,6 @@ MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
-# A sweep with so many combinations of choices has fewer choices.
-MANY_COMBINATIONS = 16
 # Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
@@ -88,7 +87,7 @@ class Composer:
         self.version = _tree_hash(config_dir)
         self._store = Store("compositions", self.version)
         self._known = KnownRuns(self.version)
-        self._by_group = False
+        self._groups = Groups(self._search)
         self._sweeps = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
@@ -128,8 +127,6 @@ class Composer:
             self._store.put(key, stored)
         if not stored["cells"]:
             raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
-        combinations = {tuple(text for text in cell if is_choice(parse(text))) for cell in stored["cells"]}
-        self._by_group = self._by_group or len(combinations) >= MANY_COMBINATIONS
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
 
     def save(self) -> None:
@@ -158,23 +155,19 @@ class Composer:
         return values
 
     def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """What Hydra composes of overrides; in large sweeps, of those of each group by themselves.
-
-        So choices are composed once, rather than every combination of them: a group's part of a configuration does not
-        depend on other groups. Where a choice reaches into others all are composed together.
-        """
-        if not self._by_group:
-            return self._composed_together(overrides)
+        """What Hydra composes of overrides: of those of each group alone, as long as no choice reaches into others."""
         by_group: dict[str, list[str]] = {}
         for text in overrides:
             by_group.setdefault(group_of(text), []).append(text)
-        if len(by_group) < 2 or not by_group.keys() <= GROUP_KEYS.keys():
+        parts: dict[str, Any] = {}
+        for group, own in by_group.items():
+            parts[group] = self._store.get(["group", *own])
+            if parts[group] is None:
+                parts[group] = self._groups.part(group, own)
+                self._store.put(["group", *own], parts[group])
+        if None in parts.values():
             return self._composed_together(overrides)
-        plain = self._composed_together(())
-        parts = {group: self._composed_together(tuple(own)) for group, own in by_group.items()}
-        if any(part[key] != plain[key] for group, part in parts.items() for key in plain if key != group):
-            return self._composed_together(overrides)
-        return plain | {group: part[group] for group, part in parts.items()}
+        return self._composed_together(()) | parts
 
     def _composed_together(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         key = ["run", *overrides]
@@ -233,6 +226,10 @@ class Composer:
         found: dict[str, Any] | None = self._store.get(key)
         if found is None:
             composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
+            # What a run of these overrides is, so that it is not composed again.
+            self._store.put(
+                ["run", *overrides], {k: v for k, v in plain_values(composed, False).items() if k != "hydra"}
+            )
             launcher, params = composed.hydra.launcher, composed.hydra.sweeper.params or {}
             # A sweep that is no figure's finds them all.
             usual = IN_FIGURES[:1] if any(text.startswith("figure=") for text in overrides) else IN_FIGURES
@@ -391,7 +388,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "known.py", "overrides.py", "parts.py", "schema.py"):
+    for module in ("compose.py", "groups.py", "known.py", "overrides.py", "parts.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")

@@ -41,11 +41,6 @@ def group_of(text: str) -> str:
     return re.split(r"[./]", override.key_or_group)[0] if _changes(override) else ""
 
 
-def is_choice(override: Override) -> bool:
-    """Whether an override chooses, rather than giving a value that can be put in afterwards."""
-    return not is_plain(override) and not is_inside(override)
-
-
 def is_inside(override: Override) -> bool:
     """Whether an override gives one plain value to something inside of a choice."""
     plain = not override.is_sweep_override() and not isinstance(override.value(), dict | list)

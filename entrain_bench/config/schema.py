@@ -85,6 +85,8 @@ GROUP_KEYS = {
     "cluster": ("name", "device", "tiers", "sources"),
     "harness": ("label", "_target_"),
 }
+# What experiments/config.yaml calls the schema.
+SCHEMA = "schema"
 # Metrics of every iteration are in the record.
 MAX_ITERATIONS = 10**6
 TEXT_KEYS = ("name", "label", "_target_")
@@ -95,7 +97,7 @@ ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
 @cache
 def register_schema() -> None:
     """Make the schema known to Hydra under the name that experiments/config.yaml extends."""
-    ConfigStore.instance().store(name="schema", node=ConfigSchema)
+    ConfigStore.instance().store(name=SCHEMA, node=ConfigSchema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def problem_of(folder: Folder, place: Path, seed: int, number: int) -> str:
     chance = np.random.default_rng([seed, number])
     root = folder.copy(place)
     try:
-        made = [CHANGES[int(chance.integers(len(CHANGES)))](chance, root) for _ in range(int(chance.integers(1, 4)))]
+        made = [_changed(chance, root) for _ in range(int(chance.integers(1, 4)))]
         try:
             _check(folder, root)
             if number % RERUN_EVERY == 0:
@@ -93,6 +93,15 @@ def problem_of(folder: Folder, place: Path, seed: int, number: int) -> str:
         return ""
     finally:
         shutil.rmtree(root)
+
+
+def _changed(chance: np.random.Generator, root: Path) -> str:
+    change = CHANGES[int(chance.integers(len(CHANGES)))]
+    try:
+        return change(chance, root)
+    except (ValueError, KeyError, TypeError):
+        # An earlier change has left nothing to edit.
+        return f"no {change.__name__}"
 
 
 def _check(folder: Folder, root: Path) -> None:

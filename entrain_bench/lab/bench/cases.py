@@ -20,6 +20,12 @@ WIDE = (
     "workload=coco",
     "global_batch=131072",
 )
+# A small, a middle and a large model; runs of one job share its batches, bounds and layer times.
+SHARED = (
+    ("workload=opencqa_ocr", "model=qwen25vl_llama3_1b"),
+    ("workload=coco", "model=qwen25vl_llama3_3b"),
+    ("workload=chartqa", "model=qwen25vl_llama3_8b", "cluster=h100x64"),
+)
 # 16 samples per bucket, 128 buckets for 2,048 samples.
 BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
 LPT = "entrain_bench.balancing.filling.lpt_with_exchange"
@@ -65,6 +71,7 @@ class Case:
 
 CASES = {
     "cells": Case("CPU seconds of one run per strategy", everyday.cells),
+    "shared_cells": Case("CPU seconds of all strategies on three jobs", partial(everyday.sweep_of_jobs, SHARED)),
     "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(everyday.sweep, 100, TINY)),
     "commands": Case(
         "CPU seconds of a command; quick: from nothing <= 60, with nothing to do <= 6", partial(everyday.commands, TINY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
@@ -32,6 +33,23 @@ def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] 
             total_s += seconds
             yield name, {"cpu_s": seconds}
     yield "all", {"cpu_s": total_s}
+
+
+def sweep_of_jobs(jobs: Sequence[Sequence[str]], strategies: Sequence[str] = ()) -> Iterator[Measure]:
+    """CPU seconds of the runs of all strategies on several jobs in one process, where the runs of a job share work."""
+    names = strategies or choices("strategy")
+    with TemporaryDirectory(prefix="entrain-bench-") as folder:
+        started = process_time()
+        sweeps = [compose_cells([f"strategy={','.join(names)}", *job], multirun=True) for job in jobs]
+        spent_s = {"compose": process_time() - started} | dict.fromkeys(names, 0.0)
+        plain = [replace(cell, timeline=False) for swept in sweeps for cell in swept]
+        for done in run_cells(plain, Results(Path(folder))):
+            if done.record is None or done.record.status == "failed":
+                raise RuntimeError(f"{' '.join(done.cell.overrides)}: {done.problem or done.record.reason}")
+            now = process_time() - started
+            spent_s[done.cell.overrides[0].partition("=")[2]] += now - sum(spent_s.values())
+    yield from ((name, {"cpu_s": seconds}) for name, seconds in spent_s.items())
+    yield "all", {"cpu_s": sum(spent_s.values())}
 
 
 def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:

@@ -101,6 +101,9 @@ def test_runs_sweeps_and_their_memory_are_measured() -> None:
     measured = dict(everyday.cells(small, ["megatron", "entrain"]))
     assert [*measured] == ["megatron", "entrain", "all"]
     assert measured["all"]["cpu_s"] == pytest.approx(measured["megatron"]["cpu_s"] + measured["entrain"]["cpu_s"])
+    shared = dict(everyday.sweep_of_jobs([small, [*small, "workload=coco"]], ["megatron", "entrain"]))
+    assert [*shared] == ["compose", "megatron", "entrain", "all"]
+    assert shared["all"]["cpu_s"] == pytest.approx(sum(shared[name]["cpu_s"] for name in [*shared][:-1]))
     (_, run), (label, memory) = everyday.sweep(5, TINY)
     assert run["experiment_s"] > 0
     assert label == "memory_5_runs"
