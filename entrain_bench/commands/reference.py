@@ -90,11 +90,7 @@ def main(request: Request[Keys]) -> int:
 
 
 def reference_of(keys: Committed) -> Reference:
-    """The committed results.
-
-    Raises:
-        UserError: for missing folders.
-    """
+    """The committed results; ``UserError`` for missing folders."""
     reference = Reference(Path(keys.reference_dir), Path(keys.docs_dir))
     reference.check()
     return reference

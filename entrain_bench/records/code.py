@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from entrain_bench.base.errors import OWN_PACKAGES, UserError
@@ -38,15 +39,19 @@ class Source:
 
 
 @cache
-def code_version(targets: frozenset[str]) -> str:
+def code_version(targets: frozenset[str], folder: str = "") -> str:
     """Hash of all modules that a run with these ``_target_``s uses, of this suite and of who wrote a target.
 
     Versions of Python and of the libraries that they import are in it.
 
+    Args:
+        targets: of the run.
+        folder: looked into before ``sys.path`` is; nothing of it is imported. Empty for none.
+
     Raises:
         UserError: for a target whose module does not exist, and a file that is not Python.
     """
-    return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}))
+    return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}, folder))
 
 
 @cache
@@ -62,8 +67,12 @@ def planning_version(targets: frozenset[str]) -> str:
     return hash_of(planning | {name: driving[name] for name in SETTING_UP})
 
 
-def sources_of(modules: Collection[str]) -> dict[str, Source]:
+def sources_of(modules: Collection[str], folder: str = "") -> dict[str, Source]:
     """The modules that these import, and those import: of this suite, and of whoever wrote the first.
+
+    Args:
+        modules: names to begin with.
+        folder: looked into before ``sys.path`` is; empty for none.
 
     Raises:
         UserError: for a module that does not exist, and a file that is not Python.
@@ -71,7 +80,7 @@ def sources_of(modules: Collection[str]) -> dict[str, Source]:
     roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
     for module in sorted(modules):
         top = module.partition(".")[0]
-        root = roots.get(top) or _root_of(top)
+        root = roots.get(top) or _root_of(top, folder)
         if root is None:
             raise UserError(f"_target_: no module named {top or repr(module)}")
         # A lone module may import its neighbours; a package holds all it needs.
@@ -215,10 +224,10 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
-def _root_of(top: str) -> Path | None:
+def _root_of(top: str, folder: str = "") -> Path | None:
     """The folder of a package, or the file of a lone module."""
     try:
-        spec = importlib.util.find_spec(top) if top else None
+        spec = (PathFinder.find_spec(top, [folder]) if folder else None) or importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
     if spec is None:

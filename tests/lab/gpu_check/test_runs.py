@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab.gpu_check import runs
-from entrain_bench.lab.gpu_check.runs import Runs, problem_of
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
+from entrain_bench.lab.gpu_check import settings
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Runs, Setup, problem_of
 from entrain_bench.records import keys
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import compose_cells
@@ -48,7 +47,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     processes = Played()
-    monkeypatch.setattr(runs, "run_python", processes)
+    monkeypatch.setattr(settings, "run_python", processes)
     return processes
 
 
