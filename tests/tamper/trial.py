@@ -19,16 +19,19 @@ import numpy as np
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.report.build import report_json
 from entrain_bench.answers.report.read import read_material
+from entrain_bench.answers.tables import run_table
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.base import files
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands.verify import Verification
 from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.records.cells import Cell
 from entrain_bench.records.plans import Plan, Plans
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.sweeps import PlannedSweep, read_sweeps
 from entrain_bench.records.tables import write_tables
+from entrain_bench.run.cells import compose_cells
 
 from .changes import CHANGES
 
@@ -52,12 +55,14 @@ class Folder:
         records: its records by key.
         plans: its cached plans by key.
         sweep: its sweep.
+        cells: the cells of the sweep.
     """
 
     root: Path
     records: dict[str, Record]
     plans: dict[str, Plan]
     sweep: PlannedSweep
+    cells: Sequence[Cell]
 
     @classmethod
     def made(cls, root: Path) -> Folder:
@@ -69,8 +74,10 @@ class Folder:
         plans = {path.stem: Plans(root).read(path.stem) for path in (root / "plans").glob("*.json")}
         ((_, sweep),) = read_sweeps(results)
         assert sweep
-        assert len(records) == NUM_CELLS
-        return cls(root, records, {key: plan for key, plan in plans.items() if plan}, sweep)
+        cells = compose_cells(SWEEP, multirun=True)
+        assert records.keys() == {cell.key for cell in cells}
+        assert len(cells) == NUM_CELLS
+        return cls(root, records, {key: plan for key, plan in plans.items() if plan}, sweep, cells)
 
     def copy(self, place: Path) -> Path:
         """The folder again, of links to its files, which changes replace."""
@@ -83,7 +90,7 @@ def problem_of(folder: Folder, place: Path, seed: int, number: int) -> str:
     chance = np.random.default_rng([seed, number])
     root = folder.copy(place)
     try:
-        made = [CHANGES[int(chance.integers(len(CHANGES)))](chance, root) for _ in range(int(chance.integers(1, 4)))]
+        made = [_changed(chance, root) for _ in range(int(chance.integers(1, 4)))]
         try:
             _check(folder, root)
             if number % RERUN_EVERY == 0:
@@ -93,6 +100,15 @@ def problem_of(folder: Folder, place: Path, seed: int, number: int) -> str:
         return ""
     finally:
         shutil.rmtree(root)
+
+
+def _changed(chance: np.random.Generator, root: Path) -> str:
+    change = CHANGES[int(chance.integers(len(CHANGES)))]
+    try:
+        return change(chance, root)
+    except (ValueError, KeyError, TypeError):
+        # An earlier change has left nothing to edit.
+        return f"no {change.__name__}"
 
 
 def _check(folder: Folder, root: Path) -> None:
@@ -143,6 +159,8 @@ def _same_winners(folder: Folder, results: Results, records: Sequence[Record]) -
     note = entries_of(results, records, "any", lost=lost)[0].tags[NOTE_TAG]
     winners = [sorted(WINNER.findall(text.replace("**", ""))) for text in (terminal, report, " ".join(note.split()))]
     assert winners[0] == winners[1] == winners[2], f"winners differ: {winners}"
+    # Figures and claims read rows of the sweep.
+    assert (run_table(folder.cells, results)["status"] == "missing").sum() == NUM_CELLS - len(records)
     swept = any(sweep for _, sweep in read_sweeps(results))
     for text in (terminal, note, *([report] if swept else [])):
         assert not lost or f"{len(lost)} of {NUM_CELLS} planned runs left no record" in " ".join(text.split()), text

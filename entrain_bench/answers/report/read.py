@@ -18,7 +18,9 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sealed import log_warning
 from entrain_bench.records.sweeps import lost_runs
+from entrain_bench.run.stamps import Stamp, read_stamp
 
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
 # Headings of a case's job that are not its setting.
@@ -74,7 +76,7 @@ def read_material(results: Results) -> Material:
     """Everything that the page is made of.
 
     Raises:
-        UserError: if no run has a result, and for a damaged file.
+        UserError: if no run has a result.
     """
     records, notes = current_records(results.records())
     if not any(record.status == "ok" for record in records):
@@ -84,8 +86,8 @@ def read_material(results: Results) -> Material:
         version("entrain-bench"),
         str(results.root),
         notes,
-        _csv(results.root / "claims.csv", text=True),
-        _csv(results.root / "fidelity.csv"),
+        _csv(results, "claims", text=True),
+        _csv(results, "fidelity"),
     )
 
 
@@ -127,10 +129,16 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
     return [record for record in found if record.key in kept], notes
 
 
-def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:
+def _csv(results: Results, name: str, text: bool = False) -> pd.DataFrame | None:
+    """A table; None if there is none, or if it is not as it was written, which a warning says."""
+    path = results.root / f"{name}.csv"
     if not path.exists():
         return None
+    stamp = read_stamp(results, name)
     try:
+        if stamp and stamp.files.get(path.name) != Stamp.of("", [path.name], results.root).files[path.name]:
+            raise ValueError("it was edited since")
         return read_text(path.read_text()) if text else pd.read_csv(path)
     except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({error}); delete it, and make it again") from error
+        log_warning(path, f"not shown ({' '.join(str(error).split())}); make it again")
+        return None
