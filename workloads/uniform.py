@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import require
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
+from .blocks import Generated
 from .synthetic import SyntheticSource, SyntheticWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UniformMix:
+class UniformMix(Generated):
     """Packed sequences of one length with images of one size (arXiv:2605.27678, section 5).
 
     Attributes:
@@ -40,10 +41,6 @@ class UniformMix:
         images = self._images()
         unit = f"a multiple of image_tokens / sequence_tokens = {self.image_tokens / self.sequence_tokens}"
         require(abs(images - round(images)) < 1e-6, "workload.vision_share", self.vision_share, unit)
-
-    def fingerprint(self) -> str:
-        """Empty: the YAML says it all."""
-        return ""
 
     def source(self, rules: TokenRules) -> SyntheticSource:
         """The generator of samples."""

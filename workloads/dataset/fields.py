@@ -121,7 +121,8 @@ class FieldSource:
         take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
     """
 
-    # Whether a row may lack fields that others have.
+    # Endings of files, and whether a row may lack fields that others have.
+    ENDINGS: ClassVar[Sequence[str]] = ()
     SPARSE: ClassVar[bool] = False
 
     path: str
@@ -140,9 +141,9 @@ class FieldSource:
         """How many of the files."""
         return Take.parse(self.take, "source.take")
 
-    def files_of(self, *suffixes: str) -> list[DataFile]:
+    def files(self) -> list[DataFile]:
         """The files that are taken; ``UserError`` if there are none."""
-        return data_files(self.path, suffixes, self.taken())
+        return data_files(self.path, self.ENDINGS, self.taken())
 
     def fields(self, root: str = "") -> Fields:
         """The fields of rows whose files are below a folder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ class RecordSource(FieldSource):
         id: field that messages name records by; null: their numbers.
     """
 
+    ENDINGS: ClassVar[Sequence[str]] = (".json", ".jsonl")
     SPARSE: ClassVar[bool] = True
 
     root: str = ""
@@ -41,10 +42,6 @@ class RecordSource(FieldSource):
             for file in self.files()
             for block in blocks_of(file.path)
         ]
-
-    def files(self) -> list[DataFile]:
-        """All files; ``UserError`` if there are none."""
-        return self.files_of(".json", ".jsonl")
 
     def head(self) -> tuple[list[str], list[Mapping[str, Any]]]:
         """The names of the fields of the first records of the first files, and these records."""
