@@ -180,7 +180,7 @@ class _Reader:
         nullable = absent is not None
         allowed = COLUMNS[name].allowed + (" or null" if nullable else "")
         self.check(_within(values, COLUMNS[name]) | (nulls & nullable), name, values, allowed)
-        return np.where(nulls, absent, values) if nullable else values
+        return values if absent is None else np.where(nulls, absent, values)
 
     def sizes(
         self, has_video: BoolArray, frame_size: tuple[float, float] | None

@@ -158,13 +158,7 @@ class ReadableSource(Protocol):
 class Limits:
     """What no good sample exceeds: checked on headers, before anything is decoded or kept.
 
-    Attributes:
-        side_pixels: side of an image or a frame.
-        image_pixels: area of an image or a frame.
-        file_bytes: an image, sound or record that is read whole.
-        media: images of a sample.
-        text_chars: characters of a sample.
-        seconds: of audio or video.
+    experiments/trace.yaml says what each is of.
     """
 
     side_pixels: int = field(default=100_000)

@@ -137,12 +137,13 @@ def _unpacked_bytes(values: pa.Array) -> int:
     """What values take as objects of Python's, at most."""
     kind = values.type
     if pa.types.is_dictionary(kind):
-        return len(values) * (_OBJECT_BYTES + max(map(len, filter(None, values.dictionary.to_pylist())), default=0))
+        longest = max(map(len, filter(None, values.dictionary.to_pylist())), default=0)
+        return len(values) * (_OBJECT_BYTES + longest)
     if pa.types.is_struct(kind):
         return _OBJECT_BYTES * len(values) + sum(map(_unpacked_bytes, values.flatten()))
     if pa.types.is_nested(kind) and hasattr(values, "flatten"):
         return _OBJECT_BYTES * len(values) + _unpacked_bytes(values.flatten())
-    return _OBJECT_BYTES * len(values) + values.nbytes
+    return _OBJECT_BYTES * len(values) + int(values.nbytes)
 
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.Table]:
