@@ -22,14 +22,13 @@ HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startsw
 
 
 def trespasses(modules: Collection[str]) -> list[str]:
-    """Where these modules, and those of the same author that they import, reach for what is closed to strategies.
+    """Lines of these modules, and of their author's that they import, that reach for code closed to strategies.
 
-    Raises:
-        UserError: for a module that does not exist, and a file that is not Python.
+    ``UserError`` names a module that does not exist, and a file that is not Python.
     """
     found = []
     for module, source in sorted(sources_of(modules).items()):
-        if module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
+        if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
             continue
         package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
         tree = ast.parse(source.path.read_bytes())

@@ -1,0 +1,309 @@
+"""A list scheduler for actions that occupy one lane or several; compiled.
+
+Time advances by always placing the action that can begin first. A lane chooses among the forwards and backwards whose
+inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next.
+
+A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until that ends.
+Such backwards can be held until their lanes have done all of the LLM.
+
+Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
+where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
+group is refused nowhere: no order can deadlock, and nothing exceeds the room if every group fits by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from entrain_bench.balancing.actions import BACKWARD, FORWARD, HOLDS
+from entrain_bench.base.compiled import inlined
+
+
+@njit(cache=True, nogil=True)
+def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
+    """Put all actions in an order that every lane keeps to.
+
+    Args:
+        actions: what is put in order.
+        wish: how.
+        state: what ``room_for`` made.
+        place: takes each action's place in the order ``[actions]``.
+        limit_s: stop as soon as the schedule must end later; the order is then incomplete.
+
+    Returns:
+        When all gradients are synchronised, seconds, infinite if later than the limit; and how many forwards were let
+        in although memory was full, because nothing else was left to run: none if every group fits by itself.
+    """
+    _begin(actions, wish, state)
+    forced, end_s = 0, 0.0
+    for turn in range(len(actions.duration_s)):
+        lane = _soonest(actions, wish, state)
+        if lane < 0 and state.llm_left[HOLDS]:
+            # Memory is full of what held backwards would free.
+            state.llm_left[HOLDS] = 0
+            state.is_stale[:] = 1
+            lane = _soonest(actions, wish, state)
+        if lane < 0:
+            action = _let_in(actions, wish, state)
+            forced += 1
+        else:
+            action = state.choice[lane]
+        place[action] = turn
+        begin_s = _begin_s(action, actions, state)
+        ended_s = _run(action, begin_s, actions, wish, state)
+        end_s = max(end_s, ended_s + actions.tail_s[action])
+        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+            lane = actions.lanes[row]
+            state.rest_s[lane] -= _least_s(action, actions)
+            if ended_s + state.rest_s[lane] + state.tail_s[lane] > limit_s:
+                return np.inf, forced
+    return end_s, forced
+
+
+@njit(cache=True, nogil=True)
+def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
+    """The state before the first action."""
+    state.num_ready[:] = 0
+    state.ready_s[:] = 0.0
+    state.missing[:] = actions.num_waits
+    state.done_s[:] = 0.0
+    state.last[:] = -1
+    state.held_bytes[:] = 0
+    state.is_kept[:] = 0
+    state.extra_bytes[:] = 0
+    state.is_stale[:] = 1
+    state.need_bytes[:] = 0
+    state.left[:] = 0
+    state.llm_left[:] = 0
+    state.llm_left[HOLDS] = 1
+    state.first_open[:] = 0
+    state.first_refused[:] = 0
+    state.admitted_bytes[:] = 0
+    state.rest_s[:] = 0.0
+    state.tail_s[:] = np.inf
+    for action in range(len(actions.duration_s)):
+        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+            lane = actions.lanes[row]
+            state.left[lane, wish.group[action]] += 1
+            state.llm_left[lane] += actions.of_llm[action]
+            state.rest_s[lane] += _least_s(action, actions)
+            state.tail_s[lane] = min(state.tail_s[lane], actions.tail_s[action])
+            if actions.is_backward[action] == FORWARD:
+                state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
+        if state.missing[action] == 0:
+            _join(action, actions, wish, state)
+    for lane in range(len(actions.room_bytes)):
+        _close_groups(lane, state)
+        _admit_groups(lane, actions, state)
+
+
+@inlined
+def _least_s(action, actions):  # type: ignore[no-untyped-def]
+    """Seconds for which an action holds its lanes at least."""
+    kept_s = actions.kept_s[action] if actions.is_backward[action] == BACKWARD else 0.0
+    return actions.receive_s[action] + actions.duration_s[action] - kept_s
+
+
+@inlined
+def _join(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Put a ready action into the queues of its lanes, by falling number: the first by priority is last."""
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        queue = 2 * lane + actions.is_backward[action]
+        spot = state.first[queue] + state.num_ready[queue]
+        while spot > state.first[queue] and wish.priority[state.queue[spot - 1]] < wish.priority[action]:
+            state.queue[spot] = state.queue[spot - 1]
+            spot -= 1
+        state.queue[spot] = action
+        state.num_ready[queue] += 1
+        state.is_stale[lane] = 1
+
+
+@inlined
+def _leave(action, lane, actions, state):  # type: ignore[no-untyped-def]
+    """Take an action out of a lane's queue."""
+    queue = 2 * lane + actions.is_backward[action]
+    spot = state.first[queue] + state.num_ready[queue] - 1
+    while state.queue[spot] != action:
+        spot -= 1
+    state.num_ready[queue] -= 1
+    while spot < state.first[queue] + state.num_ready[queue]:
+        state.queue[spot] = state.queue[spot + 1]
+        spot += 1
+
+
+@inlined
+def _free_s(action, lane, actions, state):  # type: ignore[no-untyped-def]
+    """When a lane may begin an action: what it sends and what it receives goes on at the same time."""
+    last, held_s = state.last[lane], actions.receive_s[action]
+    if last < 0:
+        return held_s
+    return state.done_s[lane] + max(held_s, actions.send_s[last])
+
+
+@inlined
+def _begin_s(action, actions, state):  # type: ignore[no-untyped-def]
+    """When all lanes of a ready action may begin it."""
+    begin_s = state.ready_s[action]
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        begin_s = max(begin_s, _free_s(action, actions.lanes[row], actions, state))
+    return begin_s
+
+
+@inlined
+def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Whether memory lets an action in on all of its lanes; backwards free some, and run unless they are held."""
+    if actions.is_backward[action] == BACKWARD:
+        if wish.is_held[action] and state.llm_left[HOLDS]:
+            for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+                if state.llm_left[actions.lanes[row]] > 0:
+                    return False
+        return True
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        if wish.group[action] > max(state.first_refused[lane] - 1, state.first_open[lane]):
+            return False
+        if state.held_bytes[lane] + state.extra_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
+            return False
+    return True
+
+
+@inlined
+def _soonest(actions, wish, state):  # type: ignore[no-untyped-def]
+    """The lane whose choice can begin first; -1 if no lane may run anything."""
+    soonest, soonest_s = -1, np.inf
+    for lane in range(len(actions.room_bytes)):
+        if state.is_stale[lane]:
+            _choose(lane, actions, wish, state)
+            state.is_stale[lane] = 0
+        if state.begin_s[lane] < soonest_s:
+            soonest, soonest_s = lane, state.begin_s[lane]
+    return soonest
+
+
+@inlined
+def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Choose what a lane runs next, unless something comes in before that begins."""
+    forward, backward = -1, -1
+    coming, coming_s = -1, np.inf
+    for kind in range(2):
+        queue = 2 * lane + kind
+        spot = state.first[queue] + state.num_ready[queue] - 1
+        while spot >= state.first[queue]:
+            action = state.queue[spot]
+            if _may_run(action, actions, wish, state):
+                if state.ready_s[action] <= _free_s(action, lane, actions, state):
+                    if kind == FORWARD:
+                        forward = action
+                    else:
+                        backward = action
+                    break
+                # Of those that come together a backward, which frees memory.
+                first = coming < 0 or wish.last_of_equals or actions.is_backward[coming] == FORWARD
+                equal = kind == BACKWARD and state.ready_s[action] == coming_s and first
+                if state.ready_s[action] < coming_s or equal:
+                    coming, coming_s = action, state.ready_s[action]
+            spot -= 1
+    chosen = max(forward, backward)
+    if forward >= 0 and backward >= 0:
+        last = state.last[lane]
+        turn = last >= 0 and actions.is_backward[last] == FORWARD
+        chosen = backward if turn or not wish.alternate else forward
+    elif chosen < 0:
+        chosen = coming
+    state.choice[lane], state.begin_s[lane] = chosen, np.inf
+    if chosen >= 0:
+        state.begin_s[lane] = _begin_s(chosen, actions, state)
+
+
+@njit(cache=True, nogil=True)
+def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
+    """All lanes are full, and a group does not fit by itself: the first of its ready forwards."""
+    chosen = -1
+    for lane in range(len(actions.room_bytes)):
+        queue = 2 * lane
+        for spot in range(state.first[queue], state.first[queue] + state.num_ready[queue]):
+            action = state.queue[spot]
+            if (
+                chosen < 0
+                or wish.group[action] < wish.group[chosen]
+                or (wish.group[action] == wish.group[chosen] and wish.priority[action] < wish.priority[chosen])
+            ):
+                chosen = action
+    return chosen
+
+
+@inlined
+def _keeps(action, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Whether a forward's activations are kept: on all of its lanes there is room beside all that was let in."""
+    if actions.is_backward[action] == BACKWARD or actions.kept_bytes[action] == 0:
+        return 0
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        taken = state.admitted_bytes[lane] + state.extra_bytes[lane] + actions.kept_bytes[action]
+        if taken > wish.keep * actions.room_bytes[lane]:
+            return 0
+    return 1
+
+
+@inlined
+def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
+    """Clock and memory of its lanes after an action, and who can go on; its end, seconds."""
+    group, size_bytes, end_s = wish.group[action], actions.size_bytes[action], begin_s + actions.duration_s[action]
+    if _keeps(action, actions, wish, state):
+        state.is_kept[action] = 1
+        state.is_kept[actions.backward[action]] = 1
+    extra_bytes = actions.kept_bytes[action] * state.is_kept[action]
+    if actions.is_backward[action] == BACKWARD:
+        end_s -= actions.kept_s[action] * state.is_kept[action]
+    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+        lane = actions.lanes[row]
+        _leave(action, lane, actions, state)
+        state.done_s[lane], state.last[lane] = end_s, action
+        state.left[lane, group] -= 1
+        state.llm_left[lane] -= actions.of_llm[action]
+        if actions.is_backward[action] == FORWARD:
+            state.held_bytes[lane] += size_bytes
+            state.extra_bytes[lane] += extra_bytes
+        else:
+            state.held_bytes[lane] -= size_bytes
+            state.extra_bytes[lane] -= extra_bytes
+            state.need_bytes[lane, group] -= size_bytes
+            if group < state.first_refused[lane]:
+                state.admitted_bytes[lane] -= size_bytes
+        _close_groups(lane, state)
+        _admit_groups(lane, actions, state)
+        for other in range(len(actions.room_bytes)):
+            if actions.station[other] == actions.station[lane]:
+                state.is_stale[other] = 1
+    for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
+        user = actions.user_actions[row]
+        state.ready_s[user] = max(state.ready_s[user], end_s + actions.user_delay_s[row])
+        state.missing[user] -= 1
+        if state.missing[user] == 0:
+            _join(user, actions, wish, state)
+    return end_s
+
+
+@inlined
+def _close_groups(lane, state):  # type: ignore[no-untyped-def]
+    """Move on the first group with actions to come; what has closed holds nothing any more."""
+    group = state.first_open[lane]
+    while group < state.left.shape[1] and state.left[lane, group] == 0:
+        group += 1
+    state.first_open[lane] = group
+    state.first_refused[lane] = max(state.first_refused[lane], group)
+
+
+@inlined
+def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
+    """Move on the first group that is refused. Needs only fall, so that it never moves back."""
+    group, ahead = state.first_refused[lane], state.admitted_bytes[lane]
+    room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]
+    while group < state.need_bytes.shape[1]:
+        if ahead + state.need_bytes[lane, group] > room_bytes:
+            break
+        ahead += state.need_bytes[lane, group]
+        group += 1
+    state.first_refused[lane], state.admitted_bytes[lane] = group, ahead
