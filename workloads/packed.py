@@ -24,13 +24,7 @@ class PackedWorkload(Generated):
     """Samples of ``sequence_tokens`` LLM tokens, packed from pairs of a caption and an image in the order of the draw.
 
     A sample takes pairs as long as they fit; the pair that does not starts the next one. What is left is padding, which
-    the LLM processes like text.
-
-    Attributes:
-        name: of the workload; seeds its samples.
-        sequence_tokens: LLM tokens of every sample.
-        caption: distribution of text tokens of a pair, at least 1 (``marginals``).
-        image: distribution of encoder tokens (patches) of a pair, at least 1.
+    the LLM processes like text. ``caption`` is a distribution of text tokens, ``image`` of patches, both at least 1.
     """
 
     name: str

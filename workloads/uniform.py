@@ -15,12 +15,8 @@ from .synthetic import SyntheticSource, SyntheticWorkload
 class UniformMix(Generated):
     """Packed sequences of one length with images of one size (arXiv:2605.27678, section 5).
 
-    Attributes:
-        name: of the workload.
-        sequence_tokens: LLM tokens of a sample, text and vision together.
-        vision_share: share of vision tokens in a sequence, below 1; must make whole images.
-        image_tokens: LLM tokens of an image.
-        encoder_tokens_per_llm_token: of an image; None: by the model's rules.
+    Sizes are in LLM tokens. ``vision_share``, below 1, is that of vision tokens, which must make whole images.
+    Encoder tokens follow the model's rules if their ratio is None.
     """
 
     name: str

@@ -101,14 +101,10 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is scanned in one go: a file or a part of one.
+    """What is scanned in one go: a file, or a part of one that means something to its source.
 
-    Attributes:
-        label: of the file, unique; samples are called ``label:number``.
-        first: number of its first record within the file.
-        version: changes when the file does.
-        place: where the file is.
-        part: which part of the file this is, as the source wants it.
+    ``label`` is the file's and unique: samples are called ``label:number``, from ``first`` on. ``version`` changes when
+    the file does.
     """
 
     label: str

@@ -22,11 +22,9 @@ _HEAD_RECORDS, _HEAD_FILES = 1000, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSource(FieldSource):
-    """Records of JSON arrays, or of files with a record a line; attributes besides those of ``FieldSource``.
+    """Records of JSON arrays, or of files with a record a line; ``id`` is the field that messages name them by.
 
-    Attributes:
-        root: folder of the media that records name; empty: that of the annotation file.
-        id: field that messages name records by; null: their numbers.
+    ``root`` is the folder of the media that records name; empty: that of the annotation file.
     """
 
     ENDINGS: ClassVar[Sequence[str]] = (".json", ".jsonl")

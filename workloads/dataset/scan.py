@@ -57,7 +57,7 @@ class ScanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """How a data set is scanned; experiments/trace.yaml says what its options mean."""
+    """How a data set is scanned; `entrain-bench trace --help` says what its options mean."""
 
     source: Source
     limits: Limits = field(default_factory=Limits)

@@ -58,14 +58,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarSource:
-    """Samples of tar files.
-
-    Attributes:
-        path: a file, a folder or a pattern.
-        text: suffixes of members that are text.
-        json_fields: fields of a sample's ``.json`` that are text, or turns of a conversation.
-        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
-    """
+    """Samples of tar files; experiments/source/webdataset.yaml explains the attributes."""
 
     path: str
     text: Sequence[str] = ("txt",)
