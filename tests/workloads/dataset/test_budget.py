@@ -19,8 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from entrain_bench_workloads import columns as columns_module
 from entrain_bench_workloads.budget import Budget
 from entrain_bench_workloads.dataset import blocks as blocks_module
+from entrain_bench_workloads.dataset import parquet as parquet_module
 from entrain_bench_workloads.dataset import tar as tar_module
 from entrain_bench_workloads.dataset.decode import decoded_image, decoded_sound
 from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, RawSample, Reason
@@ -94,10 +96,13 @@ def test_a_data_set_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path
     assert peak < 1.5 * GIB
 
 
-def test_list_entries_that_python_has_no_room_for_are_refused_before_it_has_them(tmp_path: Path) -> None:
-    """Arrow's 14 bytes an entry fit, Python's objects do not."""
-    source = ParquetSource(path=str(write_repeated(tmp_path / "a.parquet", 14_000_000)), text=["texts"])
-    with pytest.raises(BadSampleError, match=r"1 rows of row group 1 would take .* GiB of memory, at most 2") as error:
+def test_list_entries_that_python_has_no_room_for_are_refused_before_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Arrow takes for an entry fits, what Python's objects take does not."""
+    monkeypatch.setattr(parquet_module, "BUDGET", Budget(2**26))
+    source = ParquetSource(path=str(write_repeated(tmp_path / "a.parquet", 500_000)), text=["texts"])
+    with pytest.raises(BadSampleError, match=r"1 rows of row group 1 would take .*, at most 0.0625") as error:
         list(source.samples(source.shards()[0], Limits()))
     assert error.value.reason is Reason.LIMIT
     with pytest.raises(BadSampleError, match=r"it would take .* GiB of memory"):
@@ -133,8 +138,9 @@ def test_rows_and_items_beyond_the_budget_are_one_line(
         workload.source(RULES)
 
 
-def test_other_columns_of_a_trace_count_for_nothing(tmp_path: Path) -> None:
-    write_repeated(tmp_path / "a.parquet", 100_000_000, "others", 7)
+def test_other_columns_of_a_trace_count_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "BUDGET", Budget(2**20))
+    write_repeated(tmp_path / "a.parquet", 1_000_000, "others", 7)
     assert len(TraceWorkload(path=str(tmp_path / "a.parquet")).source(RULES).shapes) == 1
 
 
