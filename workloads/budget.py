@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import UserError, require
 
 GIB = 2**30
+# The budget in GiB, for data that is trusted to be as large as it is.
+VARIABLE = "ENTRAIN_BENCH_MEMORY_GIB"
 # What an item takes while shapes are made.
 _ITEM_BYTES = 128
 # Allocators reserve memory ahead of what is asked of them.
@@ -24,12 +28,13 @@ _RESERVED_BYTES = GIB
 class Budget:
     """Memory that decoded data may take in a process."""
 
-    num_bytes: int = 2 * GIB
+    num_bytes: int
 
     def ask(self, needed_bytes: float, what: str, error: Callable[[str], Exception]) -> None:
         """Raise ``error``, made of one line, where ``what`` would take more than the budget; call before allocating."""
         if needed_bytes > self.num_bytes:
-            raise error(f"{what} would take {needed_bytes / GIB:.1f} GiB of memory, at most {self.num_bytes / GIB:g}")
+            most = f"at most {self.num_bytes / GIB:g} ({VARIABLE})"
+            raise error(f"{what} would take {needed_bytes / GIB:.1f} GiB of memory, {most}")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -49,7 +54,14 @@ class Budget:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-BUDGET = Budget()
+def _given() -> Budget:
+    text = os.environ.get(VARIABLE, "2")
+    valid = re.fullmatch(r"\d+(\.\d+)?", text) is not None and float(text) > 0
+    require(valid, VARIABLE, text, "GiB of memory, a number above 0")
+    return Budget(round(float(text) * GIB))
+
+
+BUDGET = _given()
 
 
 def ask_items(counts: IntArray) -> None:

@@ -15,7 +15,7 @@ from entrain_bench.specs.parse import parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .blocks import BLOCK_SAMPLES, BlockSource
+from .blocks import BLOCK_SAMPLES, BlockSource, Generated
 from .copula import RankCorrelation, draw_latents, latent_root, match_ranks
 from .marginals import Marginal, parse_marginal
 
@@ -42,7 +42,7 @@ class _Modality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticWorkload:
+class SyntheticWorkload(Generated):
     """Samples drawn from given distributions (``marginals``; sizes are rounded to whole tokens).
 
     A sample's item count and the sizes of its items are independent draws. Per modality, samples with larger totals
@@ -67,10 +67,6 @@ class SyntheticWorkload:
     def __post_init__(self) -> None:
         require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
         self._parse({})
-
-    def fingerprint(self) -> str:
-        """Empty: the YAML says it all."""
-        return ""
 
     def source(self, rules: TokenRules) -> SyntheticSource:
         """The generator of samples; ``UserError`` if neither YAML nor rules give a modality's encoder tokens."""

@@ -85,16 +85,16 @@ class Layer:
     """
 
     kind: str
-    gemms: tuple[Gemm, ...]
-    attention: Attention | None
-    elementwise_bytes_per_token: float
-    num_elementwise_kernels: int
-    num_gathers: int
-    num_scatters: int
-    hidden_size: int
-    parameters: int
-    activation_bytes_per_token: float
-    input_bytes_per_token: float
+    gemms: tuple[Gemm, ...] = ()
+    attention: Attention | None = None
+    elementwise_bytes_per_token: float = 0.0
+    num_elementwise_kernels: int = 0
+    num_gathers: int = 0
+    num_scatters: int = 0
+    hidden_size: int = 0
+    parameters: int = 0
+    activation_bytes_per_token: float = 0.0
+    input_bytes_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0

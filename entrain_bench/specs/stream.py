@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,15 @@ from entrain_bench.specs.shapes import SampleShapes
 def stable_rng(name: str, *key: int) -> np.random.Generator:
     """A generator that depends on the name and the key only, on every machine and in every process."""
     return np.random.default_rng([zlib.crc32(name.encode()), *key])
+
+
+def one_of_two[Key, Value](kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The value of a key, of which the last two are kept: a stream moves on."""
+    if key not in kept:
+        while len(kept) > 1:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
 
 
 def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: int) -> Iterator[tuple[int, int, int]]:
@@ -58,8 +67,7 @@ class ListedShapes:
         return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
 
     def _epoch(self, seed: int, epoch: int) -> IntArray:
-        if (seed, epoch) not in self._epochs:
-            while len(self._epochs) > 1:  # the stream moves on: the last two are enough
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[seed, epoch] = stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
-        return self._epochs[seed, epoch]
+        def make() -> IntArray:
+            return stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
+
+        return one_of_two(self._epochs, (seed, epoch), make)

@@ -94,8 +94,6 @@ class _Builder:
                 attention=attention,
                 elementwise_bytes_per_token=BF16_BYTES * moved,
                 num_elementwise_kernels=kernels,
-                num_gathers=0,
-                num_scatters=0,
                 hidden_size=round(self.channels * self.rows + pending + shared),
                 parameters=parameters,
                 activation_bytes_per_token=BF16_BYTES * kept,

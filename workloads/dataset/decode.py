@@ -5,7 +5,6 @@ Pillow decodes images, libsndfile sounds; scipy resamples. Videos are decoded in
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,7 +16,7 @@ from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, over_budget
-from .media import IMAGE_FORMATS, checked_rate, image_size, library, no_limit_of_its_own, one_line, opened, turn
+from .media import checked_rate, image_size, library, one_line, opened, opened_image, turn
 
 # A length that the data states beside a sound is often rounded.
 STATED_WITHIN_S = 0.1
@@ -36,17 +35,17 @@ def decoded_image(medium: Medium, limits: Limits) -> Iterator[Image.Image]:
     content = content_of(medium)
     measured = image_size(content, limits)
     BUDGET.ask(_PIXEL_BYTES * measured[0] * measured[1], f"{measured[0]}x{measured[1]} pixels", over_budget)
-    with opened(content, limits.file_bytes) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
-                # TIFFs are turned as they are loaded.
-                how = None if image.format == "TIFF" else turn(image)
-                image.load()
-                shown = (image if how is None else image.transpose(how)).convert("RGB")
-        # What plugins raise on bytes that nobody wrote has no common base.
-        except Exception as error:
-            raise BadSampleError(Reason.DECODE, one_line(error)) from error
+    try:
+        with opened_image(content, limits) as image:
+            # TIFFs are turned as they are loaded.
+            how = None if image.format == "TIFF" else turn(image)
+            image.load()
+            shown = (image if how is None else image.transpose(how)).convert("RGB")
+    except BadSampleError:
+        raise
+    # What plugins raise on bytes that nobody wrote has no common base.
+    except Exception as error:
+        raise BadSampleError(Reason.DECODE, one_line(error)) from error
     if shown.size != measured:
         (width, height), (wide, high) = measured, shown.size
         raise BadSampleError(Reason.CHANGED, f"its header says {width}x{height} pixels, it has {wide}x{high}")

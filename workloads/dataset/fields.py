@@ -24,14 +24,8 @@ _DEPTH = 8
 class Fields:
     """Names of fields; what a record does not have, it has none of.
 
-    Attributes:
-        text: a text, a list of texts, or turns of a conversation; all of these fields together.
-        images: an image or a list of images: content, a file name, both (Hugging Face), or width and height.
-        audio: likewise one sound.
-        video: likewise one video.
-        seconds: length of the audio or video; where it stands, no file is opened for it.
-        root: folder of the files that are named; empty: none may be.
-        content: whether content is wanted where a record states sizes as well.
+    An image, sound or video is content, a file's name below ``root``, both (Hugging Face), or width and height.
+    ``content``: it is wanted where a record states sizes as well.
     """
 
     text: tuple[str, ...] = ()
@@ -108,20 +102,14 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSource:
-    """A source whose rows or records have fields; ``auto`` in place of a name finds it (``known``).
+    """A source whose rows or records have fields, by names that experiments/source/parquet.yaml explains; None: none.
 
-    Attributes:
-        path: a file, a folder or a pattern.
-        text: fields of text, or of turns of a conversation.
-        images: field of an image or several: content, file names, or ``{width: ..., height: ...}``; None: none.
-        audio: field of a sound; None: none.
-        video: field of a video; None: none.
-        seconds: field with the length of audio or video; where a record has it, no file is opened, and the size of a
-            video's frames is that of its ``width`` and ``height``.
-        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
+    A name ``auto`` is found (``known``). Where a record states the ``seconds`` of a sound or video, no file is opened,
+    and the size of a video's frames is its ``width`` and ``height``.
     """
 
-    # Whether a row may lack fields that others have.
+    # Endings of files, and whether a row may lack fields that others have.
+    ENDINGS: ClassVar[Sequence[str]] = ()
     SPARSE: ClassVar[bool] = False
 
     path: str
@@ -140,9 +128,9 @@ class FieldSource:
         """How many of the files."""
         return Take.parse(self.take, "source.take")
 
-    def files_of(self, *suffixes: str) -> list[DataFile]:
+    def files(self) -> list[DataFile]:
         """The files that are taken; ``UserError`` if there are none."""
-        return data_files(self.path, suffixes, self.taken())
+        return data_files(self.path, self.ENDINGS, self.taken())
 
     def fields(self, root: str = "") -> Fields:
         """The fields of rows whose files are below a folder."""

@@ -21,13 +21,7 @@ _HEAD_ROWS = 32
 class HubSource(FieldSource):
     """Rows of a data set of the hub; no script of a data set is run (datasets has no such option since 4.0).
 
-    ``path`` is its name, such as ``HuggingFaceM4/FineVision``, or a folder laid out like one; ``take`` is of its
-    shards.
-
-    Attributes:
-        config: its configuration; null: the only one.
-        split: of the data set.
-        revision: commit or tag; null: the newest, whose change is not noticed by a scan that goes on.
+    experiments/source/hub.yaml explains the attributes. Without a ``revision`` a scan that goes on notices no change.
     """
 
     config: str | None = None

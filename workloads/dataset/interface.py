@@ -101,14 +101,10 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is scanned in one go: a file or a part of one.
+    """What is scanned in one go: a file, or a part of one that means something to its source.
 
-    Attributes:
-        label: of the file, unique; samples are called ``label:number``.
-        first: number of its first record within the file.
-        version: changes when the file does.
-        place: where the file is.
-        part: which part of the file this is, as the source wants it.
+    ``label`` is the file's and unique: samples are called ``label:number``, from ``first`` on. ``version`` changes when
+    the file does.
     """
 
     label: str
@@ -158,13 +154,7 @@ class ReadableSource(Protocol):
 class Limits:
     """What no good sample exceeds: checked on headers, before anything is decoded or kept.
 
-    Attributes:
-        side_pixels: side of an image or a frame.
-        image_pixels: area of an image or a frame.
-        file_bytes: an image, sound or record that is read whole.
-        media: images of a sample.
-        text_chars: characters of a sample.
-        seconds: of audio or video.
+    experiments/trace.yaml says what each is of.
     """
 
     side_pixels: int = field(default=100_000)

@@ -45,9 +45,9 @@ SOUND_RATES_HZ = (4_000, 768_000)
 # largest of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16) are within the budget.
 FRAME_PIXEL_BYTES = 60
 # By what the containers begin with; no others are tried, for some are lists of further files.
-HEAD_BYTES = 16
+_HEAD_BYTES = 16
 # What may be read to find the streams of a video.
-VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
+_VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 _BUFFER_BYTES = 16 * 1024
 # These have opinions on headers, once a file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -59,18 +59,18 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
     if isinstance(medium, Known):
         width, height = medium.width, medium.height
     else:
-        with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
-                    width, height = image.size
-                    if turn(image) in _ON_ITS_SIDE:
-                        width, height = height, width
-            except UnidentifiedImageError as error:
-                raise BadSampleError(Reason.FORMAT, "no image") from error
-            # What plugins raise on bytes that nobody wrote has no common base.
-            except Exception as error:
-                raise BadSampleError(Reason.HEADER, one_line(error)) from error
+        try:
+            with opened_image(medium, limits) as image:
+                width, height = image.size
+                if turn(image) in _ON_ITS_SIDE:
+                    width, height = height, width
+        except BadSampleError:
+            raise
+        except UnidentifiedImageError as error:
+            raise BadSampleError(Reason.FORMAT, "no image") from error
+        # What plugins raise on bytes that nobody wrote has no common base.
+        except Exception as error:
+            raise BadSampleError(Reason.HEADER, one_line(error)) from error
     check_sides(width, height, limits)
     return width, height
 
@@ -85,13 +85,16 @@ def turn(image: Image.Image) -> Image.Transpose | None:
 
 
 @contextmanager
-def no_limit_of_its_own() -> Iterator[None]:
-    """Inside, Pillow opens images of any size: large ones are ours to refuse, by a limit that says so."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
+def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
+    """An image of any size, not loaded: large ones are ours to refuse, by a limit that says so, not Pillow's."""
+    with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            with Image.open(file, formats=IMAGE_FORMATS) as image:
+                yield image
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 def check_sides(width: int, height: int, limits: Limits) -> None:
@@ -138,19 +141,17 @@ def video_header(medium: Medium, limits: Limits) -> Known:
     if isinstance(medium, Known):
         known = medium
     else:
-        av = library("av")
-        with opened(medium, limits.file_bytes, whole=False) as file:
-            container = container_format(file.read(HEAD_BYTES))
-            file.seek(0)
-            try:
-                with av.open(file, format=container, options=VIDEO_OPTIONS) as container_file:
-                    stream = container_file.streams.video[0]
-                    seconds = (container_file.duration or 0) / av.time_base
-                    if stream.duration:
-                        seconds = float(stream.duration * stream.time_base)
-                    known = Known(int(stream.width), int(stream.height), seconds)
-            except Exception as error:
-                raise BadSampleError(Reason.HEADER, one_line(error)) from error
+        try:
+            with opened_video(medium, limits) as video:
+                stream = video.streams.video[0]
+                seconds = (video.duration or 0) / library("av").time_base
+                if stream.duration:
+                    seconds = float(stream.duration * stream.time_base)
+                known = Known(int(stream.width), int(stream.height), seconds)
+        except (BadSampleError, UserError):
+            raise
+        except Exception as error:
+            raise BadSampleError(Reason.HEADER, one_line(error)) from error
     if known.width or known.height:
         check_sides(known.width, known.height, limits)
         check_frame(known.width, known.height)
@@ -158,7 +159,21 @@ def video_header(medium: Medium, limits: Limits) -> Known:
     return known
 
 
-def container_format(head: bytes) -> str:
+@contextmanager
+def opened_video(medium: Content, limits: Limits) -> Iterator[Any]:
+    """A video in FFmpeg's container; ``BadSampleError`` for another than those that are known."""
+    av = library("av")
+    with opened(medium, limits.file_bytes, whole=False) as file:
+        container = _container_format(file.read(_HEAD_BYTES))
+        file.seek(0)
+        with av.open(file, format=container, options=_VIDEO_OPTIONS) as video:
+            # A frame larger than the header says would be made before it can be looked at.
+            most = str(BUDGET.num_bytes // FRAME_PIXEL_BYTES)
+            video.streams.video[0].codec_context.options = {"max_pixels": most}
+            yield video
+
+
+def _container_format(head: bytes) -> str:
     """FFmpeg's name of a video's container, by what it begins with."""
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
@@ -190,12 +205,13 @@ def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[
         yield io.BufferedReader(_SectionFile(medium), _BUFFER_BYTES)
         return
     try:
-        with medium.open("rb", buffering=_BUFFER_BYTES) as file:
-            if whole:
-                _check_bytes(os.fstat(file.fileno()).st_size, most_bytes)
-            yield file
+        file = medium.open("rb", buffering=_BUFFER_BYTES)
     except OSError as error:
         raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error
+    with file:
+        if whole:
+            _check_bytes(os.fstat(file.fileno()).st_size, most_bytes)
+        yield file
 
 
 def _check_bytes(size: int, most: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,6 +48,8 @@ _ENTRY_BYTES, _OBJECT_BYTES = 36, 160
 class ParquetSource(FieldSource):
     """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root`` (empty: no files)."""
 
+    ENDINGS: ClassVar[Sequence[str]] = (".parquet",)
+
     root: str = ""
 
     def shards(self) -> list[Shard]:
@@ -66,10 +68,6 @@ class ParquetSource(FieldSource):
             place = str(file.path)
             shards += [Shard(file.label, row, file.version, place, (first, last)) for first, last, row in parts]
         return shards
-
-    def files(self) -> list[DataFile]:
-        """All files; ``UserError`` if there are none."""
-        return self.files_of(".parquet")
 
     def head(self) -> tuple[list[str], list[dict[str, Any]]]:
         """The names of the columns of the first file that can be read, and, of its first rows, texts and content."""
@@ -139,12 +137,13 @@ def _unpacked_bytes(values: pa.Array) -> int:
     """What values take as objects of Python's, at most."""
     kind = values.type
     if pa.types.is_dictionary(kind):
-        return len(values) * (_OBJECT_BYTES + max(map(len, filter(None, values.dictionary.to_pylist())), default=0))
+        longest = max(map(len, filter(None, values.dictionary.to_pylist())), default=0)
+        return len(values) * (_OBJECT_BYTES + longest)
     if pa.types.is_struct(kind):
         return _OBJECT_BYTES * len(values) + sum(map(_unpacked_bytes, values.flatten()))
     if pa.types.is_nested(kind) and hasattr(values, "flatten"):
         return _OBJECT_BYTES * len(values) + _unpacked_bytes(values.flatten())
-    return _OBJECT_BYTES * len(values) + values.nbytes
+    return _OBJECT_BYTES * len(values) + int(values.nbytes)
 
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.Table]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,13 +22,12 @@ _HEAD_RECORDS, _HEAD_FILES = 1000, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSource(FieldSource):
-    """Records of JSON arrays, or of files with a record a line; attributes besides those of ``FieldSource``.
+    """Records of JSON arrays, or of files with a record a line; ``id`` is the field that messages name them by.
 
-    Attributes:
-        root: folder of the media that records name; empty: that of the annotation file.
-        id: field that messages name records by; null: their numbers.
+    ``root`` is the folder of the media that records name; empty: that of the annotation file.
     """
 
+    ENDINGS: ClassVar[Sequence[str]] = (".json", ".jsonl")
     SPARSE: ClassVar[bool] = True
 
     root: str = ""
@@ -41,10 +40,6 @@ class RecordSource(FieldSource):
             for file in self.files()
             for block in blocks_of(file.path)
         ]
-
-    def files(self) -> list[DataFile]:
-        """All files; ``UserError`` if there are none."""
-        return self.files_of(".json", ".jsonl")
 
     def head(self) -> tuple[list[str], list[Mapping[str, Any]]]:
         """The names of the fields of the first records of the first files, and these records."""

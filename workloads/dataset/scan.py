@@ -57,17 +57,7 @@ class ScanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """How a data set is scanned.
-
-    Attributes:
-        source: the data set.
-        limits: of good samples.
-        tokenizer: a ``tokenizer.json``; ``bytes``: a token a byte; None: characters only.
-        timeout_s: seconds that a sample may take; the process that takes longer is ended.
-        engine: ``processes`` of this machine, or ``ray``.
-        workers: shards at a time; None: one a core, up to 8, or all CPUs of the Ray cluster.
-        ray_address: host and port of a running cluster; None: one on this machine, for this scan.
-    """
+    """How a data set is scanned; `entrain-bench trace --help` says what its options mean."""
 
     source: Source
     limits: Limits = field(default_factory=Limits)

@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,14 +58,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarSource:
-    """Samples of tar files.
-
-    Attributes:
-        path: a file, a folder or a pattern.
-        text: suffixes of members that are text.
-        json_fields: fields of a sample's ``.json`` that are text, or turns of a conversation.
-        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
-    """
+    """Samples of tar files; experiments/source/webdataset.yaml explains the attributes."""
 
     path: str
     text: Sequence[str] = ("txt",)
@@ -95,19 +89,15 @@ class TarSource:
 
     def samples_from(self, file: IO[bytes], plain: Path | None, limits: Limits) -> Iterator[RawSample | BadRecord]:
         """The samples of an archive from where it stands: at its beginning, or at a sample's."""
-        group: _Group | None = None
-        for member, key, suffix, error in _named_members(file):
-            if group is None or key != group.key:
-                if group is not None:
-                    yield _finished(group)
-                group = _Group(key)
-            try:
-                if error:
-                    raise error
-                self._add(group, member, suffix, file, plain, limits)
-            except BadSampleError as found:
-                group.error = group.error or found
-        if group is not None:
+        for key, members in groupby(_named_members(file), lambda member: member[1]):
+            group = _Group(key)
+            for member, _, suffix, error in members:
+                try:
+                    if error:
+                        raise error
+                    self._add(group, member, suffix, file, plain, limits)
+                except BadSampleError as found:
+                    group.error = group.error or found
             yield _finished(group)
 
     def _add(
@@ -191,12 +181,9 @@ class TarReader:
 
 def _starts(file: IO[bytes]) -> Iterator[int]:
     """Where the samples of an archive begin; of a damaged one those before the damage."""
-    before: str | None = None
     with suppress(BadSampleError):
-        for member, key, _, _ in _named_members(file):
-            if key != before:
-                yield member.offset
-            before = key
+        for _, members in groupby(_named_members(file), lambda member: member[1]):
+            yield next(members)[0].offset
 
 
 def _named_members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, str, BadSampleError | None]]:

@@ -13,17 +13,7 @@ from entrain_bench.specs.contents import Pixels
 from ..budget import BUDGET
 from .decode import content_of, resized
 from .interface import BadSampleError, Limits, Medium, Reason, over_budget
-from .media import (
-    FRAME_PIXEL_BYTES,
-    HEAD_BYTES,
-    VIDEO_OPTIONS,
-    check_frame,
-    container_format,
-    library,
-    one_line,
-    opened,
-    video_header,
-)
+from .media import check_frame, one_line, opened_video, video_header
 
 # Scaled frames of a video that are kept for who asks for them again.
 _KEPT_BYTES = 32 * 2**20
@@ -78,15 +68,8 @@ class VideoFrames:
 
     def _frames(self) -> Iterator[Any]:
         """The frames that are shown at the times, as they come."""
-        av = library("av")
-        with opened(self._content, self._limits.file_bytes, whole=False) as file:
-            container = container_format(file.read(HEAD_BYTES))
-            file.seek(0)
-            with av.open(file, format=container, options=VIDEO_OPTIONS) as video:
-                # A frame larger than the header says would be made before it can be looked at.
-                most = str(BUDGET.num_bytes // FRAME_PIXEL_BYTES)
-                video.streams.video[0].codec_context.options = {"max_pixels": most}
-                yield from _shown_at(video, self._times)
+        with opened_video(self._content, self._limits) as video:
+            yield from _shown_at(video, self._times)
 
 
 def _shown_at(video: Any, times: list[float]) -> Iterator[Any]:

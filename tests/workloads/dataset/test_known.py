@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.trace import compose_trace
+from entrain_bench.config.trace import TraceKeys, compose_trace
 from entrain_bench_workloads.dataset.hub import HubSource
 from entrain_bench_workloads.dataset.known import AUTO, MEDIA, SECONDS, TEXTS, recognised
 from entrain_bench_workloads.dataset.parquet import ParquetSource
@@ -29,8 +29,8 @@ def manifest(folder: Path, records: list[dict[str, Any]], source: str = "manifes
     """The source that the command makes of a manifest."""
     write_jsonl(folder / "m.jsonl", records)
     given = [f"source.{key}={'null' if value is None else value}" for key, value in options.items()]
-    command = compose_trace([f"source={source}", f"source.path={folder / 'm.jsonl'}", *given], None)
-    return command.scanner.source  # type: ignore[attr-defined]
+    command = compose_trace(TraceKeys(), [f"source={source}", f"source.path={folder / 'm.jsonl'}", *given], None)
+    return command.scan.__self__.source  # type: ignore[attr-defined]
 
 
 def report(source: Any, folder: Path) -> ScanReport:
