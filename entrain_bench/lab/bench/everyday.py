@@ -45,7 +45,9 @@ def sweep_of_jobs(jobs: Sequence[Sequence[str]], strategies: Sequence[str] = ())
         plain = [replace(cell, timeline=False) for swept in sweeps for cell in swept]
         for done in run_cells(plain, Results(Path(folder))):
             if done.record is None or done.record.status == "failed":
-                raise RuntimeError(f"{' '.join(done.cell.overrides)}: {done.problem or done.record.reason}")
+                raise RuntimeError(
+                    f"{' '.join(done.cell.overrides)}: {done.problem or (done.record and done.record.reason)}"
+                )
             now = process_time() - started
             spent_s[done.cell.overrides[0].partition("=")[2]] += now - sum(spent_s.values())
     yield from ((name, {"cpu_s": seconds}) for name, seconds in spent_s.items())
