@@ -15,10 +15,11 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
@@ -43,8 +44,7 @@ class FsdpPlanner:
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory.

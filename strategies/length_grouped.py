@@ -13,10 +13,11 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import GOLDEN, mix
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -48,13 +49,11 @@ class LengthGrouped:
     shuffle_seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise unknown_choice("strategy.assigner.rule", self.rule, RULES)
+        check_choices(self, "strategy.assigner", rule=RULES)
         if self.length not in (None, *LENGTHS):
             raise unknown_choice("strategy.assigner.length", str(self.length), LENGTHS)
-        mult = self.mega_batch_mult
-        require(mult >= 1, "strategy.assigner.mega_batch_mult", mult, "at least 1")
-        require(self.shuffle_seed >= 0, "strategy.assigner.shuffle_seed", self.shuffle_seed, "at least 0")
+        check_least(self, "strategy.assigner", 1, "mega_batch_mult")
+        check_least(self, "strategy.assigner", 0, "shuffle_seed")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the place in the sampler's order."""
@@ -78,13 +77,7 @@ def shuffled(sample_ids: IntArray, seed: int) -> IntArray:
 
 
 def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int) -> IntArray:
-    """The order, cut into mega-batches that are each sorted by falling length; the longest sample of all comes first.
-
-    Args:
-        order: samples ``[samples]``.
-        length: of each sample ``[samples]``.
-        mega_batch: samples of a mega-batch.
-    """
+    """The order, cut into mega-batches that are each sorted by falling length; the longest sample comes first."""
     result = order.copy()
     starts = range(0, len(order), mega_batch)
     for start in starts:
@@ -97,16 +90,10 @@ def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int)
 
 
 def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, size: int) -> IntArray:
-    """The order, cut into microbatches of one modality each whose sums of lengths are alike.
+    """The order, cut into microbatches of ``size`` samples of one modality each whose sums of lengths are alike.
 
     Samples with items and those without are dealt out apart, by falling length, each to the microbatch with the least
     so far that has a free place. What fills no microbatch comes last, together and in the order of arrival.
-
-    Args:
-        order: samples ``[samples]``.
-        length: of each sample ``[samples]``.
-        has_items: whether a sample has items ``[samples]``.
-        size: samples of a microbatch.
     """
     full, rest = [], []
     for wanted in (True, False):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
-from entrain_bench.balancing.routes import check_colocated, check_routes
-from entrain_bench.balancing.schedules import three_phase_program
+from entrain_bench.balancing.schedules import check_colocated, check_routes, three_phase_program
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
 from entrain_bench.program import Program
@@ -46,9 +46,9 @@ class SpreadItems:
     max_pass_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        slack, most = self.locality_slack_permille, self.max_pass_tokens
+        slack = self.locality_slack_permille
         require(0 <= slack < 1000, "strategy.assigner.locality_slack_permille", slack, "at least 0, below 1000")
-        require(most is None or most >= 1, "strategy.assigner.max_pass_tokens", most, "null or at least 1")
+        check_least(self, "strategy.assigner", 1, "max_pass_tokens")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """LLM replica and microbatch by arrival; encoder replica and pass of every item by its believed seconds.

@@ -14,9 +14,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.balancing import arrival_places
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.lpt import arrival_places
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
@@ -102,15 +103,9 @@ class MegatronPlanner:
     schedules: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
-        if self.split not in SPLITS:
-            raise unknown_choice("strategy.planner.split", self.split, SPLITS)
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
-        require(self.virtual_stages >= 1, "strategy.planner.virtual_stages", self.virtual_stages, "at least 1")
-        if self.virtual_order not in ORDERS:
-            raise unknown_choice("strategy.planner.virtual_order", self.virtual_order, ORDERS)
+        where = "strategy.planner"
+        check_choices(self, where, placement=PLACEMENTS, split=SPLITS, virtual_order=ORDERS)
+        check_least(self, where, 1, "profile_samples", "num_trials", "virtual_stages")
         turns = self.virtual_order == "loop" or self.virtual_stages == 2
         require(turns, "strategy.planner.virtual_stages", self.virtual_stages, "2 with virtual_order=v")
         for name in self.schedules:

@@ -15,9 +15,10 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, place_chain, place_cuts, spread_blocks
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, Job
 
@@ -49,10 +50,9 @@ class RigidPlanner:
     recompute: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise unknown_choice("strategy.planner.placement", self.placement, PLACEMENTS)
-        require(self.virtual_stages >= 2, "strategy.planner.virtual_stages", self.virtual_stages, "at least 2")
-        require(self.outer_stages >= 1, "strategy.planner.outer_stages", self.outer_stages, "at least 1")
+        check_choices(self, "strategy.planner", placement=PLACEMENTS)
+        check_least(self, "strategy.planner", 2, "virtual_stages")
+        check_least(self, "strategy.planner", 1, "outer_stages")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the fewest stages that fit memory, at the widest TP and the least CP."""

@@ -14,9 +14,9 @@ import numpy as np
 from numba import njit
 
 from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -48,12 +48,8 @@ class TokenBudget:
     counted: str = "llm"
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise unknown_choice("strategy.assigner.rule", self.rule, RULES)
-        if self.counted not in COUNTED:
-            raise unknown_choice("strategy.assigner.counted", self.counted, COUNTED)
-        budget = self.max_tokens
-        require(budget is None or budget >= 1, "strategy.assigner.max_tokens", budget, "null or at least 1")
+        check_choices(self, "strategy.assigner", rule=RULES, counted=COUNTED)
+        check_least(self, "strategy.assigner", 1, "max_tokens")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch by tokens alone; microbatches go round the replicas in the order they were opened."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrain_bench.balancing.balancing import arrival_places, longest_first_by_row
+from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment

@@ -12,7 +12,7 @@ from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng, stream_blocks
 
-# The samples of a block: the unit of random access.
+# The samples of a block, the unit of random access.
 BLOCK_SAMPLES = 4096
 
 
@@ -27,11 +27,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class BlockSource(ABC):
-    """A stream of samples of which a block is generated at once.
-
-    Attributes:
-        name: of the workload; seeds its samples.
-    """
+    """A stream of samples of which a block is generated at once; ``name`` seeds them."""
 
     name: str
     _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False, kw_only=True)

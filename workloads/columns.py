@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,31 +16,22 @@ import pyarrow.parquet as pq
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import UserError
 
+from .budget import BUDGET
 from .schema import COLUMNS, Column
 from .take import Take
 from .tokens import MAX_ASPECT_RATIO
 
-# A dictionary-encoded file of a megabyte may hold 10^8 rows, more than memory does.
-_MAX_ROWS = 20_000_000
+# What a row, a string that names it, and an entry of a list take, from Arrow's columns to the shapes of samples.
+_ROW_BYTES, _NAME_BYTES, _ENTRY_BYTES = 128, 200, 120
 EVERYTHING = Take()
 FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Checked columns of a trace.
+    """Checked columns of a trace, by sample, image and video; sides in pixels, NaN for no audio or video.
 
-    Attributes:
-        sample_ids: identity of each sample ``[samples]``, integers or strings.
-        text: size of each sample's text ``[samples]``, in tokens or in characters.
-        text_in_tokens: the unit of ``text``.
-        num_images: images of each sample ``[samples]``.
-        image_widths: in pixels ``[images]``.
-        image_heights: in pixels ``[images]``.
-        audio_seconds: length of each sample's audio ``[samples]``, NaN for none.
-        video_seconds: length of each sample's video ``[samples]``, NaN for none.
-        frame_widths: in pixels ``[videos]``.
-        frame_heights: in pixels ``[videos]``.
+    ``sample_ids`` are integers or strings; ``text`` is in tokens or in characters (``text_in_tokens``).
     """
 
     sample_ids: IntArray | TextArray
@@ -55,16 +47,11 @@ class TraceColumns:
 
 
 def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None) -> TraceColumns:
-    """Read a trace.
+    """Read a trace; without ``frame_size`` (width, height) every video must state the size of its frames.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
     modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
     size of the video's frames.
-
-    Args:
-        path: the file.
-        take: which of its rows.
-        frame_size: width and height of frames whose own the file does not have (0, or no entry); None: it must.
 
     Raises:
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
@@ -120,15 +107,13 @@ class _Reader:
             with pq.ParquetFile(path) as file:
                 names: list[str] = file.schema_arrow.names
                 rows = take.of(file.metadata.num_rows)
-                if rows > _MAX_ROWS:
-                    raise UserError(
-                        f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS} "
-                        f"(workload.take=first:{_MAX_ROWS} takes so many)"
-                    )
-                columns = [name for name in COLUMNS if name in names]
-                table = file.read_row_groups(_groups_of(file.metadata, rows), columns=columns).slice(0, rows)
-                # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
-                table.validate(full=True)
+                columns, groups = [name for name in COLUMNS if name in names], _groups_of(file.metadata, rows)
+                _ask_memory(path, file, groups, rows)
+                # A dictionary-encoded file of kilobytes may hold more than memory does.
+                with BUDGET.held():
+                    table = file.read_row_groups(groups, columns=columns).slice(0, rows)
+                    # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
+                    table.validate(full=True)
                 return cls(path, names, table, rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
@@ -205,12 +190,7 @@ class _Reader:
     def sizes(
         self, has_video: BoolArray, frame_size: tuple[float, float] | None
     ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``.
-
-        Args:
-            has_video: whether the last entry of a row is that of a video's frames ``[samples]``.
-            frame_size: of those whose own is 0 or not there.
-        """
+        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
         missing = [name for name in ("image_widths", "image_heights") if not self.has(name)]
         if len(missing) == 1:
             raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
@@ -291,16 +271,7 @@ def _with_frames(
     unlisted: BoolArray,
     frame_size: tuple[float, float],
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """The lists with a size for the frames of every video.
-
-    Args:
-        offsets: of the rows ``[rows + 1]``.
-        widths: in pixels ``[entries]``.
-        heights: in pixels ``[entries]``.
-        has_video: whether a row has a video ``[rows]``.
-        unlisted: whether it has, and its list no entry for the frames ``[rows]``.
-        frame_size: width and height in pixels, also where an entry is 0.
-    """
+    """The lists with a size for the frames of every video; ``unlisted`` are rows that lack one."""
     ends = offsets[1:][unlisted]
     offsets = offsets + np.concatenate(([0], np.cumsum(unlisted)))
     sides = []
@@ -311,6 +282,18 @@ def _with_frames(
         filled[last[unknown]] = side
         sides.append(filled)
     return offsets, sides[0], sides[1]
+
+
+def _ask_memory(path: Path, file: pq.ParquetFile, groups: Sequence[int], rows: int) -> None:
+    """Raise ``UserError`` for more rows and list entries than the memory budget has room for."""
+    chunks = [file.metadata.row_group(group).column(index) for group in groups for index in range(len(file.schema))]
+    entries = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith("image_"))
+    named = any(chunk.path_in_schema == "sample_id" and chunk.physical_type == "BYTE_ARRAY" for chunk in chunks)
+    BUDGET.ask(
+        rows * (_ROW_BYTES + _NAME_BYTES * named) + entries * _ENTRY_BYTES,
+        f"workload.path={path}: {rows:,} rows with {entries:,} list entries (workload.take=first:1000 reads fewer)",
+        UserError,
+    )
 
 
 def _groups_of(metadata: Any, rows: int) -> list[int]:

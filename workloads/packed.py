@@ -57,8 +57,7 @@ class PackedWorkload:
     def source(self, rules: TokenRules) -> PackedSource:
         """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token.
 
-        Raises:
-            UserError: for sequences longer than the LLM takes: planners draw thousands before a run would say so.
+        Raises ``UserError`` for sequences longer than the LLM takes: planners draw thousands before a run would say so.
         """
         most = rules.context_tokens or MAX_TOKENS
         field, allowed = "workload.sequence_tokens", f"at most {most}, the LLM's context_tokens"

@@ -84,14 +84,7 @@ class PixelWorkload:
 
 @dataclass(frozen=True, slots=True)
 class PixelSource(BlockSource):
-    """Generator of the samples of a ``PixelWorkload``.
-
-    Attributes:
-        text: text tokens per sample.
-        images: distributions of images by name; empty: none.
-        video: distributions of videos by name; empty: none.
-        rules: of the model.
-    """
+    """Generator of the samples of a ``PixelWorkload``; an empty mapping: no images, or no videos."""
 
     text: Marginal
     images: Mapping[str, Marginal]

@@ -73,11 +73,7 @@ class SyntheticWorkload:
         return ""
 
     def source(self, rules: TokenRules) -> SyntheticSource:
-        """The generator of samples.
-
-        Raises:
-            UserError: for a modality whose encoder tokens neither the YAML nor the rules determine.
-        """
+        """The generator of samples; ``UserError`` if neither YAML nor rules give a modality's encoder tokens."""
         vision = float(rules.merge_patches**2)
         source = self._parse({"image": vision, "video": vision, "audio": float(rules.audio_merge_frames)})
         for modality in source.modalities.values():
@@ -100,10 +96,7 @@ class SyntheticWorkload:
 class SyntheticSource(BlockSource):
     """Generator of a synthetic workload's samples.
 
-    Attributes:
-        text: text tokens per sample.
-        modalities: how each modality's items are drawn.
-        root: square root of the latent correlation, text first ``[1 + modalities, 1 + modalities]``.
+    ``root`` is that of the latent correlation, text first ``[1 + modalities, 1 + modalities]``.
     """
 
     text: Marginal

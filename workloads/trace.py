@@ -84,11 +84,7 @@ class TraceWorkload:
             object.__setattr__(self, "name", Path(self.path).stem)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the file's bytes.
-
-        Raises:
-            UserError: for a missing or unreadable file.
-        """
+        """SHA-256 of the file's bytes; ``UserError`` for a missing or unreadable file."""
         path = self._file()
         try:
             with path.open("rb") as file:
@@ -120,11 +116,7 @@ class TraceWorkload:
         return fitted
 
     def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
-        """What the rows of a scanned trace list, read from the scanned data.
-
-        Raises:
-            UserError: for a trace that was not scanned, and data that is not there or has changed.
-        """
+        """The samples of a scanned trace, read from its data; ``UserError`` if that is missing or has changed."""
         # Images, sounds and Parquet take a second to import.
         from .dataset.samples import samples_of
 

@@ -21,11 +21,6 @@ def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.D
 
     Every quantile is a value that occurs (no interpolation).
 
-    Args:
-        profile: holds the workload and the model.
-        num_samples: samples to draw.
-        num_points: quantiles, evenly spaced from the least to the most.
-
     Returns:
         Columns ``probability``, ``encoder_tokens`` (all encoders together), ``llm_tokens``.
     """
@@ -44,14 +39,7 @@ def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.D
 def share_quantiles(
     profile: Profile, batch_sizes: Sequence[int], num_draws: int, num_samples: int, probabilities: Sequence[float]
 ) -> pd.DataFrame:
-    """How the encoders' share of the workload spreads over samples and over batches.
-
-    Args:
-        profile: where samples and their estimates come from.
-        batch_sizes: of each, ``num_draws`` batches are drawn.
-        num_draws: batches of each size.
-        num_samples: single samples drawn, listed first as batch size 0.
-        probabilities: the quantiles to report.
+    """How the encoders' share of the workload spreads over batches of every size, and over samples, as batch size 0.
 
     Returns:
         Columns ``batch_size``, ``num_draws``, ``probability``, ``encoder_share``.
@@ -67,12 +55,6 @@ def share_quantiles(
 
 def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: int, max_batch: int) -> pd.DataFrame:
     """How often each allocation of a replica's GPUs comes out of batches of a size.
-
-    Args:
-        profile: where batches and their estimates come from; its model has an encoder.
-        batch_sizes: sizes of the batches.
-        num_draws: batches drawn of each size.
-        max_batch: where the search for the stable batch gives up.
 
     Returns:
         Columns ``batch_size``, ``encoder_gpus``, ``llm_gpus``, ``encoder_stages``, ``llm_stages`` (what the GPUs make

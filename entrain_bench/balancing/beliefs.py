@@ -75,15 +75,8 @@ def packed_chunks_s(
     """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
 
     A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
-    forward of layers that are recomputed, or the share of it that its products are.
-
-    Args:
-        module: the module.
-        placed: its layout.
-        shapes: the iteration's samples.
-        chunks: the module's chunks.
-        profile: what is known.
-        remade: layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
+    forward of layers that are recomputed, or the share of it that its products are. ``remade`` are the layers of each
+    stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
     """
     times = profile.pack_times(module, placed.tp, placed.cp)
     seconds = np.zeros((2, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))

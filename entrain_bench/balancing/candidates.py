@@ -46,17 +46,11 @@ def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
 def check_memory(
     profile: Profile, layout: Layout, make_program: MakeProgram, batches: Iterable[SampleShapes] | None = None
 ) -> None:
-    """Check a layout by the memory of the programs it leads to.
+    """Check a layout by the memory of the programs it leads to, for all of some global batches or for profiled ones.
 
     Of ``MEMORY_BATCHES`` profiled batches those that decide are checked (``heaviest``), the others only if these leave
     little: a program takes as long to make as most of a plan. The executors charge the true need of every batch;
     ``Job.planning_budget_bytes`` leaves a margin for batches heavier than the profiled ones.
-
-    Args:
-        profile: samples and measurements.
-        layout: what is checked.
-        make_program: see ``Planner.plan``.
-        batches: global batches, all of which are checked; profiled ones if None.
 
     Raises:
         OutOfMemoryError: saying where how much is missing.
@@ -171,15 +165,10 @@ def fastest_in_trials(
 ) -> Layout:
     """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
 
-    Where the microbatch size is free, every size gets as many trials as another, for estimates that are linear in the
-    samples do not tell sizes apart.
-
-    Args:
-        profile: samples and measurements.
-        candidates: by rising estimate, for a profile whose job has a microbatch size.
-        make_program: see ``Planner.plan``.
-        num_trials: layouts tried, of all sizes together; one is the best estimate, taken without trial.
-        others: further sets of candidates whose estimates do not compare with the first's; each has as many trials.
+    ``candidates`` come by rising estimate, for a profile whose job has a microbatch size. Where that is free, every
+    size gets as many trials as another, for estimates that are linear in the samples do not tell sizes apart; so does
+    each of ``others``, further sets whose estimates do not compare with the first's. ``num_trials`` counts layouts, of
+    all sizes together; one is the best estimate, taken without trial.
 
     Raises:
         UserError: why there is no candidate, or none fits.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
+from numba import njit
 
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of
 from entrain_bench.program import Program
@@ -15,16 +14,35 @@ from entrain_bench.program.assignment import Assignment
 
 def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
     """The dependencies in reverse: what waits for each forward and backward, CSR, and each row's dependency."""
-    num_actions, edges = len(draft.dep_offsets) - 1, np.arange(1, len(draft.dep_actions) + 1)
-    needs = csr_array((edges, draft.dep_actions, draft.dep_offsets), shape=(num_actions, int(draft.first_action[-1])))
-    users = needs.tocsc()
-    return users.indptr.astype(np.int64), users.indices.astype(np.int64), np.asarray(users.data - 1, np.int64)
+    edge = np.argsort(draft.dep_actions, kind="stable")
+    counts = np.bincount(draft.dep_actions, minlength=int(draft.first_action[-1]))
+    return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
 
 
-def components(count: int, one: IntArray, other: IntArray) -> IntArray:
-    """Connected component of each of ``count`` things that pairs link ``[count]``."""
-    links = coo_array((np.ones(len(one)), (one, other)), shape=(count, count))
-    return np.asarray(connected_components(links, directed=False)[1], np.int64)
+def members_of(label: IntArray, num_labels: int) -> list[IntArray]:
+    """What has each label, rising."""
+    bounds = np.cumsum(np.bincount(label, minlength=num_labels))[:-1]
+    return np.split(np.argsort(label, kind="stable"), bounds)
+
+
+@njit(cache=True)
+def components(count, one, other):  # type: ignore[no-untyped-def]
+    """Connected component of each of ``count`` things that pairs link, by the least of its things ``[count]``."""
+    # Each thing points to a lesser one of its component, but for the least.
+    lesser = np.arange(count)
+    for first, second in zip(one, other):  # noqa: B905 (numba knows no strict)
+        while lesser[first] != first:
+            lesser[first] = lesser[lesser[first]]
+            first = lesser[first]
+        while lesser[second] != second:
+            lesser[second] = lesser[lesser[second]]
+            second = lesser[second]
+        lesser[max(first, second)] = min(first, second)
+    label, found = np.empty(count, np.int64), 0
+    for thing in range(count):
+        label[thing] = found if lesser[thing] == thing else label[lesser[thing]]
+        found += lesser[thing] == thing
+    return label
 
 
 def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
@@ -43,10 +61,8 @@ def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntA
 def groups_of(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
     """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch.
 
-    Args:
-        component: which chunks depend on each other ``[chunks]``: a microbatch with its encoders' chunks.
-        first_llm: first LLM microbatch that each has to do with ``[chunks]``.
-        chunk_set: set of lanes that each is on ``[chunks]``.
+    A component is a microbatch with its encoders' chunks; for every chunk it is known with its first LLM microbatch and
+    its set of lanes ``[chunks]``.
     """
     num_groups = int(component.max()) + 1
     arrival, group_set = np.full(num_groups, np.iinfo(np.int64).max), np.zeros(num_groups, np.int64)
@@ -91,14 +107,7 @@ class ChunkGroups:
 
 
 def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
-    """Groups of a draft's chunks.
-
-    Args:
-        draft: the program.
-        assignment: what it was made of.
-        action_set: set of lanes that each forward and backward is on ``[first_action[-1]]``.
-        num_sets: sets.
-    """
+    """Groups of a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
     count = int(draft.first_action[-1])
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))

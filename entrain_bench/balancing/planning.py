@@ -26,14 +26,8 @@ def proportional_allocation(
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
     The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from the least each,
-    then give every further one to the share furthest below its due. Shares that sum to zero count as equal.
-
-    Args:
-        total: what is split, in units of ``what``.
-        shares: proportions, at least 0 ``[modules]``.
-        most: the most that each module can take ``[modules]``.
-        least: the least that each must have.
-        what: the units, for messages.
+    then give every further one to the share furthest below its due. Shares that sum to zero count as equal; ``what``
+    names the units in messages.
 
     Raises:
         UserError: if the total is below the least of all together or above ``most`` together.
@@ -106,11 +100,8 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     """Consecutive layers a stage so that the slowest stage is fastest (arXiv:2605.27918, Algorithm 2, tier 1).
 
-    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages).
-
-    Args:
-        layer_s: time of each layer for one microbatch ``[layers]``.
-        num_stages: stages, at most the number of layers.
+    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages). ``layer_s`` is the
+    time of each layer for one microbatch ``[layers]``.
     """
     num_layers = len(layer_s)
     if num_stages > num_layers:
@@ -204,17 +195,9 @@ def place_chain(
     """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
 
     Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. Several encoders
-    share the encoder stages, several generators the generator stages.
-
-    Args:
-        job: the job.
-        degrees: TP, CP, DP and the number of stages of a replica.
-        layers: layers of each stage, for every module of the model.
-        recompute: modules that recompute their activations.
-        leading: whether encoders have leading stages of their own, and generators trailing ones.
-        virtual_stages: stages that each rank of the pipeline holds; ``degrees.pp`` counts the ranks.
-        virtual_order: how they follow each other over the ranks (``rank_of_places``).
-        split_backward: see ``Layout``.
+    share the encoder stages, several generators the generator stages; ``leading``: both have stages of their own.
+    ``layers`` are those of each stage, for every module; ``degrees.pp`` counts the ranks of a pipeline, each of which
+    holds ``virtual_stages`` in the order of ``rank_of_places``.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
@@ -243,14 +226,9 @@ def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "lo
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
     """A homogeneous replica whose stages cut one chain of all layers, wherever a module ends.
 
-    The chain holds the modules' layers in the model's order; where a stage has layers of several modules, each has a
-    stage there. Stage i is on rank i modulo PP: virtual stages, if there are more of them than ranks.
-
-    Args:
-        job: the job.
-        degrees: TP, CP, DP and the ranks of a pipeline.
-        layers: layers of the chain on each stage.
-        recompute: modules that recompute their activations.
+    The chain holds the modules' layers in the model's order, ``layers`` of them on each stage; where a stage has layers
+    of several modules, each has a stage there. Stage i is on rank i modulo PP: virtual stages, if there are more of
+    them than ranks.
     """
     bounds = np.cumsum([0, *layers])
     width = degrees.tp * degrees.cp
@@ -305,14 +283,9 @@ def place_islands(
 ) -> Layout:
     """Encoders, LLM and generators on disjoint ranks; several encoders share theirs, and so do several generators.
 
-    Where all have one TP, CP and DP, replicas follow each other. Otherwise units do, a replica's stages next to each
-    other, the widest tensor parallelism first, so that every block is aligned.
-
-    Args:
-        job: the job.
-        islands: one for every module of the model, the same but for layers among those that share ranks.
-        num_microbatches: LLM microbatches of a replica.
-        single_rank_boundary: see ``Layout``.
+    There is an island for every module, the same but for layers among those that share ranks. Where all have one TP, CP
+    and DP, replicas follow each other. Otherwise units do, a replica's stages next to each other, the widest tensor
+    parallelism first, so that every block is aligned.
     """
     units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
@@ -342,10 +315,8 @@ def recompute_choices(
 ) -> list[tuple[bool, ...]]:
     """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
 
-    Args:
-        job: the job.
-        groups: modules that recompute together or not at all; each by itself if None.
-        chosen_later: whether the scheduler chooses by chunk what is recomputed, unless it is asked for: nothing then.
+    Groups are modules that recompute together or not at all; each by itself if None. ``chosen_later``: the scheduler
+    chooses by chunk what is recomputed, unless it is asked for: nothing then.
 
     Raises:
         IncompatibleError: if some modules of a group are asked for, but not all.

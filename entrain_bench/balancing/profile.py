@@ -111,10 +111,7 @@ class Profile:
     def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
         """End of every action of a program whose actions take as long as believed ``[actions]``.
 
-        Args:
-            program: the program.
-            duration_s: believed seconds of each action ``[actions]``.
-            transfers: whether what actions hand each other takes as long as ``handovers`` says; otherwise it is free.
+        With ``transfers`` what actions hand each other takes as long as ``handovers`` says; otherwise it is free.
 
         Raises:
             DeadlockError: if its order contradicts its dependencies.

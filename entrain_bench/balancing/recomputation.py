@@ -16,10 +16,10 @@ from numba import njit
 from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.beliefs import covered_layer_s
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import unknown_choice
 from entrain_bench.program import Pass, Program, recompute_chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_per_stage
@@ -47,8 +47,7 @@ class Recomputation:
     memory: str = field(default="module", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.memory not in MEMORY:
-            raise unknown_choice("strategy.scheduler.memory", self.memory, MEMORY)
+        check_choices(self, "strategy.scheduler", memory=MEMORY)
 
     @property
     def chooses_recomputation(self) -> bool:
@@ -101,13 +100,10 @@ def recompute_all(program: Program) -> Program:
 
 
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
-    """The program with as few recomputed layers on every stage as memory demands, alike for all its chunks.
+    """The program, which recomputes all it can, with as few recomputed layers on every stage as memory demands.
 
-    Where modules share a lane, the layers of the module that saves most seconds for its memory are kept first.
-
-    Args:
-        program: one that recomputes all it can (``recompute_all``).
-        profile: for memory and believed seconds.
+    All chunks of a stage recompute alike. Where modules share a lane, the layers of the module that saves most seconds
+    for its memory are kept first.
     """
     if not program.remade:
         return program
@@ -145,12 +141,9 @@ def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
 
 
 def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
-    """The program with as little recomputation as its order leaves memory for, by chunk.
+    """The program with as little recomputation as its order leaves memory for, by chunk (``keep_what_fits``).
 
-    Args:
-        program: in an order that fits memory if everything is recomputed; what it says of recomputation is the most.
-        profile: for memory and believed seconds.
-        exact: see ``keep_what_fits``.
+    It fits memory if everything is recomputed; what it says of recomputation is the most.
     """
     modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
@@ -158,14 +151,10 @@ def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) 
 
 
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile, exact: bool = True) -> Program:
-    """The program with as little recomputation as its order leaves memory for.
+    """The program, which recomputes all it can, with as little recomputation as its order leaves memory for.
 
-    Args:
-        program: one that recomputes all it can (``recompute_all``).
-        forward_s: believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
-            ``[chunks, stages]``, by module.
-        profile: for memory.
-        exact: whether the integer program is solved; otherwise what its greedy beginning finds.
+    ``forward_s`` are the believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
+    ``[chunks, stages]``, by module. ``exact`` solves the integer program; otherwise its greedy beginning counts.
     """
     if not program.remade:
         return program

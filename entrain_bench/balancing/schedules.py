@@ -1,4 +1,8 @@
-"""Schedules as slots: from microbatch order to the order of actions on a lane."""
+"""Schedules as slots: from microbatch order to the order of actions on a lane; and checks of what may follow whom.
+
+Routes over the boundary between an encoder and the LLM (arXiv:2605.27678, section 1) are checked, for a mapping whose
+shapes are valid may send gradients to the wrong ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,18 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
+from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
-    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up.
+    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
 
-    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards.
-
-    Args:
-        microbatch: position in the replica's order (broadcasts with the others).
-        num_microbatches: microbatches of that replica.
-        warmup: forwards before the first forward-backward pair; the number of stages behind is the usual choice.
-
-    Returns:
-        Slot of the forward and of the backward; the 2K slots of a lane are 0..2K-1.
+    A lane runs ``warmup`` forwards (usually one a stage behind), then one forward and one backward in turn, then the
+    remaining backwards; its 2K slots are 0..2K-1. ``microbatch`` is the position in the order of a replica that has
+    ``num_microbatches``.
     """
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
@@ -39,12 +38,8 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
-    The chain runs through the stages of each encoder (modules on the same lanes count once), then the LLM's, then the
-    generators'.
-
-    Args:
-        layout: the layout.
-        llm: position of the LLM among its modules; the last without generators.
+    The chain runs through the stages of each encoder (modules on the same lanes count once), then those of the LLM, at
+    position ``llm`` of the modules, then the generators'.
 
     Raises:
         IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
@@ -149,18 +144,12 @@ def chain_program(
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of all modules share their slots. An encoder chunk runs backward in the slot of the LLM
-    microbatch that consumes it, if that comes later than its own.
-
-    Args:
-        model: the model.
-        shapes: the iteration's samples.
-        layout: a chain of lanes.
-        assignment: labels; an LLM microbatch must not come before the encoder microbatches it needs.
-        warmup: forwards before the first backward, for every module ``[stages]``.
-        split_backward: whether samples deferred to a later LLM microbatch form chunks of their own.
-        weight_delay: microbatches by which weight passes come after their backwards, for every module ``[stages]``;
-            None: backwards are whole. Modules that learn nothing have no weight passes.
+    The k-th microbatches of all modules share their slots; no LLM microbatch may come before the encoder microbatches
+    it needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that comes later
+    than its own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own.
+    ``warmup`` are the forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come
+    after their backwards, both for every module ``[stages]``. Without delays backwards are whole; modules that learn
+    nothing have no weight passes.
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
@@ -218,3 +207,51 @@ def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Se
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
         np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
     return [counts[placed.dp] for placed in layout.modules]
+
+
+def check_colocated(layout: Layout) -> None:
+    """Check that every encoder is in one stage on exactly the LLM's ranks, as schedules of three phases need it.
+
+    Raises:
+        IncompatibleError: naming the encoder that is not.
+    """
+    *encoders, llm = layout.modules
+    for placed in encoders:
+        if not is_colocated(placed, llm) or placed.pp > 1:
+            raise IncompatibleError(
+                f"layout: a colocated schedule needs {placed.module} in one stage on exactly the ranks of {llm.module}"
+            )
+
+
+def check_routes(
+    model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, *, in_order: bool
+) -> None:
+    """Check that every item is encoded in the group of the LLM replica that consumes it.
+
+    With ``in_order`` no LLM microbatch may come before an encoder microbatch that it needs.
+
+    Raises:
+        IncompatibleError: naming the sample that takes a wrong way.
+    """
+    check_assignment(assignment, model, layout, shapes)
+    *encoders, llm = layout.modules
+    consumer = assignment.modules[-1]
+    for module, placed, labels in zip(model.encoders, encoders, assignment.modules, strict=False):
+        ratio = ratio_of(placed, llm)
+        owner = shapes.item_sample[module.units(shapes)]
+        wrong = np.flatnonzero(labels.replica // ratio.fan_in != consumer.replica[owner] // ratio.fan_out)
+        if wrong.size:
+            first = wrong[0]
+            raise IncompatibleError(
+                f"assignment: sample {shapes.name_of(owner[first])} is encoded by replica {labels.replica[first]} "
+                f"of {placed.dp} of {module.name}, which does not feed replica {consumer.replica[owner[first]]} of "
+                f"{llm.dp} of {llm.module}"
+            )
+        late = np.flatnonzero(labels.microbatch > consumer.microbatch[owner]) if in_order else wrong
+        if late.size:
+            first = late[0]
+            raise IncompatibleError(
+                f"assignment: sample {shapes.name_of(owner[first])} is in {module.name} microbatch "
+                f"{labels.microbatch[first]} and already in {llm.module} microbatch "
+                f"{consumer.microbatch[owner[first]]}; this schedule runs microbatches in order"
+            )

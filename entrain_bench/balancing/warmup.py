@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks
 from entrain_bench.program.layout import Layout
@@ -35,10 +35,8 @@ class WarmUp(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        if self.eager not in EAGER:
-            raise unknown_choice("strategy.scheduler.eager", self.eager, EAGER)
-        most = self.max_extra_forwards
-        require(most is None or most >= 0, "strategy.scheduler.max_extra_forwards", most, "null or at least 0")
+        check_choices(self, "strategy.scheduler", eager=EAGER)
+        check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
 
     def forwards(
         self,
@@ -93,17 +91,10 @@ def eager_warmup(
     """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
 
     Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
-    the stage before holds back.
-
-    Args:
-        profile: for the job and the memory of what is kept.
-        shapes: the iteration's samples.
-        layout: a chain of lanes.
-        chunks: chunks of every module.
-        freed: microbatch in whose slot each chunk runs backward, one array a module ``[chunks]``.
-        handed: tensors between actions on a rank of each lane (``Memory.handed_bytes``).
-        only_encoders: whether stages of the LLM and of generators, and what shares their lanes, keep 1F1B's warm-up.
-        max_extra: forwards beyond 1F1B's at most; None sets no limit.
+    the stage before holds back. ``freed`` is the microbatch in whose slot each chunk runs backward, for every module
+    ``[chunks]``, ``handed`` the tensors between actions (``Memory.handed_bytes``). With ``only_encoders`` stages of the
+    LLM and of generators, and what shares their lanes, keep 1F1B's warm-up; ``max_extra`` limits the forwards beyond
+    it.
     """
     job = profile.job
     memory = profile.memory

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import (
@@ -20,7 +21,7 @@ from entrain_bench.balancing.schedules import (
     stages_behind,
 )
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -43,18 +44,13 @@ class ZeroBubble(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        most = self.max_weight_delay
-        require(most is None or most >= 0, "strategy.scheduler.max_weight_delay", most, "null or at least 0")
+        check_least(self, "strategy.scheduler", 0, "max_weight_delay")
 
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
         """The program with the longest delay of weight passes that fits memory, or none at all if none does.
 
-        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that.
-
-        Args:
-            make: the program whose weight passes come so many microbatches after their backwards at most.
-            longest: the longest delay of the schedule.
-            profile: for memory.
+        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
+        gives the program whose weight passes come so many microbatches after their backwards at most.
         """
         if self.max_weight_delay is not None:
             return self.within_memory(make(min(self.max_weight_delay, longest)), profile)

@@ -51,7 +51,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
     """The named figures and documents; without names all that are not made on request only.
 
     Args:
-        names: which.
+        names: which; claims that are asked for by name are those of the user's folder alone, if it has any.
         config_dir: a folder of the user's with further figures, tables and claims; None for none.
 
     Raises:
@@ -63,7 +63,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
             raise unknown_choice("figure", name, known)
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name, config_dir) for name in known} | {
         "calibration": calibration_output,
-        "claims": partial(claims_output, config_dir),
+        "claims": partial(claims_output, config_dir, theirs=bool(names)),
         **{name: partial(results_output, name) for name in ("results", "free_degrees")},
         "tables": tables_output,
         **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},

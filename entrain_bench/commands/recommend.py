@@ -12,12 +12,12 @@ from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.notices import notices
 from entrain_bench.answers.recommend import megatron
-from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.live import Ticker
+from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.recommendation import answer_of, plan_of_answer, reason_of
 from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant, race
 from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
-from entrain_bench.answers.tracking.sweep import sweep_name
+from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from entrain_bench.answers.report.build import page_of, report_json
+from entrain_bench.answers.report.page import html, markdown
 from entrain_bench.answers.report.read import read_material
-from entrain_bench.answers.report.render import html, markdown
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.pictures import Pictures

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.answers.tracking.sweep import sweep_name
+from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say

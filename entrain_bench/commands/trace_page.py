@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from entrain_bench.answers.analysis import encoder_shares
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.balancing.planning import stable_samples
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
@@ -48,6 +48,7 @@ def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
     again = "; scanned before, and its files have not changed (remove the trace to scan again)" if found.again else ""
     where = command.source.get("path", kind)
     yield f"{found.samples:,} samples from {found.shards:,} shards of {where} ({kind}){again}."
+    yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in found.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
         yield ""

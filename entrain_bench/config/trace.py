@@ -43,6 +43,7 @@ class Scanned(Protocol):
     Attributes:
         samples: rows of the trace.
         shards: scanned.
+        items: texts, images, sounds and videos, by these names.
         counts: of what was left out, by reason.
         listed: the first of them: name, what the data calls it, what is wrong.
         again: whether nothing had to be scanned.
@@ -52,6 +53,8 @@ class Scanned(Protocol):
     def samples(self) -> int: ...  # noqa: D102
     @property
     def shards(self) -> int: ...  # noqa: D102
+    @property
+    def items(self) -> Mapping[str, int]: ...  # noqa: D102
     @property
     def counts(self) -> Mapping[str, int]: ...  # noqa: D102
     @property

@@ -22,10 +22,9 @@ HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startsw
 
 
 def trespasses(modules: Collection[str]) -> list[str]:
-    """Where these modules, and those of the same author that they import, reach for what is closed to strategies.
+    """Lines of these modules, and of their author's that they import, that reach for code closed to strategies.
 
-    Raises:
-        UserError: for a module that does not exist, and a file that is not Python.
+    ``UserError`` names a module that does not exist, and a file that is not Python.
     """
     found = []
     for module, source in sorted(sources_of(modules).items()):

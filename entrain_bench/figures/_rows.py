@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from entrain_bench.base.errors import require
-from entrain_bench.config.compose import IN_FIGURES, SHOWN
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.compose import IN_FIGURES, SHOWN, swept_keys
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import labels_of
 from entrain_bench.run.study import Study, SweepOverrides
 
 # The sweeps of a figure by the labels of its rows; one sweep without a label if it has none.
@@ -68,3 +71,70 @@ def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
     require(bool(files), "EXPERIMENT", experiment, "the name of a YAML in figure/")
     values: dict[str, Any] = yaml.safe_load(files[0].read_text())
     return values
+
+
+# What a figure shows several of, whichever: the user's may take their place.
+REPLACED = ("workload", "model")
+# Of Hydra's own, and sweeps of other figures.
+NOT_OF_A_RUN = ("figure", "hydra")
+HASH_DIGITS = 8
+MAX_NAME = 60
+
+
+def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
+    """The sweeps of a figure with overrides of the user's: several values for what is ``REPLACED``, or inside of it.
+
+    An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
+    nothing about is added.
+
+    Raises:
+        UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
+    """
+    params, rows = params_of(experiment, config_dir), rows_of(experiment, config_dir)
+    compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
+    compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
+    given = swept_keys(overrides)
+    for key, several in given.items():
+        _check(figure, key, several, compared)
+    texts = dict(zip(given, overrides, strict=True))
+    kept = {key: text for key, text in params.items() if not any(key.startswith(f"{other}.") for other in given)}
+    merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
+    sweeps = {}
+    for label, row in (rows or {UNLABELLED: ()}).items():
+        # What a row says goes before what the figure sweeps.
+        own = swept_keys(row)
+        rest = [text for key, text in merged.items() if key not in own]
+        sweeps[label] = (*shown_in(experiment, config_dir), *rest, *row)
+    return sweeps
+
+
+def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
+    """What the files of such a figure are called: the figure, its workloads, and a hash of the overrides."""
+    if not overrides:
+        return figure
+    workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
+    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
+    return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
+    for group in REPLACED:
+        seen: dict[str, object] = {}
+        for cell in cells:
+            name, values = str(labels_of(cell.config)[group]), getattr(cell.config, group)
+            if seen.setdefault(name, values) != values:
+                raise UserError(f"{group}: several are called {name}; must have names of their own")
+
+
+def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
+    group = re.split(r"[./]", key)[0]
+    if group in NOT_OF_A_RUN:
+        raise UserError(f"{key}: says nothing about a run; must be left out")
+    inside = [other for other in compared if other.startswith(f"{key}.")]
+    for other in inside or ([key] if key in compared and key not in REPLACED else []):
+        raise UserError(
+            f"{key}: figure {figure} compares values of {other} itself ({compared[other]}); must be left out"
+        )
+    if several and group not in REPLACED:
+        raise UserError(f"{key}: must be one value; a figure takes several of {' and '.join(REPLACED)} only")

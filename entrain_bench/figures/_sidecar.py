@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from entrain_bench.answers.cost_source import cost_source
+from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.records.cells import Cell
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import encoder_stages, interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._lines import draw_lines, line_handles
+from entrain_bench.figures._bars import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results

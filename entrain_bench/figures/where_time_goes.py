@@ -60,7 +60,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     strategies = by_family(data)
     wide = -(-len(grid.workloads) // -(-len(grid.workloads) // MAX_COLUMNS))
     deep = -(-len(grid.workloads) // wide)
-    height_in = HEAD_IN + len(grid.models) * deep * (PANEL_IN + BAR_IN * _height(strategies))
+    height_in = HEAD_IN + len(grid.models) * deep * (PANEL_IN + BAR_IN * (max(strategies.values()) + 1.0))
     figure, axes = panels(len(grid.models) * deep, wide, DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
     places = [(model, workload) for model in grid.models for workload in [*grid.workloads, *[""] * wide][: deep * wide]]
     for place, (panel, (model, workload)) in enumerate(zip(axes, places, strict=True)):
@@ -85,10 +85,6 @@ def by_family(data: pd.DataFrame) -> dict[str, float]:
     for name, family in sorted(others, key=lambda pair: groups.index(pair[1])):
         found[name] = len(found) + 0.5 * groups.index(family)
     return found
-
-
-def _height(positions: Mapping[str, float]) -> float:
-    return max(positions.values()) + 1.0
 
 
 def _draw_panel(
@@ -120,7 +116,7 @@ def _draw_panel(
         )
     panel.set_xlim(0, 1)
     panel.set_xticks([0, 0.5, 1], ["0", "50", "100"])
-    panel.set_ylim(_height(positions) - 0.5, -0.5)
+    panel.set_ylim(max(positions.values()) + 0.5, -0.5)
     panel.set_yticks([*positions.values()], [grid.strategies[name] for name in positions])
     panel.tick_params(axis="y", length=0)
     panel.grid(visible=False, axis="y")

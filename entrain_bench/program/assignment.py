@@ -62,6 +62,10 @@ class Chunks:
     def __len__(self) -> int:
         return len(self.replica)
 
+    def units(self, chunk: int) -> IntArray:
+        """The units of a chunk, in order."""
+        return self.members[self.offsets[chunk] : self.offsets[chunk + 1]]
+
 
 def same_microbatches(
     model: ModelSpec,

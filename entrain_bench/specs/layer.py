@@ -125,13 +125,7 @@ class Layer:
         return self.activation_bytes_per_token - self.remade.activation_bytes_per_token
 
     def frozen(self, passes_gradients: bool) -> Layer:
-        """The layer with weights that do not learn.
-
-        Without gradients to pass on there is no backward, and nothing is kept for it.
-
-        Args:
-            passes_gradients: whether anything before the layer learns.
-        """
+        """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
         if passes_gradients:
             remade = self.remade and self.remade.frozen(passes_gradients)
             return replace(self, remade=remade, learns=False, backward_share=0.5)

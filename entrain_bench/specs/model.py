@@ -126,10 +126,9 @@ class ModuleSpec:
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
-        """The module with weights that do not learn, but for an encoder's head: the projector is trained as ever.
+        """The module with fixed weights, but for an encoder's projector.
 
-        Args:
-            passes_gradients: whether anything before the module learns.
+        ``passes_gradients``: whether anything before the module learns.
         """
         fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
@@ -288,11 +287,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Parse and check a model YAML: ``name``, ``modules`` by name, ``tokens``.
-
-        Raises:
-            UserError: naming the offending key and what is allowed.
-        """
+        """Parse a model YAML: ``name``, ``modules`` by name, ``tokens``; ``UserError`` names a wrong key."""
         check_keys(_ModelConfig, config, "model")
         modules = []
         for name, values in check_mapping(config["modules"], "model.modules").items():

@@ -19,14 +19,7 @@ def stable_rng(name: str, *key: int) -> np.random.Generator:
 
 
 def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: int) -> Iterator[tuple[int, int, int]]:
-    """Where iteration ``iteration`` of a stream of batches lies.
-
-    Yields:
-        ``(block, start, stop)``: samples ``start`` to ``stop`` within a block, blocks in order.
-
-    Raises:
-        UserError: for a negative iteration or seed, or an empty batch.
-    """
+    """The parts ``(block, start, stop)`` of blocks that make up an iteration; ``UserError`` if negative or empty."""
     require(iteration >= 0, "iteration", iteration, "0 or more")
     require(seed >= 0, "seed", seed, "0 or more")
     require(num_samples >= 1, "num_samples", num_samples, "at least 1")
@@ -38,13 +31,9 @@ def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: in
 
 @dataclass(frozen=True, slots=True)
 class ListedShapes:
-    """A source of listed samples. The stream passes over all of them in one random order after another.
+    """A source of listed samples, in one random order after another; ``name`` seeds the orders.
 
-    Attributes:
-        name: seeds the orders.
-        shapes: all samples.
-        num_truncated: how many of them were longer than the model's context and have been shortened.
-        num_dropped: how many more there were, left out because they were longer.
+    ``num_truncated`` of the samples were shortened to the model's context, ``num_dropped`` more were left out.
     """
 
     name: str

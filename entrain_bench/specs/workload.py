@@ -54,9 +54,5 @@ class Workload(Protocol):
         ...
 
     def source(self, rules: TokenRules) -> ShapeSource:
-        """The workload's samples as the given model sees them.
-
-        Raises:
-            UserError: for unreadable or invalid data, naming file, row and column.
-        """
+        """The samples as a model sees them; ``UserError`` names file, row and column of invalid data."""
         ...

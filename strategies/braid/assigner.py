@@ -143,9 +143,7 @@ def two_columns(loads: FloatArray) -> FloatArray:
     """The loads of the two lanes that differ most, each as a share of its total ``[samples, 2]``.
 
     Samples cost lanes in different proportions; what levels the two that differ most about levels those in between.
-
-    Args:
-        loads: seconds that each sample costs each lane ``[samples, lanes]``.
+    Loads are the seconds that each sample costs each lane ``[samples, lanes]``.
     """
     share = loads / np.maximum(loads.sum(axis=0), 1e-300)
     off = decisive(np.abs(share - share.mean(axis=1, keepdims=True)).sum(axis=0))
@@ -157,15 +155,7 @@ def two_columns(loads: FloatArray) -> FloatArray:
 def deal_chunks(
     replica: IntArray, microbatch: IntArray, cost_s: FloatArray, tokens: IntArray, most_tokens: float
 ) -> IntArray:
-    """Chunk of each item, counted in its microbatch: in every one as many as tokens ask for, by LPT ``[items]``.
-
-    Args:
-        replica: of each item ``[items]``.
-        microbatch: of each item ``[items]``.
-        cost_s: of each item ``[items]``.
-        tokens: of each item ``[items]``.
-        most_tokens: of a chunk, about.
-    """
+    """Chunk of each item, counted in its microbatch: in every one as many as tokens ask for, by LPT ``[items]``."""
     if not len(replica):
         return np.zeros(0, np.int64)
     key = replica * (1 + int(microbatch.max())) + microbatch

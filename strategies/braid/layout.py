@@ -19,7 +19,7 @@ from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .work import chunk_layers_s, chunk_tokens, shares_of, split_chain, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, split_around, unit_layers_s
 
 # Alternations between splitting the LLM around the encoders and the encoders around the LLM.
 JOINT_ROUNDS = 4
@@ -231,54 +231,22 @@ class Work:
 
 def split_layers(work: Work, shape: Shape) -> Split:
     """Split every module so that the busiest lane of a replica, encoder work levelled, is least busy."""
-    model, lanes = work.profile.job.model, shape.degrees.pp
-    llm_s = work.layers_s(shape, model.llm_index)
-    encoders_s = [work.layers_s(shape, index) for index in others(model)]
-    encoder_lane_s = np.zeros(lanes)
-    found = []
-    for _ in range(JOINT_ROUNDS if shape.joint and shape.encoder_stages > 1 else 1):
-        # Other blocks than the LLM's are left to the encoders.
-        llm_layers = split_chain(llm_s, encoder_lane_s[shape.llm_blocks])
-        llm_lane_s = np.zeros(lanes)
-        llm_lane_s[shape.llm_blocks] = _sums(llm_s, llm_layers)
-        layers, encoder_lane_s = _split_encoders(shape, encoders_s, llm_lane_s)
-        chain = (*layers[: model.llm_index], llm_layers, *layers[model.llm_index :])
-        found.append(Split(chain, _busiest_s(shape, encoders_s, layers, llm_lane_s)))
-    return min(found, key=lambda split: decisive(split.busiest_s))
-
-
-def _split_encoders(
-    shape: Shape, encoders_s: Sequence[FloatArray], llm_lane_s: FloatArray
-) -> tuple[list[tuple[int, ...]], FloatArray]:
-    """Layers of every encoder's stages, alike in all segments, and what they cost each lane if all copies do the same.
-
-    Args:
-        shape: the layout.
-        encoders_s: seconds of each layer in a replica, by encoder ``[layers]``.
-        llm_lane_s: of the LLM on each lane ``[lanes]``.
-    """
-    copies, layers, total = shape.segments * shape.copies_abreast, [], np.zeros(len(llm_lane_s))
-    grid = (shape.segments, shape.encoder_stages, shape.blocks_abreast)
-    for own_s in encoders_s:
-        beside = (llm_lane_s + total if shape.joint else np.zeros_like(total)).reshape(grid).max(axis=(0, 2))
-        layers.append(split_chain(own_s / copies, beside))
-        total = total + np.tile(np.repeat(_sums(own_s, layers[-1]) / copies, shape.blocks_abreast), shape.segments)
-    return layers, total
-
-
-def _busiest_s(
-    shape: Shape, encoders_s: Sequence[FloatArray], layers: Sequence[tuple[int, ...]], llm_lane_s: FloatArray
-) -> float:
-    """Seconds of the busiest lane once the copies of every encoder share its work out; arguments as before."""
-    busy = llm_lane_s
-    grid = (shape.segments, shape.encoder_stages, shape.blocks_abreast)
-    for own_s, stages in zip(encoders_s, layers, strict=True):
-        base = np.repeat(busy.reshape(grid).max(axis=2), shape.copies_abreast, axis=0)
-        cost = _sums(own_s, stages)
-        shares, _ = shares_of(base[None], cost[None])
-        of_segment = shares[0].reshape(shape.segments, -1).sum(axis=1) / shape.copies_abreast
-        busy = busy + np.repeat((of_segment[:, None] * cost).ravel(), shape.blocks_abreast)
-    return float(busy.max())
+    llm = work.profile.job.model.llm_index
+    encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
+    llm_bounds, bounds, busiest_s = split_around(
+        work.layers_s(shape, llm),
+        np.concatenate([np.zeros(0), *encoders_s]),
+        np.cumsum([0, *map(len, encoders_s)]),
+        shape.llm_blocks,
+        (shape.segments, shape.encoder_stages, shape.blocks_abreast),
+        shape.copies_abreast,
+        shape.joint,
+        JOINT_ROUNDS if shape.joint and shape.encoder_stages > 1 else 1,
+    )
+    best = int(decisive(busiest_s).argmin())
+    chain = [tuple(np.diff(each).tolist()) for each in bounds[best]]
+    chain.insert(llm, tuple(np.diff(llm_bounds[best]).tolist()))
+    return Split(tuple(chain), float(busiest_s[best]))
 
 
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
@@ -315,13 +283,7 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
 
 
 def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -> Iterator[Shape]:
-    """Every shape of a job's degrees with the microbatches that its size asks for.
-
-    Args:
-        job: the job.
-        choices: of modules that recompute.
-        freedom: what shapes may have.
-    """
+    """Every shape of a job's degrees and of some choices of recomputation, with the microbatches of its size."""
     model = job.model
     fewest = min((len(module.layers) for module in others(model).values()), default=0)
     for degrees in job.degrees():
@@ -336,7 +298,3 @@ def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -
             for segments, (count, stride) in product(runs, llm_places(job, degrees, freedom.llm_stages)):
                 microbatches = job.num_microbatches(degrees.dp)
                 yield Shape(degrees, tp, cp, segments, count, stride, freedom.joint, again, microbatches)
-
-
-def _sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:
-    return np.add.reduceat(layer_s, np.cumsum([0, *layers_per_stage[:-1]]))

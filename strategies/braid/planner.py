@@ -12,6 +12,7 @@ import numpy as np
 from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
@@ -59,8 +60,7 @@ class BraidPlanner:
 
     def __post_init__(self) -> None:
         require(0 < self.overhead < 1, "strategy.planner.overhead", self.overhead, "above 0 and below 1")
-        for name in ("profile_samples", "num_drafts", "num_trials"):
-            require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_drafts", "num_trials")
         wide = [*self.spans]
         require(not wide or min(wide) >= 2, "strategy.planner.spans", wide, "numbers of 2 or more")
         factors = [*self.microbatches]

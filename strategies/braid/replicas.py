@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from entrain_bench.balancing.actions import BACKWARD, Actions
 from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
-from entrain_bench.balancing.groups import chunk_groups, components, users_of
+from entrain_bench.balancing.groups import chunk_groups, components, members_of, users_of
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-
-from .actions import BACKWARD, Actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,7 @@ class Replica:
         load_s: believed seconds of each on all lanes together ``[groups]``.
         floor_s: no schedule ends before the busiest lane has done its work.
         llm_backward_s: mean seconds of the LLM's backwards.
+        held_s: seconds of each encoder backward, all of which may be held ``[encoder backwards]``.
     """
 
     own: IntArray
@@ -43,6 +43,7 @@ class Replica:
     load_s: FloatArray = field(init=False)
     floor_s: float = field(init=False)
     llm_backward_s: float = field(init=False)
+    held_s: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         actions = self.actions
@@ -56,16 +57,11 @@ class Replica:
         object.__setattr__(self, "floor_s", float((work + tail_s).max()))
         of_llm = (actions.of_llm * actions.is_backward).astype(bool)
         object.__setattr__(self, "llm_backward_s", float(actions.duration_s[of_llm].mean()))
+        object.__setattr__(self, "held_s", actions.duration_s[actions.of_llm < actions.is_backward])
 
 
 def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
-    """The replicas of a program, whatever its own order.
-
-    Args:
-        draft: the program.
-        assignment: what it was made of.
-        profile: for memory, and believed seconds of actions, transfers and steps.
-    """
+    """The replicas of a program, whatever its own order; the assignment is what it was made of."""
     layout, count = draft.layout, int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
@@ -87,53 +83,42 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     places = [np.arange(own.pp) for own in layout.modules]
     stage = np.concatenate([np.zeros(0, np.int64), *places])
     depth = np.where(is_backward, -1, 1) * draft.stage[:count] / (1.0 + stage.max(initial=0))
-    of_set = lane_set[first_lane]
+    actions = Actions(
+        lane_offsets,
+        lanes,
+        is_backward,
+        (draft.module[:count] >= draft.model.llm_index).astype(np.int64),
+        believed.duration_s,
+        handed.send_s[:count],
+        handed.receive_s[:count],
+        believed.size_bytes,
+        np.diff(draft.dep_offsets)[:count],
+        user_offsets,
+        user_actions,
+        handed.delay_s[edge],
+        station,
+        believed.room_bytes,
+        tail_s,
+        partner,
+        believed.kept_bytes,
+        believed.kept_s,
+    )
+    inner = groups.rank[is_backward, chunk] + depth
     replicas = []
-    by_set, set_order = np.bincount(of_set, minlength=1 + int(lane_set.max())), np.argsort(of_set, kind="stable")
-    for one, own in enumerate(np.split(set_order, np.cumsum(by_set)[:-1])):
-        if not len(own):
-            continue
-        members = np.flatnonzero(lane_set == one)
-        local_lane, local = np.full(layout.num_lanes, -1), np.full(count, -1)
-        local_lane[members], local[own] = np.arange(len(members)), np.arange(len(own))
-        own_lanes, entries = take_rows(lane_offsets, own)
-        own_users, users = take_rows(user_offsets, own)
-        actions = Actions(
-            own_lanes,
-            local_lane[lanes[entries]],
-            is_backward[own],
-            (draft.module[own] >= draft.model.llm_index).astype(np.int64),
-            believed.duration_s[own],
-            handed.send_s[own],
-            handed.receive_s[own],
-            believed.size_bytes[own],
-            np.diff(draft.dep_offsets)[own],
-            own_users,
-            local[user_actions[users]],
-            handed.delay_s[edge[users]],
-            station[members],
-            believed.room_bytes[members],
-            tail_s[own],
-            local[partner[own]],
-            believed.kept_bytes[own],
-            believed.kept_s[own],
-        )
-        own_group = groups.group[chunk[own]] - first_group[one]
-        inner = groups.rank[is_backward[own], chunk[own]] + depth[own]
-        replicas.append(Replica(own, members, actions, own_group, inner, first_group[one + 1] - first_group[one]))
+    for one, own in enumerate(members_of(lane_set[first_lane], 1 + int(lane_set.max()))):
+        if len(own):
+            members, count = np.flatnonzero(lane_set == one), first_group[one + 1] - first_group[one]
+            own_group = groups.group[chunk[own]] - first_group[one]
+            replicas.append(Replica(own, members, actions.of(own, members), own_group, inner[own], count))
     return replicas
 
 
 def recomputing(
     replicas: Sequence[Replica], program: Program, profile: Profile, plain: Program | None = None
 ) -> list[Replica]:
-    """The same replicas with the recomputation of another program of the same actions.
+    """The same replicas with the recomputation of another program of the same actions, in whatever order.
 
-    Args:
-        replicas: made of a program that differs in its order and in what it recomputes.
-        program: says what is recomputed.
-        profile: for memory and believed seconds.
-        plain: the program without recomputation, where the list scheduler may keep activations instead.
+    Where ``plain``, the program without recomputation, is given, the list scheduler may keep activations instead.
     """
     lane_offsets, lanes = lanes_of_actions(program)
     believed = _believed(program, profile, lanes, rows_of(lane_offsets), plain)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import chain_chunks
@@ -64,13 +65,11 @@ class BraidScheduler(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        require(self.rollouts >= 0, "strategy.scheduler.rollouts", self.rollouts, "at least 0")
-        leads = [*self.llm_leads]
-        holds = [*self.holds]
-        require(bool(holds) and min(holds) >= 0, "strategy.scheduler.holds", holds, "numbers of 0 or more")
-        require(bool(leads) and min(leads) >= 0, "strategy.scheduler.llm_leads", leads, "numbers of 0 or more")
-        aheads, keeps = [*self.aheads], [*self.keeps]
-        require(bool(aheads) and min(aheads) >= 0, "strategy.scheduler.aheads", aheads, "numbers of 0 or more")
+        check_least(self, "strategy.scheduler", 0, "rollouts")
+        for name in ("holds", "llm_leads", "aheads"):
+            values = [*getattr(self, name)]
+            require(bool(values) and min(values) >= 0, f"strategy.scheduler.{name}", values, "numbers of 0 or more")
+        keeps = [*self.keeps]
         in_range = bool(keeps) and min(keeps) >= 0 and max(keeps) <= 1
         require(in_range, "strategy.scheduler.keeps", keeps, "numbers from 0 to 1")
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numba import njit
 
+from entrain_bench.balancing.actions import State, Wish, room_for
+from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program, Slots, reorder
 
-from .actions import State, Wish, room_for
-from .listing import list_schedule
 from .replicas import Replica
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
+# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
+WORSE = 1 + 1e-6
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
 BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
 # Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
@@ -51,14 +54,24 @@ class Choice:
     lead: int
     hold: float
 
+    def effect(self, replica: Replica) -> tuple[bytes, bytes, int, int]:
+        """The same for choices that lead to the same schedule: a lead beyond all groups, a hold that holds the same."""
+        most = len(self.order) + int(self.shift.max()) - int(self.shift.min())
+        num_held = np.count_nonzero(replica.held_s > self.hold * replica.llm_backward_s) if self.hold else 0
+        return self.order.tobytes(), self.shift.tobytes(), min(self.lead, most), num_held
+
 
 @dataclass(slots=True)
 class Search:
-    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds."""
+    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds.
+
+    ``known`` says when schedules end, by ``Choice.effect``.
+    """
 
     replica: Replica
     rules: Rules
     start: Choice | None = None
+    known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
     state: State = field(init=False)
     seeds: list[Choice] = field(init=False)
     best: Choice = field(init=False)
@@ -78,21 +91,58 @@ class Search:
 
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is no slower than the best one."""
-        replica = self.replica
-        position = np.empty(len(choice.order), np.int64)
-        position[choice.order] = np.arange(len(choice.order))
-        group = position[replica.group]
-        actions = replica.actions
-        lead = np.where(actions.is_backward, choice.lead, -self.rules.ahead or choice.lead)
-        shifted = group + actions.is_backward * choice.shift[replica.group] - lead * actions.of_llm
-        priority = shifted * (2.0 * len(replica.own)) + replica.inner
+        replica, rules, effect = self.replica, self.rules, choice.effect(self.replica)
+        if effect in self.known and effect == self.best.effect(replica):
+            self.best = choice
+            return
+        if decisive(self.known.get(effect, 0.0)) > decisive(self.end_s):
+            return
         place = np.empty_like(self.place)
-        is_long = (choice.hold > 0) & (actions.duration_s > choice.hold * replica.llm_backward_s)
-        is_held = (is_long & (actions.of_llm < actions.is_backward)).astype(np.int64)
-        wish = Wish(group, priority, is_held, self.rules.alternate, self.rules.keep)
-        end_s, _ = list_schedule(replica.actions, wish, self.state, place)
+        self.known[effect] = end_s = _scheduled(
+            replica.actions,
+            (replica.group, replica.inner),
+            (choice.order, choice.shift),
+            (-rules.ahead or choice.lead, choice.lead),
+            float(choice.hold * replica.llm_backward_s),
+            rules.alternate,
+            float(rules.keep),
+            self.state,
+            place,
+            self.end_s * WORSE,
+        )
         if decisive(end_s) <= decisive(self.end_s):
             self.best, self.end_s, self.place = choice, end_s, place
+
+
+@njit(cache=True, nogil=True)
+def _scheduled(  # type: ignore[no-untyped-def]
+    actions, labels, moves, leads, hold_s, alternate, keep, state, place, limit_s
+):
+    """When the schedule of a choice ends; its places go to ``place``.
+
+    Args:
+        actions: of the replica.
+        labels: group of each action, and its place in the group ``[actions]``.
+        moves: order of the groups, and shifts of their backwards ``[groups]``.
+        leads: groups by which the LLM's forwards and backwards go before encoders'.
+        hold_s: encoder backwards that take longer are held; 0: none are.
+        alternate: see ``Wish``.
+        keep: likewise.
+        state: what ``room_for`` made.
+        place: takes each action's place in the order ``[actions]``.
+        limit_s: see ``list_schedule``.
+    """
+    (own_group, inner), (order, shift), count = labels, moves, len(place)
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    group, priority, is_held = position[own_group], np.empty(count), np.zeros(count, np.int64)
+    for action in range(count):
+        backward, of_llm = actions.is_backward[action], actions.of_llm[action]
+        shifted = group[action] + backward * shift[own_group[action]] - leads[backward] * of_llm
+        priority[action] = shifted * (2.0 * count) + inner[action]
+        is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
+    wish = Wish(group, priority, is_held, alternate, keep, True)
+    return list_schedule(actions, wish, state, place, limit_s)[0]
 
 
 def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
@@ -131,13 +181,9 @@ def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
 
 
 def improve(searches: list[Search], rollouts: int) -> None:
-    """Look for faster schedules.
+    """Look for faster schedules, with so many rollouts of all replicas together.
 
     The slowest replica decides, so that every rollout is its: its seeds first, then moves.
-
-    Args:
-        searches: of all replicas.
-        rollouts: schedules made, of all together.
     """
     rng = np.random.default_rng(0)
     for _ in range(rollouts):

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.balancing.filling import deal
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -56,10 +57,8 @@ class DflopAssigner:
         work, limit = self.solver_work_per_sample, self.solver_seconds
         require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
         require(limit is None or limit > 0, f"{where}.solver_seconds", limit, "null or above 0")
-        require(self.solver_samples >= 0, f"{where}.solver_samples", self.solver_samples, "at least 0")
-        require(self.shuffle is None or self.shuffle >= 0, f"{where}.shuffle", self.shuffle, "null or at least 0")
-        if self.split not in SPLITS:
-            raise unknown_choice(f"{where}.split", self.split, SPLITS)
+        check_least(self, where, 0, "solver_samples", "shuffle")
+        check_choices(self, where, split=SPLITS)
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
@@ -117,15 +116,9 @@ class DflopAssigner:
 
 
 def split_evenly(group: IntArray, replica: IntArray, num_groups: int, parts: int) -> IntArray:
-    """Part of each item: every group in order of replica and index, cut into parts of as many items each.
+    """Part of each item: every group in order of replica and index, cut into parts of as many items each ``[items]``.
 
-    The first parts hold one more where the number does not divide.
-
-    Args:
-        group: microbatch of each item ``[items]``.
-        replica: LLM replica of each item ``[items]``.
-        num_groups: microbatches.
-        parts: encoder replicas.
+    Groups are microbatches, parts encoder replicas. The first parts hold one more where the number does not divide.
     """
     order = np.lexsort((replica, group))
     sizes = np.bincount(group, minlength=num_groups)

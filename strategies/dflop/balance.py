@@ -13,6 +13,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.filling import CLOSE, by_falling, lpt_with_exchange, trivial_bound
+from entrain_bench.balancing.groups import members_of
 from entrain_bench.base.arrays import FloatArray, IntArray
 
 # Costs in the integer program, in parts of the largest sum at the start.
@@ -44,13 +45,7 @@ def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
 
 
 def balance(cost: FloatArray, num_buckets: int, limits: SolverLimits) -> IntArray:
-    """Bucket of each item ``[items]``: by LPT with exchange, improved by CP-SAT within its limits.
-
-    Args:
-        cost: encoder and LLM duration of each item ``[items, 2]``.
-        num_buckets: buckets.
-        limits: of the solver.
-    """
+    """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT."""
     start = lpt_with_exchange(cost, num_buckets)
     return improve(cost, num_buckets, start, limits) if limits.work else start
 
@@ -64,7 +59,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
     deadline = np.inf if limits.seconds is None else perf_counter() + limits.seconds * TIME_SHARE
     bucket, work, misses = start.copy(), 0.0, 0
     bound = trivial_bound(cost, num_buckets) * (1 + CLOSE)
-    high, members = _highs(cost, bucket, num_buckets), _members(bucket, num_buckets)
+    high, members = _highs(cost, bucket, num_buckets), members_of(bucket, num_buckets)
     rng = np.random.default_rng(0)
     while work < limits.work and misses < PATIENCE:
         fullest, size = int(high.argmax()), min(2 + misses // 2, num_buckets)
@@ -101,12 +96,6 @@ def _emptiest(high: FloatArray, fullest: int) -> IntArray:
     others = high.copy()
     others[fullest] = np.inf
     return np.array([others.argmin()])
-
-
-def _members(bucket: IntArray, num_buckets: int) -> list[IntArray]:
-    """Items of each bucket, rising."""
-    bounds = np.cumsum(np.bincount(bucket, minlength=num_buckets))[:-1]
-    return np.split(np.argsort(bucket, kind="stable"), bounds)
 
 
 class _Model(cp_model.CpModel):

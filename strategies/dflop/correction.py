@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from entrain_bench.balancing.options import check_least
 from entrain_bench.base.arithmetic import matmul, solve
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
@@ -64,9 +65,8 @@ class Corrector:
 
     def __post_init__(self) -> None:
         where = "strategy.assigner.correction"
-        require(self.tolerance >= 0, f"{where}.tolerance", self.tolerance, "at least 0")
-        require(self.window >= 1, f"{where}.window", self.window, "at least 1")
-        require(self.cost_s >= 0, f"{where}.cost_s", self.cost_s, "at least 0")
+        check_least(self, where, 0, "tolerance", "cost_s")
+        check_least(self, where, 1, "window")
         require(0 < self.smoothing <= 1, f"{where}.smoothing", self.smoothing, "in (0, 1]")
 
     def learn(self, seen: Sequence[Observation]) -> Corrector:

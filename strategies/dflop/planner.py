@@ -10,18 +10,27 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.errors import OutOfMemoryError, require, unknown_choice
+from entrain_bench.base.errors import OutOfMemoryError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
-from . import released
 from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
-from .space import Plan, enumerate_degrees, pipeline_s, place_plan
+from .space import (
+    BUFFER,
+    Plan,
+    accepted_plans,
+    enumerate_degrees,
+    microbatches,
+    pipeline_s,
+    place_plan,
+    walking_order,
+)
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
@@ -53,7 +62,7 @@ class DflopPlanner:
     Attributes:
         profile_samples: samples the data profiler averages.
         microbatches: ``paper``: a plan's N_mb is that of least T, and the plan of least T is taken. ``released``: the
-            walk of the public code (``released``), which recomputes every layer unless ``layout.recompute`` says else.
+            walk of the public code (``space``), which recomputes every layer unless ``layout.recompute`` says else.
         num_microbatches: N_mb of an LLM replica; None: as ``microbatches`` says.
         whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
         single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
@@ -68,14 +77,13 @@ class DflopPlanner:
     num_microbatches: int | None = None
 
     def __post_init__(self) -> None:
-        given, where = self.num_microbatches, "strategy.planner.num_microbatches"
-        require(given is None or given >= 1, where, given, "null or at least 1")
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        if self.microbatches not in MICROBATCHES:
-            raise unknown_choice("strategy.planner.microbatches", self.microbatches, MICROBATCHES)
-        free = given is None or self.microbatches == "paper"
-        require(free, where, given, "null with strategy.planner.microbatches=released, whose walk chooses it")
+        check_least(self, "strategy.planner", 1, "num_microbatches", "num_trials", "profile_samples")
+        check_choices(self, "strategy.planner", microbatches=MICROBATCHES)
+        given, allowed = (
+            self.num_microbatches,
+            "null with strategy.planner.microbatches=released, whose walk chooses it",
+        )
+        require(given is None or self.microbatches == "paper", "strategy.planner.num_microbatches", given, allowed)
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
@@ -118,10 +126,10 @@ class DflopPlanner:
             yield float(seconds[index]), Plan(*theta), recompute[choices[index]]
 
     def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
-        """The public code's preference (``released``)."""
+        """The public code's preference (``space``)."""
         degrees = enumerate_degrees(profile.job, any_dp=True)
-        degrees = degrees[released.walking_order(degrees)]
-        count = released.microbatches(profile.job, shapes, degrees)
+        degrees = degrees[walking_order(degrees)]
+        count = microbatches(profile.job, shapes, degrees)
         again = (True, True) if profile.job.request.recompute is None else self.recompute(profile)[0]
         seconds, fits = np.zeros(len(degrees)), np.zeros(len(degrees), np.bool_)
         for rows, _, estimates in self.estimates(profile, shapes, degrees, count):
@@ -132,7 +140,7 @@ class DflopPlanner:
                 pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s * factors[0], llm_s * factors[1])
             )
             fits[rows] = self._largest_fit(profile, shapes, degrees[rows], estimates, again)
-        accepted = released.accepted_plans(seconds, count, fits)
+        accepted = accepted_plans(seconds, count, fits)
         others = np.argsort(seconds, kind="stable")
         for index in (*accepted[::-1], *others[fits[others] & ~np.isin(others, accepted)].tolist()):
             theta = (*degrees[index].tolist(), int(count[index]))
@@ -159,7 +167,7 @@ class DflopPlanner:
         most_layers = max((len(module.layers) for module in encoders), default=1)
         encoder_need *= -(-most_layers // encoder_pp) * encoder_pp / most_layers
         llm_need *= -(-len(llm.layers) // llm_pp) * llm_pp / len(llm.layers)
-        limit = profile.job.cluster.device.memory_bytes / released.BUFFER
+        limit = profile.job.cluster.device.memory_bytes / BUFFER
         return np.asarray((encoder_need <= limit) & (llm_need <= limit))
 
     def recompute(self, profile: Profile) -> list[tuple[bool, ...]]:

@@ -1,4 +1,9 @@
-"""What DFLOP's optimizer searches (arXiv:2603.25120, Algorithm 1): splits of the GPUs and their factorizations."""
+"""What DFLOP's optimizer searches (arXiv:2603.25120, Algorithm 1): splits of the GPUs and their factorizations.
+
+The public code (BDAI-Research/DFLOP, 60e86d8, ``data_aware_optimizer.py``) walks over them differently: the encoder's
+GPUs grow from 1 to N - 1, L_dp need not divide the batch, memory is checked once a plan for the largest samples, and a
+plan has one number of microbatches.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.balancing.planning import Island, place_islands
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModuleSpec
+
+from .profiling import DataShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +112,54 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
 def place_plan(
     job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, ...], single_rank: bool
 ) -> Layout:
-    """The layout of a plan.
-
-    Args:
-        job: the job.
-        plan: the degrees.
-        layers: layers of each stage, for every module of the model.
-        recompute: whether the encoders and the LLM recompute their activations.
-        single_rank: whether everything between encoder and LLM passes through one rank.
-    """
+    """The layout of a plan; ``layers`` are those of each stage, for every module, ``recompute`` is by group."""
     islands = []
     for module, split in zip(job.model.modules, layers, strict=True):
         encoder = module.is_encoder
         tp, dp = (plan.encoder_tp, plan.encoder_dp) if encoder else (plan.llm_tp, plan.llm_dp)
         islands.append(Island(tp, 1, dp, split, recompute[0 if encoder else 1]))
     return place_islands(job, islands, plan.num_microbatches, single_rank)
+
+
+# A plan may be this much slower than the accepted one if it has fewer microbatches.
+SLACK = 1.1
+# What a rank is believed to need is multiplied by this and compared with all of a device's memory.
+BUFFER = 1.25
+
+
+def walking_order(degrees: IntArray) -> IntArray:
+    """Plans in the order in which the code sees them ``[plans]``: GPUs, TP, then PP of the encoder, then of the LLM."""
+    encoder_tp, encoder_pp, encoder_dp, llm_tp, llm_pp, _ = degrees.T
+    return np.lexsort((llm_pp, llm_tp, encoder_pp, encoder_tp, encoder_tp * encoder_pp * encoder_dp))
+
+
+def microbatches(job: Job, shapes: DataShapes, degrees: IntArray) -> IntArray:
+    """N_mb of each plan: the least whose mean microbatch is no larger than the largest profiled sample ``[plans]``.
+
+    It must leave every encoder and LLM replica a sample a microbatch on average; a plan that cannot takes the most that
+    the LLM's replicas can, int(GBS / L_dp).
+    """
+    batch, encoder_dp, llm_dp = job.global_batch, degrees[:, 2], degrees[:, 5]
+    least = np.ones(len(degrees), np.int64)
+    # ceil(mean batch / (DP most)), but the comparison itself decides where rounding is in doubt.
+    for mean, most, dp in (
+        *((mean, most, encoder_dp) for mean, most in zip(shapes.items, shapes.most_items, strict=True)),
+        (float(shapes.sequence_tokens), shapes.most_sequence_tokens, llm_dp),
+    ):
+        if mean > 0:
+            m = np.maximum(1, np.ceil(mean * batch / (most * dp)).astype(np.int64) - 1)
+            while np.any(over := mean * (batch / (m * dp)) > most):
+                m = m + over
+            least = np.maximum(least, m)
+    possible = least * np.maximum(encoder_dp, llm_dp) <= batch
+    return np.where(possible, least, batch // llm_dp)
+
+
+def accepted_plans(seconds: FloatArray, count: IntArray, fits: BoolArray) -> list[int]:
+    """Plans accepted in walking order: T below 1.1 times the accepted plan's, and fewer microbatches."""
+    accepted: list[int] = []
+    for index in np.flatnonzero(fits).tolist():
+        best = accepted[-1] if accepted else None
+        if best is None or (seconds[index] < SLACK * seconds[best] and count[index] < count[best]):
+            accepted.append(index)
+    return accepted

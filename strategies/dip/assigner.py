@@ -88,15 +88,10 @@ def efficient_items(
 
 
 def sub_microbatches(replica: IntArray, microbatch: IntArray, most: int) -> IntArray:
-    """Place of each item's sub-microbatch in its replica's order ``[items]``.
+    """Place of each item's sub-microbatch in its replica's order, from replica and LLM microbatch of each ``[items]``.
 
     N items of a microbatch form ceil(N / most) sub-microbatches of nearly equal size, in order; places are consecutive
     over the replica's microbatches.
-
-    Args:
-        replica: replica of each item ``[items]``.
-        microbatch: LLM microbatch of each item ``[items]``.
-        most: items of a sub-microbatch at most.
     """
     if not len(replica):
         return np.zeros(0, np.int64)

@@ -11,18 +11,19 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import DeadlockError, IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import DeadlockError, IncompatibleError, require
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 from .assigner import efficient_items
-from .belief import believed_s
+from .segments import believed_s
 
 CHUNKS = ("auto", "one", "rule")
 # Sequence whose layer times split a module that no profiled sample exercises.
@@ -49,11 +50,9 @@ class DipPlanner:
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
-        if self.chunks not in CHUNKS:
-            raise unknown_choice("strategy.planner.chunks", self.chunks, CHUNKS)
+        check_choices(self, "strategy.planner", chunks=CHUNKS)
+        check_least(self, "strategy.planner", 1, "num_trials", "profile_samples")
         require(0 < self.efficiency <= 1, "strategy.planner.efficiency", self.efficiency, "in (0, 1]")
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
@@ -132,13 +131,7 @@ def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], reco
     """All modules of a replica on the same consecutive blocks of TP x CP ranks; stages go round the blocks.
 
     A module with fewer stages than blocks leaves blocks out: encoders the last ones, the LLM and generators the first
-    ones, so that together they use all.
-
-    Args:
-        job: the job.
-        degrees: TP, CP, DP and the number of blocks of a replica.
-        layers: layers of each stage, for every module of the model.
-        recompute: modules that recompute their activations.
+    ones, so that together they use all. ``layers`` are those of each stage, for every module.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)

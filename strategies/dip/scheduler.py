@@ -7,19 +7,19 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all, recompute_by_chunk
 from entrain_bench.balancing.schedules import chain_chunks
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .belief import believed_s
-from .rollouts import best_slots
-from .segments import segments_of
+from .search import best_slots
+from .segments import believed_s, segments_of
 
 PRIORITIES = ("microbatch", "modality")
 # Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
@@ -47,12 +47,10 @@ class DipScheduler(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        if self.priorities not in PRIORITIES:
-            raise unknown_choice("strategy.scheduler.priorities", self.priorities, PRIORITIES)
+        check_choices(self, "strategy.scheduler", priorities=PRIORITIES)
+        check_least(self, "strategy.scheduler", 0, "search_seconds")
         few = 0 <= self.search_rounds <= MAX_ROUNDS
         require(few, "strategy.scheduler.search_rounds", self.search_rounds, f"at least 0, at most {MAX_ROUNDS}")
-        limited = self.search_seconds is None or self.search_seconds >= 0
-        require(limited, "strategy.scheduler.search_seconds", self.search_seconds, "null or at least 0")
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""

@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -44,8 +45,7 @@ class DistTrainAssigner:
     carry: bool = False
 
     def __post_init__(self) -> None:
-        if self.intra not in INTRA:
-            raise unknown_choice("strategy.assigner.intra", self.intra, INTRA)
+        check_choices(self, "strategy.assigner", intra=INTRA)
         alone = not self.carry or self.intra == "microbatch"
         require(alone, "strategy.assigner.carry", self.carry, f"false with intra={self.intra}")
 
@@ -162,15 +162,7 @@ def unit_replicas(
 
     With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
     replicas of the group. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
-    in order.
-
-    Args:
-        replica: LLM replica ``[samples]``.
-        microbatch: place of the LLM microbatch ``[samples]``.
-        position: position in the LLM replica's order ``[samples]``.
-        layout: the layout; the group's modules share one DP.
-        group: the group's modules; None is returned if there are none, or if they have the LLM's DP.
-        llm: position of the LLM among the modules.
+    in order. None if the group is empty, or has the LLM's DP.
     """
     llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[group]}
     if len(dps) > 1:

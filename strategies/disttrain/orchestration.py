@@ -61,10 +61,7 @@ def iteration_s(loads: Loads, gpus: FloatArray, num_steps: int) -> FloatArray:
 def solve(loads: Loads, num_gpus: int, num_steps: int) -> FloatArray:
     """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
 
-    Args:
-        loads: the groups.
-        num_gpus: GPUs of all groups together, at most.
-        num_steps: pipeline steps of an iteration, BS / (DP_lm M).
+    All groups together have at most ``num_gpus``; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
     """
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
@@ -228,14 +225,9 @@ type Point = tuple[tuple[int, int], ...]
 def best_integers(
     groups: Sequence[Options], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
 ) -> list[tuple[float, Point]]:
-    """The points with the least T: one option a group, a step through all stages and the slowest stage for the rest.
+    """The ``keep`` points with the least T: one option a group, a step through all, the slowest stage for the rest.
 
-    Args:
-        groups: options of each group, at most three.
-        num_ranks: ranks of all groups together, at most.
-        num_steps: pipeline steps of an iteration.
-        keep: points to return, at most.
-        num_stages: stages of all groups together; any if None.
+    At most three groups have at most ``num_ranks`` together, and ``num_stages`` if given.
 
     Returns:
         Seconds and point, best first; of points alike those of earlier options, the first group's before the others'.

@@ -12,9 +12,10 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -47,8 +48,7 @@ class DistTrainPlanner:
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("profile_samples", "rounded", "num_trials"):
-            require(getattr(self, name) >= 1, f"strategy.planner.{name}", getattr(self, name), "at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "rounded", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The candidate with the least estimated time that fits memory."""
@@ -83,11 +83,6 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
 
     Every backbone waits with what its next layout cannot fall below: a bound, then its T, then its T with the step.
     Only the one with the least is looked at further, so that most layouts are neither rounded nor placed.
-
-    Args:
-        space: what is chosen among.
-        keep: integer points of each sub-problem.
-        count_step: whether estimates include gradient synchronisation and optimizer.
     """
     searches = [points(space, problems, keep) for problems in space.problems()]
     queue: list[tuple[float, int, Solution | Layout | None]] = [(-np.inf, n, None) for n in range(len(searches))]

@@ -1,22 +1,188 @@
-"""DynaPipe's microbatches: sorted samples cut by a dynamic program, dealt to replicas by Karmarkar-Karp."""
+"""DynaPipe's microbatches: contiguous cuts of sorted samples, dealt to replicas by Karmarkar-Karp.
+
+The cuts (arXiv:2311.10418, section 4) minimise ``(P - 1) max t + sum t / D``: what a pipeline of P stages and D
+replicas takes. For every limit on the slowest microbatch a compiled dynamic program finds the cuts with the least sum;
+limits rise by a constant factor, so the result is within it of the best there is. All costs are whole numbers, so that
+equal cuts are equal on every machine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.arrays import IntArray, rows_of
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .costs import Costs, believed_costs
-from .partition import cuttable
+
+# The sum of all costs in the units of the dynamic program, far below what 64 bits hold.
+RESOLUTION = 1 << 44
+
+
+@dataclass(frozen=True, slots=True)
+class Cuttable:
+    """Ordered samples whose contiguous ranges have a cost.
+
+    Attributes:
+        cost: sums over the first samples, on each stage that may be the slowest ``[stages, samples + 1]``.
+        fixed: what a range with anything for a module takes once ``[stages, modules]``.
+        present: samples with anything for a module among the first ``[modules, samples + 1]``.
+        earliest: first sample that a range may begin with, by where it ends ``[samples + 1]``.
+        unit_s: seconds of a unit of cost.
+    """
+
+    cost: IntArray
+    fixed: IntArray
+    present: IntArray
+    earliest: IntArray
+    unit_s: float
+
+    def cut(self, num_stages: int, num_replicas: int, limit_step: float) -> IntArray:
+        """First sample of each range ``[ranges]``; its estimate is at most 1 + ``limit_step`` times the least.
+
+        Limits on the slowest range rise by that step, for P stages and D replicas.
+        """
+        num_samples = self.cost.shape[1] - 1
+        ends = np.arange(num_samples + 1)
+        single = _ranges(self.cost, self.fixed, self.present, ends[:-1], ends[1:])
+        whole = int(_ranges(self.cost, self.fixed, self.present, ends[:1], ends[-1:])[0])
+        # No stage works less than its samples take without what ranges take once.
+        least_sum = int((self.cost[:, -1]).max())
+        limit, best, found = int(single.max()), np.inf, ends[:0]
+        while True:
+            starts = cuts_within(self.cost, self.fixed, self.present, self.earliest, limit)
+            estimate = self.estimate(starts, num_stages, num_replicas)
+            if estimate < best:
+                best, found = estimate, starts
+            limit = max(limit + 1, int(limit * (1.0 + limit_step)))
+            hopeless = (num_stages - 1) * limit + least_sum / num_replicas >= best
+            if hopeless or limit >= whole * (1.0 + limit_step):
+                return found
+
+    def estimate(self, starts: IntArray, num_stages: int, num_replicas: int) -> float:
+        """(P - 1) max t + sum t / D, in units."""
+        ranges = self.of_ranges(starts)
+        return decisive(float((num_stages - 1) * int(ranges.max()) + int(ranges.sum()) / num_replicas))
+
+    def of_ranges(self, starts: IntArray) -> IntArray:
+        """Cost of each range, by where they begin ``[ranges]``."""
+        return _ranges(self.cost, self.fixed, self.present, starts, np.append(starts[1:], self.cost.shape[1] - 1))
+
+
+def cuttable(costs: Costs, order: IntArray, num_replicas: int) -> Cuttable:
+    """The samples in an order, with what ranges of them cost and may hold.
+
+    A range takes as much memory as a pipeline of P microbatches leaves each: a P-th of what there is, the limit of the
+    public code, and what it needs besides while it runs. No range holds so many samples that a replica would have none.
+    A sample alone is always a range.
+    """
+    weight = costs.forward + costs.backward
+    weight = weight[_undominated(weight)]
+    cost = (weight[:, :, None] * costs.sample_s[None]).sum(axis=1)
+    fixed = weight * costs.fixed_s
+    total = float((cost.sum(axis=1) + fixed.sum(axis=1) * cost.shape[1]).max())
+    unit_s = total / RESOLUTION if total > 0 else 1.0
+    whole = np.rint(cost[:, order] / unit_s).astype(np.int64)
+    stored, room = costs.kept_bytes[:, order], costs.available_bytes
+    held = np.concatenate([stored * costs.num_stages, stored + costs.working_bytes[:, order]])
+    most = max(1, len(order) // num_replicas)
+    return Cuttable(
+        _prefix(whole),
+        np.rint(fixed / unit_s).astype(np.int64),
+        _prefix(costs.present[:, order].astype(np.int64)),
+        earliest_starts(_prefix(np.ceil(held).astype(np.int64)), np.floor(np.tile(room, 2)).astype(np.int64), most),
+        unit_s,
+    )
+
+
+def _prefix(values: IntArray) -> IntArray:
+    """Sums over the first 0, 1, ... entries of each row ``[rows, entries + 1]``."""
+    return np.concatenate((np.zeros((len(values), 1), np.int64), np.cumsum(values, axis=1)), axis=1)
+
+
+def _undominated(weight: FloatArray) -> IntArray:
+    """Stages that no other one is at least as slow as in every module; of equal ones the first."""
+    keep: list[int] = []
+    for stage in range(len(weight)):
+        no_less = np.all(weight >= weight[stage], axis=1)
+        more = np.any(weight > weight[stage], axis=1)
+        first = np.arange(len(weight)) < stage
+        if not np.any(no_less & (more | first)):
+            keep.append(stage)
+    return np.array(keep)
+
+
+@njit(cache=True)
+def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
+    """First sample that a range may begin with, by where it ends ``[samples + 1]``.
+
+    Args:
+        held: memory of the first samples, by limit ``[limits, samples + 1]``.
+        room: the limits ``[limits]``.
+        most: samples of a range at most.
+    """
+    count = held.shape[1] - 1
+    earliest = np.zeros(count + 1, np.int64)
+    first = 0
+    for end in range(1, count + 1):
+        first = max(first, end - most)
+        for limit in range(len(room)):
+            while first < end - 1 and held[limit, end] - held[limit, first] > room[limit]:
+                first += 1
+        earliest[end] = first
+    return earliest
+
+
+@njit(cache=True)
+def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyped-def]
+    """First sample of each range of the cuts with the least sum of costs, none above ``limit`` ``[ranges]``.
+
+    ``f(n) = min over i of f(i) + t(i, n)``, over the i that memory and limit allow; of equal sums the longest last
+    range wins. A sample alone is always allowed.
+    """
+    stages, count = cost.shape[0], cost.shape[1] - 1
+    best, start = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    for end in range(1, count + 1):
+        least = np.int64(-1)
+        for first in range(end - 1, earliest[end] - 1, -1):
+            slowest = np.int64(0)
+            for stage in range(stages):
+                own = cost[stage, end] - cost[stage, first]
+                for module in range(present.shape[0]):
+                    if present[module, end] > present[module, first]:
+                        own += fixed[stage, module]
+                slowest = max(slowest, own)
+            if slowest > limit and first < end - 1:
+                break
+            if least < 0 or best[first] + slowest <= least:
+                least, start[end] = best[first] + slowest, first
+        best[end] = least
+    number, end = 0, count
+    while end > 0:
+        number, end = number + 1, start[end]
+    starts, end = np.empty(number, np.int64), count
+    while end > 0:
+        number, end = number - 1, start[end]
+        starts[number] = end
+    return starts
+
+
+def _ranges(cost: IntArray, fixed: IntArray, present: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
+    """Cost of ranges of samples: their slowest stage ``[ranges]``."""
+    held = present[:, ends] > present[:, starts]
+    once = (fixed[:, :, None] * held[None]).sum(axis=1)
+    return np.asarray((cost[:, ends] - cost[:, starts] + once).max(axis=0))
+
 
 ORDERS = ("encoder", "llm", "time", "arrival")
 
@@ -37,8 +203,7 @@ class DynaPipeAssigner:
     limit_step: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise unknown_choice("strategy.assigner.order", self.order, ORDERS)
+        check_choices(self, "strategy.assigner", order=ORDERS)
         step = self.limit_step
         require(0.001 <= step <= 10, "strategy.assigner.limit_step", step, "at least 0.001, at most 10")
 

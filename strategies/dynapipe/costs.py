@@ -53,12 +53,7 @@ class Costs:
         return len(self.forward)
 
     def module_s(self, owner: IntArray, count: int) -> FloatArray:
-        """Forward seconds of each module in each of ``count`` microbatches ``[modules, count]``.
-
-        Args:
-            owner: microbatch of each sample ``[samples]``.
-            count: microbatches.
-        """
+        """Forward seconds of each module in each microbatch ``[modules, count]``; ``owner`` is that of each sample."""
         rows = []
         for seconds, fixed, here in zip(self.sample_s, self.fixed_s, self.present, strict=True):
             held = np.bincount(owner, weights=here, minlength=count) > 0

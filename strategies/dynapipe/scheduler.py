@@ -1,13 +1,22 @@
-"""DynaPipe's schedule: the order in which microbatches enter, and the order of passes on every stage."""
+"""DynaPipe's schedule: the order in which microbatches enter, and the order of passes on every stage.
+
+In every cycle (arXiv:2311.10418, section 5) a stage runs the first backward that is there, then the first forward that
+memory allows; what it hands on is there in the next cycle. With as many microbatches in flight as there are stages
+behind, and one more, that is 1F1B. Without a limit, forwards run ahead of it, and a slow microbatch finds others
+waiting.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import (
@@ -18,14 +27,85 @@ from entrain_bench.balancing.schedules import (
 )
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import require
 from entrain_bench.program import Program, Slots, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .costs import believed_costs, unit_costs
-from .cycles import Order, cyclic_order
+
+
+class Order(NamedTuple):
+    """A replica's passes in order.
+
+    Attributes:
+        forward, backward: place of each microbatch's pass on its stage, by place in the replica ``[places, stages]``.
+        makespan_s: believed time of it.
+        peak_bytes: most that a stage keeps ``[stages]``.
+    """
+
+    forward: IntArray
+    backward: IntArray
+    makespan_s: float
+    peak_bytes: FloatArray
+
+
+@njit(cache=True)
+def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, most_in_flight):  # type: ignore[no-untyped-def]
+    """Passes of a replica in order (``Order``).
+
+    Args:
+        microbatches: in the order in which they enter ``[places]``.
+        forward_s: believed seconds of each forward ``[microbatches, stages]``.
+        backward_s: likewise of each backward.
+        kept_bytes: what a microbatch keeps from forward to backward ``[microbatches, stages]``.
+        room_bytes: what a stage may keep; one microbatch is always allowed ``[stages]``.
+        most_in_flight: microbatches between forward and backward ``[stages]``.
+    """
+    count, stages = len(microbatches), len(room_bytes)
+    forward, backward = np.empty((count, stages), np.int64), np.empty((count, stages), np.int64)
+    forward_end, backward_end = np.zeros((count, stages)), np.zeros((count, stages))
+    ready_forward, ready_backward = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+    done_forward, done_backward = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+    held, peak, free = np.zeros(stages), np.zeros(stages), np.zeros(stages)
+    ready_forward[0] = count
+    while done_backward[0] < count:
+        handed_forward, handed_backward = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+        for stage in range(stages):
+            if done_backward[stage] < ready_backward[stage]:
+                place = done_backward[stage]
+                one = microbatches[place]
+                backward[place, stage] = done_forward[stage] + place
+                arrived = backward_end[place, stage + 1] if stage < stages - 1 else forward_end[place, stage]
+                backward_end[place, stage] = max(free[stage], arrived) + backward_s[one, stage]
+                free[stage] = backward_end[place, stage]
+                held[stage] -= kept_bytes[one, stage]
+                done_backward[stage] += 1
+                if stage > 0:
+                    handed_backward[stage - 1] += 1
+            place = done_forward[stage]
+            if place >= ready_forward[stage]:
+                continue
+            one, flying = microbatches[place], place - done_backward[stage]
+            fits = held[stage] + kept_bytes[one, stage] <= room_bytes[stage] and flying < most_in_flight[stage]
+            if flying > 0 and not fits:
+                continue
+            forward[place, stage] = place + done_backward[stage]
+            arrived = forward_end[place, stage - 1] if stage > 0 else 0.0
+            forward_end[place, stage] = max(free[stage], arrived) + forward_s[one, stage]
+            free[stage] = forward_end[place, stage]
+            held[stage] = kept_bytes[one, stage] + (held[stage] if flying > 0 else 0.0)
+            peak[stage] = max(peak[stage], held[stage])
+            done_forward[stage] += 1
+            if stage < stages - 1:
+                handed_forward[stage + 1] += 1
+            else:
+                handed_backward[stage] += 1
+        ready_forward += handed_forward
+        ready_backward += handed_backward
+    return forward, backward, free.max(), peak
+
 
 METHODS = ("dynamic", "cyclic", "1f1b")
 # Rounds of the clustering; it is stable after some.
@@ -47,8 +127,7 @@ class DynaPipeScheduler(Recomputation):
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
-        if self.method not in METHODS:
-            raise unknown_choice("strategy.scheduler.method", self.method, METHODS)
+        check_choices(self, "strategy.scheduler", method=METHODS)
         require(1 <= self.classes <= 5, "strategy.scheduler.classes", self.classes, "at least 1, at most 5")
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
@@ -132,13 +211,9 @@ class Pipelines:
     def order(
         self, replica: int, microbatches: IntArray, most_in_flight: IntArray | None = None, limited: bool = False
     ) -> Order:
-        """A replica's cyclic schedule.
+        """A replica's cyclic schedule of microbatches that enter in this order, at most so many in flight a stage.
 
-        Args:
-            replica: the replica.
-            microbatches: in the order in which they enter.
-            most_in_flight: on each stage; no limit if None.
-            limited: whether forwards wait for memory.
+        ``limited``: forwards wait for memory.
         """
         stages = self.num_stages
         flying = np.full(stages, len(microbatches) + 1) if most_in_flight is None else most_in_flight
@@ -190,11 +265,9 @@ def _is_one_partition(program: Program, assignment: Assignment) -> bool:
 
 
 def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
-    """Orders in which microbatches may enter: as they are, then every order of classes of about equal time.
+    """Orders in which microbatches may enter: as they are, then every order of at most so many classes of equal time.
 
-    Args:
-        seconds: believed time of each microbatch ``[microbatches]``.
-        classes: at most so many; a class keeps the order of its microbatches.
+    A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.
     """
     yield np.arange(len(seconds))
     found = time_classes(seconds, classes)

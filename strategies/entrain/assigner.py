@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 from numba import njit
@@ -15,8 +16,52 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .balance import assign_microbatches, assign_replicas
 from .deferral import defer_pairwise
+
+
+@njit(cache=True)
+def assign_replicas(order, llm_s, num_replicas):  # type: ignore[no-untyped-def]
+    """Replica of each sample: in the given order, the least-loaded replica (by ``llm_s``) with a free place.
+
+    Every replica receives equally many samples (step a of the digest, its capacity ambiguity decided so).
+    """
+    capacity = len(order) // num_replicas
+    replica = np.empty(len(order), np.int64)
+    count = np.zeros(num_replicas, np.int64)
+    # Equally loaded by rising index, which is a heap.
+    least = [(0.0, r) for r in range(num_replicas)]
+    for sample in order:
+        load, best = heappop(least)
+        replica[sample] = best
+        count[best] += 1
+        if count[best] < capacity:
+            heappush(least, (load + llm_s[sample], best))
+    return replica
+
+
+@njit(cache=True)
+def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ignore[no-untyped-def]
+    """Microbatch of each sample: in the given order, the one with the least encoder work so far.
+
+    Ties go to the least LLM work; samples without encoder work choose by LLM work alone, for the encoder does not tell.
+    """
+    microbatch = np.empty(len(order), np.int64)
+    encoder = np.zeros(num_microbatches)
+    llm = np.zeros(num_microbatches)
+    for sample in order:
+        best = 0
+        for m in range(1, num_microbatches):
+            if encoder_s[sample] > 0.0 and encoder[m] != encoder[best]:
+                better = encoder[m] < encoder[best]
+            else:
+                better = llm[m] < llm[best]
+            if better:
+                best = m
+        microbatch[sample] = best
+        encoder[best] += encoder_s[sample]
+        llm[best] += llm_s[sample]
+    return microbatch
+
 
 # A pair's table of sums has as many entries as its samples span bins, each of some bytes.
 MAX_BINS = 2**20
@@ -60,9 +105,7 @@ class EntrainAssigner:
 def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntArray:
     """K_eff = min(K, floor(sum / max)) of each replica's encoder workloads (step b); K without encoder work.
 
-    Args:
-        encoder_s: estimated encoder workload ``[replicas, samples]``.
-        num_microbatches: K.
+    Workloads are estimates ``[replicas, samples]``.
     """
     heaviest = encoder_s.max(axis=1)
     most = min(num_microbatches, encoder_s.shape[1])
@@ -72,14 +115,9 @@ def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntA
 
 
 def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
-    """Coarse samples (LLM work above the replica's median) first, then fine ones, each by falling encoder work.
+    """Samples of each replica: coarse (LLM work above the replica's median) first, then fine, by falling encoder work.
 
-    Args:
-        encoder_s: estimated encoder workloads ``[replicas, samples]``.
-        llm_s: estimated LLM workloads, likewise.
-
-    Returns:
-        Samples of each replica ``[replicas, samples]``.
+    Workloads and result are ``[replicas, samples]``.
     """
     fine = llm_s <= np.median(llm_s, axis=1, keepdims=True)
     return np.lexsort((-encoder_s, fine), axis=1)
@@ -89,12 +127,7 @@ def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
 def assign_in_replica(order, encoder_s, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
     """Encoder and LLM microbatch of each sample of one replica (steps c to f) ``[samples]``.
 
-    Args:
-        order: the samples, the first to be placed first ``[samples]``.
-        encoder_s: estimated encoder workloads ``[samples]``.
-        llm_s: estimated LLM workloads ``[samples]``.
-        num_microbatches: of the replica.
-        num_bins: see ``EntrainAssigner``; 0 defers nothing.
+    Samples are placed in the given order, by estimated workloads ``[samples]``; 0 bins defer nothing.
     """
     microbatch = assign_microbatches(order, encoder_s, llm_s, num_microbatches)
     if num_bins == 0:

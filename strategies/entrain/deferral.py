@@ -2,10 +2,145 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-from .matching import bottleneck_matching
+from entrain_bench.base.arrays import BoolArray, IntArray
+from entrain_bench.base.compiled import inlined
+
+# Further than any path.
+UNREACHED = np.iinfo(np.int64).max
+
+
+class Matching(NamedTuple):
+    """Partners of overloaded microbatches.
+
+    Attributes:
+        bottleneck: T*, the largest LLM workload that remains.
+        partner: underloaded microbatch of each overloaded one ``[overloaded]``.
+        defers: whether that pair moves work ``[overloaded]``.
+    """
+
+    bottleneck: float
+    partner: IntArray
+    defers: BoolArray
+
+
+@njit(cache=True)
+def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
+    """Smallest T such that every overloaded microbatch is below T alone or matched to a distinct partner below T.
+
+    Binary search over all values; a maximum bipartite matching decides each (step e). Values are bottlenecks V of
+    deferring from overloaded i to underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
+    """
+    candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _match(pair_s, alone_s, candidates[middle])[1]:
+            high = middle
+        else:
+            low = middle + 1
+    # The largest candidate is above every stand-alone workload, so that there are partners for one.
+    partner, _ = _match(pair_s, alone_s, candidates[low])
+    defers = partner >= 0
+    free = np.ones(len(partner), np.bool_)
+    for i in range(len(partner)):
+        if defers[i]:
+            free[partner[i]] = False
+    others = np.flatnonzero(free)
+    for place, alone in enumerate(np.flatnonzero(~defers)):
+        partner[alone] = others[place]
+    return Matching(candidates[low], partner, defers)
+
+
+@njit(cache=True)
+def _match(pair_s, alone_s, limit):  # type: ignore[no-untyped-def]
+    """Partners of the microbatches above the limit, -1 for the others; and whether all of them can be matched."""
+    critical = np.flatnonzero(alone_s > limit)
+    column = maximum_matching(pair_s[critical] <= limit)
+    partner = np.full(len(alone_s), -1)
+    for row, i in enumerate(critical):
+        partner[i] = column[row]
+    return partner, np.all(column >= 0)
+
+
+@njit(cache=True)
+def maximum_matching(allowed):  # type: ignore[no-untyped-def]
+    """Column of each row in a maximum matching of allowed pairs ``[rows, columns]``, -1 for rows left over.
+
+    Hopcroft and Karp, SIAM J. Comput. 1973.
+    """
+    column_of, row_of = np.full(allowed.shape[0], -1), np.full(allowed.shape[1], -1)
+    level, waiting, parent = np.empty((3, allowed.shape[0]), np.int64)
+    while True:
+        shortest = _find_levels(allowed, column_of, row_of, level, waiting)
+        if shortest == UNREACHED:
+            return column_of
+        for row in range(len(column_of)):
+            if column_of[row] < 0:
+                _augment(row, shortest, allowed, column_of, row_of, level, waiting, parent)
+
+
+@inlined
+def _find_levels(allowed, column_of, row_of, level, queue):  # type: ignore[no-untyped-def]
+    """Steps of an alternating path from a free row to each row, into ``level``; returns those to a free column."""
+    head, tail, shortest = 0, 0, UNREACHED
+    for row in range(len(column_of)):
+        level[row] = UNREACHED
+        if column_of[row] < 0:
+            level[row] = 0
+            queue[tail] = row
+            tail += 1
+    while head < tail:
+        row = queue[head]
+        head += 1
+        if level[row] >= shortest:
+            continue
+        for column in range(len(row_of)):
+            if not allowed[row, column]:
+                continue
+            following = row_of[column]
+            if following < 0:
+                shortest = level[row] + 1
+            elif level[following] == UNREACHED:
+                level[following] = level[row] + 1
+                queue[tail] = following
+                tail += 1
+    return shortest
+
+
+@inlined
+def _augment(start, shortest, allowed, column_of, row_of, level, stack, parent):  # type: ignore[no-untyped-def]
+    """Match one more row along a shortest alternating path from a free one, if rows not used yet leave one."""
+    stack[0], height = start, 1
+    while height > 0:
+        height -= 1
+        row = stack[height]
+        for column in range(len(row_of)):
+            if not allowed[row, column]:
+                continue
+            following = row_of[column]
+            if following < 0 and level[row] + 1 == shortest:
+                _flip(start, row, column, column_of, row_of, level, parent)
+                return
+            if following >= 0 and level[following] == level[row] + 1:
+                stack[height] = following
+                height += 1
+                parent[following] = row
+
+
+@inlined
+def _flip(start, row, column, column_of, row_of, level, parent):  # type: ignore[no-untyped-def]
+    """Exchange the matched pairs of a path for the others, back from its end; its rows are used up."""
+    while True:
+        level[row] = UNREACHED
+        column_of[row], row_of[column], column = column, row, column_of[row]
+        if row == start:
+            return
+        row = parent[row]
 
 
 @njit(cache=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -32,7 +33,7 @@ class DeferringAssigner:
     num_bins: int = 512
 
     def __post_init__(self) -> None:
-        require(self.num_bins >= 2, "strategy.assigner.num_bins", self.num_bins, "at least 2")
+        check_least(self, "strategy.assigner", 2, "num_bins")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica, encoder microbatch and LLM microbatch of every sample.

@@ -11,6 +11,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
     allocate_stages,
     partition_layers,
@@ -52,10 +53,9 @@ class EntrainPlanner:
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
+        check_least(self, "strategy.planner", 1, "num_trials", "max_samples")
         if self.profile_samples is not None:
             require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        require(self.max_samples >= 1, "strategy.planner.max_samples", self.max_samples, "at least 1")
         if self.encoder_stages is not None:
             require(self.encoder_stages >= 1, "strategy.planner.encoder_stages", self.encoder_stages, "at least 1")
         for name in ("confidence_error", "allocation_error"):

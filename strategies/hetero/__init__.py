@@ -1,7 +1,7 @@
 """Heterogeneous parallelism (arXiv:2605.27678): every module has degrees of its own, and data is left as it comes.
 
-Routes over the boundary (``routes``), layouts by exhaustive search (``degrees``, ``estimates``, ``planner``), the
-batch-dimension transform (``assigner``), three-phase and graph-aware 1F1B schedules (``scheduler``).
+Layouts by exhaustive search (``planner``), the batch-dimension transform (``assigner``), three-phase and graph-aware
+1F1B schedules (``scheduler``).
 """
 
 from .assigner import BatchSlices

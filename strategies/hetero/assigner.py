@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.lpt import arrival_places
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray, offsets_from_counts
-from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
@@ -31,7 +31,7 @@ class BatchSlices:
     encoder_passes: int = 1
 
     def __post_init__(self) -> None:
-        require(self.encoder_passes >= 1, "strategy.assigner.encoder_passes", self.encoder_passes, "at least 1")
+        check_least(self, "strategy.assigner", 1, "encoder_passes")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
@@ -57,11 +57,7 @@ class BatchSlices:
 def slice_rows(row: IntArray, num_slices: int) -> IntArray:
     """Slice of each unit when the units of each row, in their order, are cut into contiguous slices ``[units]``.
 
-    Slices of a row differ by at most one unit.
-
-    Args:
-        row: row of each unit, non-negative ``[units]``.
-        num_slices: slices of every row.
+    Every row has ``num_slices``, which differ by at most one unit. Rows are not negative.
     """
     counts = np.bincount(row)
     order = np.argsort(row, kind="stable")

@@ -1,17 +1,264 @@
-"""Planners: exhaustive search over the degrees of both modules (arXiv:2605.27678 tunes each variant by hand)."""
+"""Planners: exhaustive search over the degrees of both modules (arXiv:2605.27678 tunes each variant by hand).
+
+The search space is every (TP, CP, PP, DP) of the LLM with every grid of the encoders. Estimates are closed forms for
+uniform microbatches of an average shape.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from math import ceil
+
+import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import require
-from entrain_bench.program.layout import Layout
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.program.boundary import is_integer_ratio
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.job import Degrees, Job, divisors
+from entrain_bench.specs.layer import BF16_BYTES
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
 
-from .degrees import colocated_pairs, noncolocated_pairs
-from .estimates import candidates_of
+# Ranks of all layouts of a search together.
+MAX_PLACED_RANKS = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Degrees of the encoders, which share one grid, and of the LLM."""
+
+    encoder: Degrees
+    llm: Degrees
+
+
+def colocated_pairs(job: Job, encoder_tp: int | None = None) -> list[Pair]:
+    """Pairs that both use all ranks; encoder PP = CP = 1 and an integer DP ratio (arXiv:2605.27678, section 5).
+
+    The job's request binds the LLM; without ``encoder_tp`` every TP of the encoders is tried.
+
+    Raises:
+        UserError: if none meets the request.
+    """
+    _check_request(job)
+    ranks = job.cluster.num_ranks
+    pairs = []
+    for llm in _llm_degrees(job, ranks):
+        if job.request.pp not in (None, llm.pp):
+            continue
+        for tp in _encoder_degrees(job, encoder_tp):
+            dp, rest = divmod(ranks, tp)
+            if not rest and is_integer_ratio(dp, llm.dp):
+                pairs.append(Pair(Degrees(tp, 1, 1, dp), llm))
+    return _some(job, pairs)
+
+
+def island_sizes(job: Job) -> list[int]:
+    """Ranks an encoder island may have: a part of a node or whole nodes, at most half of the cluster."""
+    node = job.cluster.gpus_per_node
+    half = job.cluster.num_ranks // 2
+    return [size for size in range(1, half + 1) if size % node == 0 or node % size == 0]
+
+
+def noncolocated_pairs(
+    job: Job, encoder_ranks: int | None, max_encoder_pp: int | None, encoder_tp: int | None = None
+) -> list[Pair]:
+    """Pairs that together use all ranks; encoder CP = 1 and an integer DP ratio.
+
+    ``request.pp`` counts the stages of both. Without ``encoder_ranks`` the encoder island has every one of
+    ``island_sizes``, without ``max_encoder_pp`` as many stages as layers, without ``encoder_tp`` every TP.
+
+    Raises:
+        UserError: if none meets the request.
+    """
+    _check_request(job)
+    layers = min(len(module.layers) for module in job.model.encoders)
+    most = min(layers, max_encoder_pp or layers)
+    pairs = []
+    for size in [encoder_ranks] if encoder_ranks else island_sizes(job):
+        for llm in _llm_degrees(job, job.cluster.num_ranks - size):
+            for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, most + 1)):
+                dp, rest = divmod(size, tp * pp)
+                if rest or not is_integer_ratio(dp, llm.dp) or job.request.pp not in (None, pp + llm.pp):
+                    continue
+                pairs.append(Pair(Degrees(tp, 1, pp, dp), llm))
+    return _some(job, pairs)
+
+
+def place_pair(
+    job: Job, pair: Pair, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], *, colocated: bool
+) -> Layout:
+    """Both modules on consecutive ranks, replica after replica, TP innermost, then CP, then stages.
+
+    Colocated, both start at rank 0, so that the encoder replicas that feed an LLM replica are neighbours on its ranks
+    (or the other way round). Otherwise the module with the wider TP comes first, so that every block is aligned.
+    ``layers`` are those of each stage, for every module.
+    """
+    encoder, llm = _grid(pair.encoder), _grid(pair.llm)
+    if not colocated and pair.encoder.tp > pair.llm.tp:
+        llm = llm + encoder.size
+    elif not colocated:
+        encoder = encoder + llm.size
+    modules = []
+    for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
+        degrees, ranks = (pair.encoder, encoder) if module.is_encoder else (pair.llm, llm)
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, ranks, again))
+    layout = Layout(tuple(modules), job.num_microbatches(pair.llm.dp))
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def _grid(degrees: Degrees) -> IntArray:
+    shape = (degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    return np.arange(degrees.dp * degrees.pp * degrees.tp * degrees.cp).reshape(shape)
+
+
+def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
+    """Degrees of the LLM on that many ranks, within the request for TP, CP and DP."""
+    asked = job.request
+    tps = [asked.tp] if asked.tp else _tensor_degrees(job, [job.model.llm])
+    cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
+    batches, uneven = divmod(job.global_batch, job.microbatch_size)
+    if uneven:
+        return
+    dps = [asked.dp] if asked.dp else divisors(batches)
+    for tp, cp in product(tps, cps):
+        for dp in dps:
+            pp, rest = divmod(ranks, tp * cp * dp)
+            if not rest and batches % dp == 0 and 1 <= pp <= len(job.model.llm.layers):
+                yield Degrees(tp, cp, pp, dp)
+
+
+def _tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
+    """Tensor-parallel degrees inside a node that divide heads and feed-forward width of all the modules."""
+    sizes = [job.cluster.gpus_per_node]
+    for module in modules:
+        config = module.config
+        sizes += [config.num_heads, config.num_kv_heads, config.ffn_hidden_size]
+    return [tp for tp in range(1, min(sizes) + 1) if all(size % tp == 0 for size in sizes)]
+
+
+def _encoder_degrees(job: Job, encoder_tp: int | None) -> list[int]:
+    """Degrees of the encoders, or the one asked for."""
+    degrees = _tensor_degrees(job, job.model.encoders)
+    if encoder_tp is None:
+        return degrees
+    require(encoder_tp in degrees, "strategy.planner.encoder_tp", encoder_tp, f"null or one of {degrees}")
+    return [encoder_tp]
+
+
+def _check_request(job: Job) -> None:
+    if not job.model.encoders:
+        raise IncompatibleError(f"model={job.model.name}: has no encoder to give degrees of its own")
+    node, asked = job.cluster.gpus_per_node, job.request
+    if asked.tp:
+        require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
+    if asked.dp:
+        job.num_microbatches(asked.dp)
+
+
+def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
+    if not pairs:
+        asked = job.request
+        wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
+        raise UserError(
+            f"{wanted or 'layout'}: no degrees of encoder and LLM with an integer ratio of DP use the "
+            f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name} with dp x microbatch_size="
+            f"{job.microbatch_size} dividing global_batch={job.global_batch}"
+        )
+    placed = len(pairs) * job.cluster.num_ranks
+    if placed > MAX_PLACED_RANKS:
+        raise UserError(
+            f"layout: {len(pairs)} degrees of encoder and LLM on the {job.cluster.num_ranks} ranks of "
+            f"cluster={job.cluster.name} are more than can be searched; fix layout.tp, layout.cp or layout.dp"
+        )
+    return pairs
+
+
+def candidates_of(
+    profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
+) -> Iterator[Candidate]:
+    """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
+
+    Samples are averaged into one shape. A module's stages are its own, so its split into stages does not depend on
+    recomputation.
+    """
+    job = profile.job
+
+    @cache
+    def split(index: int, num_samples: float, degrees: Degrees) -> tuple[tuple[int, ...], FloatArray]:
+        module = job.model.modules[index]
+        costs = average_layer_s(profile, module, samples, num_samples, degrees.tp, degrees.cp)
+        layers = partition_layers(costs, degrees.pp)
+        return layers, stage_sums(costs, layers)
+
+    for pair in pairs:
+        encoder, llm = pair.encoder, pair.llm
+        count = job.num_microbatches(llm.dp)
+        three_phase = colocated and llm.pp > 1
+        # Samples whose items an encoder replica processes at a time.
+        share = job.microbatch_size * llm.dp / encoder.dp * (count if three_phase else 1)
+        splits = [
+            split(index, share, encoder) if module.is_encoder else split(index, job.microbatch_size, llm)
+            for index, module in enumerate(job.model.modules)
+        ]
+        none = [False] * len(splits)
+        plain = place_pair(job, pair, [layers for layers, _ in splits], none, colocated=colocated)
+        step = profile.step_s(plain)
+        choices = product(recompute_choices(job), [False, True] if three_phase and offload else [False])
+        for recompute, away in choices:
+            scaled = [stage * recompute_factor(again) for (_, stage), again in zip(splits, recompute, strict=True)]
+            seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated)
+            modules = tuple(
+                replace(placed, recompute=again, offload=away and module.is_encoder)
+                for module, placed, again in zip(job.model.modules, plain.modules, recompute, strict=True)
+            )
+            transfers = offload_s(job, encoder.tp) if away else 0.0
+            yield Candidate(seconds + step + transfers, replace(plain, modules=modules))
+
+
+def offload_s(job: Job, tp: int) -> float:
+    """Time in which the encoders' bf16 weights leave a rank and come back over the host link."""
+    parameters = sum(module.parameters for module in job.model.encoders) / tp
+    return 2 * BF16_BYTES * parameters / job.cluster.device.host_bandwidth_bytes_per_s
+
+
+def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
+    """Time of uniform microbatches, without the step at the end of the iteration.
+
+    Arguments are forward and backward seconds of each stage for a microbatch; of encoders in three phases for the whole
+    window.
+    """
+    if not colocated:
+        chain = np.concatenate([encoder, llm])
+        return float(chain.sum() + (num_microbatches - 1) * chain.max())
+    if len(llm) > 1:
+        return float(encoder.sum() + llm.sum() + (num_microbatches - 1) * llm.max())
+    return float(num_microbatches * (encoder.sum() + llm.sum()))
+
+
+def average_layer_s(
+    profile: Profile, module: ModuleSpec, samples: SampleShapes, num_samples: float, tp: int, cp: int
+) -> FloatArray:
+    """Measured forward and backward seconds of each layer on the average units of so many samples ``[layers]``.
+
+    Their number may be a fraction; units are rounded up as in the fullest of several slices.
+    """
+    units = module.units(samples)
+    if not len(units):
+        return np.zeros(len(module.layers))
+    each = max(1, round(float(module.lengths(samples, units).mean())))
+    count = max(1, ceil(num_samples * len(units) / len(samples) - 1e-9))
+    times = profile.measure(module, np.full(count, each), tp, cp)
+    return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +281,7 @@ class ColocatedPlanner:
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        _check_knobs(self.profile_samples, self.num_trials)
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
@@ -68,10 +315,7 @@ class NoncolocatedPlanner:
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        _check_knobs(self.profile_samples, self.num_trials)
-        for name in ("encoder_ranks", "max_encoder_pp"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"strategy.planner.{name}", value, "null or at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials", "encoder_ranks", "max_encoder_pp")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
@@ -85,8 +329,3 @@ class NoncolocatedPlanner:
             return by_estimate(candidates_of(each, samples, pairs, colocated=False))
 
         return fastest_in_trials(profile, candidates, make_program, self.num_trials)
-
-
-def _check_knobs(profile_samples: int, num_trials: int) -> None:
-    require(profile_samples >= 1, "strategy.planner.profile_samples", profile_samples, "at least 1")
-    require(num_trials >= 1, "strategy.planner.num_trials", num_trials, "at least 1")

@@ -8,8 +8,7 @@ import numpy as np
 
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
-from entrain_bench.balancing.routes import check_colocated, check_routes
-from entrain_bench.balancing.schedules import chain_program, three_phase_program
+from entrain_bench.balancing.schedules import chain_program, check_colocated, check_routes, three_phase_program
 from entrain_bench.balancing.warmup import WarmUp
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program

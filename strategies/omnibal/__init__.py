@@ -1,6 +1,6 @@
 """OmniBal (arXiv:2407.20761): data, model and memory balanced together.
 
-Mini-batches under two caps by iterative sampling and filtering (``grouping``, ``assigner``), and stages that cut
+Mini-batches under two caps by iterative sampling and filtering (``assigner``), and stages that cut
 encoder and LLM wherever trials say (``planner``). Recomputation by stage, as far as memory demands, is
 ``entrain_bench.balancing.recomputation``'s.
 """

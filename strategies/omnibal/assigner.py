@@ -1,16 +1,99 @@
-"""OmniBal's balanced dynamic mini-batches (arXiv:2407.20761)."""
+"""OmniBal's balanced dynamic mini-batches (arXiv:2407.20761): groups that fill one of two caps.
+
+Groups are found by iterative sampling and filtering (Algorithm 1).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numba import njit
+
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .grouping import Caps, caps_for, filtered_groups
+# By how much caps grow from one attempt to the next, relative to what a microbatch's samples have on average, and to
+# how many times that.
+CAP_STEP = 0.05
+MAX_CAP = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Most tokens of a group: inside the encoders (the paper's Q_v counts images) and in the LLM (Q_t)."""
+
+    vision: int
+    text: int
+
+
+def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: float, rounds: int, seed: int) -> IntArray:
+    """Group of each sample, numbered from 0 ``[samples]``, from its encoder tokens and LLM tokens ``[samples]``.
+
+    Every round shuffles the samples that are left and fills groups in that order, each until one cap is reached. Groups
+    that fill a cap to ``threshold`` stay; the samples of the others go into the next round. After the last round all
+    groups stay. A sample beyond a cap is a group by itself; the public code drops it.
+    """
+    group = np.full(len(text), -1)
+    beyond = (vision > caps.vision) | (text > caps.text)
+    count = int(beyond.sum())
+    group[beyond] = np.arange(count)
+    left = np.flatnonzero(~beyond)
+    for number in range(rounds):
+        order = left[np.random.default_rng([seed, number]).permutation(len(left))]
+        found = fill(vision[order], text[order], caps.vision, caps.text)
+        sums = [np.bincount(found, weights=tokens[order]) for tokens in (vision, text)]
+        full = (sums[0] >= threshold * caps.vision) | (sums[1] >= threshold * caps.text)
+        if number == rounds - 1:
+            full[:] = True
+        renumbered = count + np.cumsum(full) - 1
+        stays = full[found]
+        group[order[stays]] = renumbered[found[stays]]
+        count += int(full.sum())
+        left = order[~stays]
+        if not len(left):
+            break
+    return group
+
+
+@njit(cache=True)
+def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
+    """Group of each sample: the open one until a sample would exceed a cap, then a new one ``[samples]``."""
+    group = np.empty(len(text), np.int64)
+    number, own_vision, own_text, empty = 0, 0, 0, True
+    for sample in range(len(text)):
+        exceeds = own_vision + vision[sample] > most_vision or own_text + text[sample] > most_text
+        if exceeds and not empty:
+            number, own_vision, own_text = number + 1, 0, 0
+        group[sample], empty = number, False
+        own_vision += vision[sample]
+        own_text += text[sample]
+    return group
+
+
+def caps_for(vision: IntArray, text: IntArray, microbatch_size: int, threshold: float, rounds: int, seed: int) -> Caps:
+    """The least caps, in the proportion of the batch's tokens, whose groups have so many samples on average.
+
+    As the public code chooses them: from the mean lengths, both changed by steps until groups have that many samples.
+    """
+    caps, share = Caps(1, 1), 1.0
+    most_groups = -(-len(text) // microbatch_size)
+    while share <= MAX_CAP:
+        caps = Caps(
+            *(
+                max(1, int(np.ceil(share * microbatch_size * int(tokens.sum()) / len(text))))
+                for tokens in (vision, text)
+            )
+        )
+        if 1 + filtered_groups(vision, text, caps, threshold, rounds, seed).max() <= most_groups:
+            break
+        share += CAP_STEP
+    return caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +117,13 @@ class OmniBalAssigner:
 
     def __post_init__(self) -> None:
         where = "strategy.assigner"
-        for name in ("max_vision_tokens", "max_text_tokens"):
-            most = getattr(self, name)
-            require(most is None or most >= 1, f"{where}.{name}", most, "null or at least 1")
+        check_least(self, where, 1, "max_vision_tokens", "max_text_tokens", "rounds")
+        check_least(self, where, 0, "seed")
         both = (self.max_vision_tokens is None) == (self.max_text_tokens is None)
         require(
             both, f"{where}.max_vision_tokens", self.max_vision_tokens, "given with max_text_tokens, or null as it is"
         )
         require(0 < self.threshold <= 1, f"{where}.threshold", self.threshold, "above 0, at most 1")
-        require(self.rounds >= 1, f"{where}.rounds", self.rounds, "at least 1")
-        require(self.seed >= 0, f"{where}.seed", self.seed, "at least 0")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Group g is microbatch g // DP of replica g mod DP."""

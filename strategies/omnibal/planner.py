@@ -11,6 +11,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
     average_layer_s,
     partition_layers,
@@ -46,9 +47,8 @@ class OmniBalPlanner:
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
         require(0 <= self.radius <= 8, "strategy.planner.radius", self.radius, "at least 0, at most 8")
-        require(self.num_trials >= 1, "strategy.planner.num_trials", self.num_trials, "at least 1")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest in trials of the partitions with the least 1F1B time of an average microbatch."""

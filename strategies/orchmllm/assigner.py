@@ -1,21 +1,125 @@
-"""Every phase balanced by itself, over all replicas, within a micro-step (arXiv:2503.23830)."""
+"""OrchMLLM (arXiv:2503.23830): every phase balanced by itself, over all replicas, within a micro-step.
+
+Batch post-balancing deals the units of a micro-step out to the batches of a phase; node-wise rearrangement places the
+batches. The layout is FSDP's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
+from scipy.optimize import linear_sum_assignment
 
-from entrain_bench.balancing.balancing import arrival_places
+from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, unknown_choice
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .balance import COSTS, balanced_batches, unit_costs
-from .rearrangement import place_batches
+COSTS = ("linear", "quadratic")
+# Halvings of the interval in which the least cost of the longest padded batch lies: a double has 53 bits.
+BISECTIONS = 60
+
+
+def unit_costs(module: ModuleSpec, tokens: IntArray, cost: str) -> FloatArray:
+    """Cost of units of the given lengths ``[units]``: tokens, or forward FLOPs, quadratic where attention is."""
+    if cost == "linear":
+        return np.asarray(tokens, np.float64)
+    return module.forward_flops(tokens)
+
+
+def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
+    """Batch of each unit among those of its row ``[units]``.
+
+    Packed batches cost the sum of their units: LPT. In a padded batch every unit costs what the longest does: the row
+    is sorted and cut into consecutive batches, whose dearest is as cheap as cuts can make it (bisection over its cost).
+
+    Args:
+        cost: of each unit alone, rising with its length ``[units]``.
+        row: the micro-step of each unit ``[units]``.
+        num_batches: batches of every row.
+        padded: whether a phase pads its batches.
+    """
+    if not padded:
+        return longest_first_by_row(cost, row, num_batches)
+    rounded, batch = decisive(cost), np.zeros(len(cost), np.int64)
+    for each in np.unique(row):
+        mine = np.flatnonzero(row == each)
+        rising = mine[np.argsort(rounded[mine], kind="stable")]
+        batch[rising] = cut_padded(rounded[rising], num_batches)
+    return batch
+
+
+def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
+    """Consecutive batches of units by rising cost, the dearest as cheap as possible ``[units]``.
+
+    A batch costs its units times the dearest of them.
+    """
+    if not len(rising):
+        return np.zeros(0, np.int64)
+    # Nothing is cheaper than the dearest unit alone, and all in one batch is always possible.
+    low, high = float(rising[-1]), float(len(rising) * rising[-1])
+    if _fill(rising, low)[-1] < num_batches:
+        high = low
+    for _ in range(BISECTIONS if high > low else 0):
+        middle = (low + high) / 2
+        if _fill(rising, middle)[-1] < num_batches:
+            high = middle
+        else:
+            low = middle
+    found: IntArray = _fill(rising, high)
+    return found
+
+
+@njit(cache=True)
+def _fill(rising, most):  # type: ignore[no-untyped-def]
+    """Batch of each unit if each batch takes what it can without costing more than ``most``."""
+    batch = np.empty(len(rising), np.int64)
+    number, count = 0, 0
+    for unit in range(len(rising)):
+        if count and (count + 1) * rising[unit] > most:
+            number, count = number + 1, 0
+        batch[unit] = number
+        count += 1
+    return batch
+
+
+def place_batches(row: IntArray, batch: IntArray, home: IntArray, tokens: IntArray, node: IntArray) -> IntArray:
+    """Replica of each unit ``[units]``: batches of every row on replicas, one each.
+
+    Args:
+        row: the micro-step of each unit ``[units]``.
+        batch: its batch, below the number of replicas ``[units]``.
+        home: the replica that it comes from or goes to ``[units]``.
+        tokens: what moves if it is elsewhere ``[units]``.
+        node: of each replica ``[replicas]``.
+    """
+    dp = len(node)
+    replica = np.zeros(len(batch), np.int64)
+    for each in np.unique(row):
+        mine = np.flatnonzero(row == each)
+        # Tokens of batch b whose home is replica r [batches, replicas].
+        volume = np.bincount(batch[mine] * dp + home[mine], weights=tokens[mine], minlength=dp * dp).reshape(dp, dp)
+        replica[mine] = _replica_of_batches(volume.astype(np.int64), node)[batch[mine]]
+    return replica
+
+
+def _replica_of_batches(volume: IntArray, node: IntArray) -> IntArray:
+    """Replica of each batch ``[batches]``, by tokens of batch b at home on replica r ``[batches, replicas]``."""
+    num_nodes = int(node.max()) + 1
+    on_node = np.zeros((len(volume), num_nodes), np.int64)
+    np.add.at(on_node.T, node, volume.T)
+    # Tokens that stay on the node outweigh all that stay on the replica; sums of such integers are exact.
+    stays = on_node[:, node] * (int(volume.sum()) + 1) + volume
+    _, columns = linear_sum_assignment(stays, maximize=True)
+    return np.asarray(columns, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +137,7 @@ class PostBalancing:
     node_wise: bool = True
 
     def __post_init__(self) -> None:
-        if self.cost not in COSTS:
-            raise unknown_choice("strategy.assigner.cost", self.cost, COSTS)
+        check_choices(self, "strategy.assigner", cost=COSTS)
         if isinstance(self.padded, str):
             raise UserError(
                 f"strategy.assigner.padded={self.padded}: must be a list of modules, such as [{self.padded}]"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.balancing import arrival_places, longest_first_by_row
+from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from support.builders import as_ints
 
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 
+from entrain_bench.balancing.actions import BACKWARD, Actions, Wish, room_for
 from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.actions import BACKWARD, Actions, Wish, room_for
 from entrain_bench_strategies.braid.layout import (
     Shape,
     Work,
     place,
     split_layers,
 )
-from entrain_bench_strategies.braid.listing import list_schedule
 from support.builders import (
     AV_MODEL,
     av_samples,

@@ -14,9 +14,7 @@ from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.assigner import sub_microbatches
-from entrain_bench_strategies.dip.belief import believed_s
-from entrain_bench_strategies.dip.segments import Segments, segments_of
-from entrain_bench_strategies.dip.state import Actions
+from entrain_bench_strategies.dip.segments import Segments, believed_s, segments_of
 from support.builders import (
     placed,
     profile_of,
@@ -24,7 +22,7 @@ from support.builders import (
     tiny_job,
     tiny_model,
 )
-from support.interleaver import in_order
+from support.interleaver import Single, in_order
 
 MODEL = tiny_model(encoder=2, llm=2)
 MEMORY = Memory(MODEL)
@@ -65,9 +63,9 @@ def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Se
     return segments_of(program_of(layout, shapes, assignment), assignment, profile)
 
 
-def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Actions:
+def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Single:
     """What the interleaver is given of segments, with these priorities and groups."""
-    return Actions(
+    return Single(
         found.lane,
         found.is_backward,
         found.duration_s,

@@ -3,29 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
+from entrain_bench.balancing.actions import BACKWARD, FORWARD, Actions, Wish, room_for
+from entrain_bench.balancing.groups import members_of
+from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench_strategies.dip.interleaver import interleave
-from entrain_bench_strategies.dip.state import BACKWARD, FORWARD, Actions, empty_schedule, room_for
 
 
-def in_order(actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
+class Single(NamedTuple):
+    """Actions of one lane each, whose results are there at once; see ``balancing.actions.Actions``."""
+
+    lane: IntArray
+    is_backward: IntArray
+    duration_s: FloatArray
+    priority: FloatArray
+    group: IntArray
+    size_bytes: IntArray
+    num_waits: IntArray
+    user_offsets: IntArray
+    user_actions: IntArray
+
+
+def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
     """Slot and end of every action, and the number of forced forwards, of all sets."""
-    state = room_for(actions.lane, actions.is_backward, room_bytes, int(actions.group.max()) + 1)
-    schedule, forced = empty_schedule(len(actions.lane)), 0
-    for one in np.unique(lane_set):
-        own = np.flatnonzero(lane_set[actions.lane] == one)
-        forced += interleave(np.flatnonzero(lane_set == one), own, actions, state, schedule)
-    return schedule.slot, schedule.end_s, forced
+    count, num_lanes = len(actions.lane), len(room_bytes)
+    none, at_once = np.zeros(count, np.int64), np.zeros(count)
+    whole = Actions(
+        lane_offsets=np.arange(count + 1),
+        lanes=actions.lane,
+        is_backward=actions.is_backward,
+        of_llm=none,
+        duration_s=actions.duration_s,
+        send_s=at_once,
+        receive_s=at_once,
+        size_bytes=actions.size_bytes,
+        num_waits=actions.num_waits,
+        user_offsets=actions.user_offsets,
+        user_actions=actions.user_actions,
+        user_delay_s=np.zeros(len(actions.user_actions)),
+        station=np.arange(num_lanes),
+        room_bytes=room_bytes,
+        tail_s=at_once,
+        backward=none,
+        kept_bytes=none,
+        kept_s=at_once,
+    )
+    slot, end_s, forced = np.zeros(count, np.int64), np.zeros(count), 0
+    for one, own in enumerate(members_of(lane_set[actions.lane], 1 + int(lane_set.max()))):
+        if not len(own):
+            continue
+        part, turn = whole.of(own, np.flatnonzero(lane_set == one)), np.zeros(len(own), np.int64)
+        wish = Wish(actions.group[own], actions.priority[own], none[own], True, 0.0)
+        forced += list_schedule(part, wish, room_for(part, 1 + int(actions.group.max())), turn)[1]
+        free_s, ready_s, num_run = np.zeros(num_lanes), np.zeros(count), np.zeros(num_lanes, np.int64)
+        for action in own[np.argsort(turn)]:
+            lane = actions.lane[action]
+            slot[action], num_run[lane] = num_run[lane], num_run[lane] + 1
+            free_s[lane] = end_s[action] = max(free_s[lane], ready_s[action]) + actions.duration_s[action]
+            users = actions.user_actions[actions.user_offsets[action] : actions.user_offsets[action + 1]]
+            ready_s[users] = np.maximum(ready_s[users], end_s[action])
+    return slot, end_s, forced
 
 
-def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Actions:
-    """Actions of which the second of each pair waits for the first."""
+def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Single:
+    """Single of which the second of each pair waits for the first."""
     count = len(columns["lane"])
     source, user = np.array(sorted(edges), np.int64).reshape(-1, 2).T
-    return Actions(
+    return Single(
         **columns,
         num_waits=np.bincount(user, minlength=count),
         user_offsets=offsets_from_counts(np.bincount(source, minlength=count)),
@@ -67,7 +114,7 @@ def sequential_pipeline(
     return lanes, float(end.max()), forced
 
 
-def random_actions(rng: np.random.Generator) -> tuple[Actions, IntArray, IntArray]:
+def random_actions(rng: np.random.Generator) -> tuple[Single, IntArray, IntArray]:
     """Groups of chunks on lanes of their set, with the set of each lane and often too little room.
 
     Every chunk's backward waits for its forward; chunks of a group wait for each other, backwards the other way round.
@@ -103,7 +150,7 @@ def random_actions(rng: np.random.Generator) -> tuple[Actions, IntArray, IntArra
 class Reference:
     """What stands in the interleaver's docstrings, without queues, caches or compilation."""
 
-    def __init__(self, actions: Actions, lane_set: IntArray, room_bytes: IntArray) -> None:
+    def __init__(self, actions: Single, lane_set: IntArray, room_bytes: IntArray) -> None:
         self.actions, self.room = actions, room_bytes
         count, num_lanes = len(actions.lane), len(lane_set)
         self.inputs: list[list[int]] = [[] for _ in range(count)]

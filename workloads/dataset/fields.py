@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from entrain_bench.base.errors import require
 
-from .interface import BadSampleError, Known, Medium, RawSample, Reason
+from ..take import ALL, Take
+from .files import DataFile, data_files
+from .interface import BadRecord, BadSampleError, Known, Medium, RawSample, Reason
 from .paths import inside
 
 # What turns of a conversation are made of, in FineVision, LLaVA and chat templates.
@@ -40,26 +42,6 @@ class Fields:
     root: str = ""
     content: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        text: Sequence[str] | str,
-        images: str | None,
-        audio: str | None,
-        video: str | None,
-        seconds: str | None,
-        root: str,
-    ) -> Fields:
-        """Checked fields of a source.
-
-        Raises:
-            UserError: for no fields at all.
-        """
-        texts = (text,) if isinstance(text, str) else tuple(text)
-        fields = cls(texts, images, audio, video, seconds, root)
-        require(bool(fields.names), "source", "no fields", "at least one of text, images, audio, video")
-        return fields
-
     @property
     def names(self) -> tuple[str, ...]:
         """All fields that are read."""
@@ -72,12 +54,15 @@ class Fields:
             return Fields(self.text)
         return replace(self, content=True)
 
-    def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
-        """The sample of a row.
+    def record(self, key: str, row: Mapping[str, Any]) -> RawSample | BadRecord:
+        """The sample of a row, or what is wrong with it."""
+        try:
+            return self.sample(key, row)
+        except BadSampleError as error:
+            return BadRecord(key, error)
 
-        Raises:
-            BadSampleError: for values that are no text, image, audio or video, and names that leave the root.
-        """
+    def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
+        """The sample of a row; ``BadSampleError`` for values of other types, and names that leave the root."""
         texts = [text for name in self.text for text in _texts(row.get(name), name, _DEPTH)]
         images = [self._medium(value, self.images or "") for value in _listed(row.get(self.images or ""))]
         seconds = self._seconds(row)
@@ -119,6 +104,54 @@ class Fields:
             if named:
                 return inside(self.root, value["path"])
         raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no content, file name or size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSource:
+    """A source whose rows or records have fields; ``auto`` in place of a name finds it (``known``).
+
+    Attributes:
+        path: a file, a folder or a pattern.
+        text: fields of text, or of turns of a conversation.
+        images: field of an image or several: content, file names, or ``{width: ..., height: ...}``; None: none.
+        audio: field of a sound; None: none.
+        video: field of a video; None: none.
+        seconds: field with the length of audio or video; where a record has it, no file is opened, and the size of a
+            video's frames is that of its ``width`` and ``height``.
+        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
+    """
+
+    # Whether a row may lack fields that others have.
+    SPARSE: ClassVar[bool] = False
+
+    path: str
+    text: Sequence[str] | str = ()
+    images: str | None = None
+    audio: str | None = None
+    video: str | None = None
+    seconds: str | None = None
+    take: str = ALL
+
+    def __post_init__(self) -> None:
+        require(bool(self.fields().names), "source", "no fields", "at least one of text, images, audio, video")
+        self.taken()
+
+    def taken(self) -> Take:
+        """How many of the files."""
+        return Take.parse(self.take, "source.take")
+
+    def files_of(self, *suffixes: str) -> list[DataFile]:
+        """The files that are taken; ``UserError`` if there are none."""
+        return data_files(self.path, suffixes, self.taken())
+
+    def fields(self, root: str = "") -> Fields:
+        """The fields of rows whose files are below a folder."""
+        texts = (self.text,) if isinstance(self.text, str) else tuple(self.text)
+        return Fields(texts, self.images, self.audio, self.video, self.seconds, root)
+
+    def head(self) -> tuple[Collection[str], Sequence[Mapping[str, Any]]]:
+        """The names of all fields, and some of the first rows."""
+        raise NotImplementedError
 
 
 def _texts(value: Any, name: str, depth: int) -> Iterator[str]:

@@ -22,8 +22,9 @@ from PIL import Image, UnidentifiedImageError
 
 from entrain_bench.base.errors import UserError
 
+from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF: the tag, its values and what they ask for, and those by which an image is shown on its side.
@@ -40,9 +41,9 @@ _TURNS = {
 _ON_ITS_SIDE = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
 # Rates of sounds, in Hz: below telephones', above the highest of sound cards.
 SOUND_RATES_HZ = (4_000, 768_000)
-# Pixels of the largest frame of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16), a little more
-# than 8192 x 4320: decoders keep up to 16 of them.
-MAX_FRAME_PIXELS = 139_264 * 16 * 16
+# What a pixel of a video's frames takes: decoders keep up to 16, of up to 3 bytes a pixel, and one is made RGB. The
+# largest of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16) are within the budget.
+FRAME_PIXEL_BYTES = 60
 # By what the containers begin with; no others are tried, for some are lists of further files.
 HEAD_BYTES = 16
 # What may be read to find the streams of a video.
@@ -54,11 +55,7 @@ logging.getLogger("libav").setLevel(logging.CRITICAL)
 
 
 def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
-    """Width and height of an image in pixels, as it is shown (``turn``).
-
-    Raises:
-        BadSampleError: for what is no image of a known format, or is beyond a limit.
-    """
+    """Width and height of an image in pixels, as shown; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
         width, height = medium.width, medium.height
     else:
@@ -79,11 +76,7 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
 
 
 def turn(image: Image.Image) -> Image.Transpose | None:
-    """How the size of an image must be turned to be that which it is shown with: by EXIF, or XMP's copy of it.
-
-    Args:
-        image: opened, but not loaded: what a PNG says behind its pixels counts for nothing.
-    """
+    """How an image that is opened, but not loaded, must be turned to be shown: by EXIF, or XMP's copy of it."""
     # Pillow gives the size of a TIFF turned by its own tag.
     if _ORIENTATION in getattr(image, "tag_v2", ()):
         return None
@@ -114,17 +107,11 @@ def check_sides(width: int, height: int, limits: Limits) -> None:
 
 def check_frame(width: int, height: int) -> None:
     """Raise ``BadSampleError`` for frames of which a decoder cannot keep several."""
-    if width * height > MAX_FRAME_PIXELS:
-        raise BadSampleError(Reason.LIMIT, f"frames of {width}x{height} pixels, at most {MAX_FRAME_PIXELS} pixels")
+    BUDGET.ask(FRAME_PIXEL_BYTES * width * height, f"frames of {width}x{height} pixels", over_budget)
 
 
 def audio_seconds(medium: Medium, limits: Limits) -> float:
-    """Length of a sound in seconds.
-
-    Raises:
-        BadSampleError: for what is no sound of a format that libsndfile knows, or is beyond a limit.
-        UserError: if soundfile is not installed.
-    """
+    """Length of a sound in seconds; ``BadSampleError`` for a format that libsndfile lacks, or beyond a limit."""
     if isinstance(medium, Known):
         return _checked_seconds(medium.seconds, limits)
     soundfile = library("soundfile")
@@ -147,12 +134,7 @@ def checked_rate(rate_hz: int) -> int:
 
 
 def video_header(medium: Medium, limits: Limits) -> Known:
-    """Length of a video and the size of its frames, 0 where the data itself does not state it.
-
-    Raises:
-        BadSampleError: for what is no MP4, QuickTime, Matroska, WebM or AVI, or is beyond a limit.
-        UserError: if PyAV is not installed.
-    """
+    """Length and frame size of a video, 0 if not stated; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
         known = medium
     else:
@@ -163,9 +145,10 @@ def video_header(medium: Medium, limits: Limits) -> Known:
             try:
                 with av.open(file, format=container, options=VIDEO_OPTIONS) as container_file:
                     stream = container_file.streams.video[0]
-                    known = Known(
-                        int(stream.width), int(stream.height), _seconds_of(container_file, stream, av.time_base)
-                    )
+                    seconds = (container_file.duration or 0) / av.time_base
+                    if stream.duration:
+                        seconds = float(stream.duration * stream.time_base)
+                    known = Known(int(stream.width), int(stream.height), seconds)
             except Exception as error:
                 raise BadSampleError(Reason.HEADER, one_line(error)) from error
     if known.width or known.height:
@@ -173,12 +156,6 @@ def video_header(medium: Medium, limits: Limits) -> Known:
         check_frame(known.width, known.height)
     _checked_seconds(known.seconds, limits)
     return known
-
-
-def _seconds_of(container: Any, stream: Any, time_base: int) -> float:
-    if stream.duration:
-        return float(stream.duration * stream.time_base)
-    return (container.duration or 0) / time_base
 
 
 def container_format(head: bytes) -> str:
@@ -202,13 +179,7 @@ def _checked_seconds(seconds: float, limits: Limits) -> float:
 
 @contextmanager
 def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
-    """A file of the medium's bytes.
-
-    Args:
-        medium: where they are.
-        most_bytes: what is too large to be read whole.
-        whole: whether who reads its header may read it whole.
-    """
+    """A file of the medium's bytes; at most ``most_bytes`` if its reader may read it ``whole``."""
     if isinstance(medium, bytes):
         _check_bytes(len(medium), most_bytes)
         yield io.BytesIO(medium)

@@ -10,30 +10,30 @@ import numpy as np
 
 from entrain_bench.specs.contents import Pixels
 
+from ..budget import BUDGET
 from .decode import content_of, resized
-from .interface import BadSampleError, Limits, Medium, Reason
-from .media import HEAD_BYTES, VIDEO_OPTIONS, check_frame, container_format, library, one_line, opened, video_header
+from .interface import BadSampleError, Limits, Medium, Reason, over_budget
+from .media import (
+    FRAME_PIXEL_BYTES,
+    HEAD_BYTES,
+    VIDEO_OPTIONS,
+    check_frame,
+    container_format,
+    library,
+    one_line,
+    opened,
+    video_header,
+)
 
 # Scaled frames of a video that are kept for who asks for them again.
 _KEPT_BYTES = 32 * 2**20
 
 
 class VideoFrames:
-    """Frames of a video, evenly spread over its length: those shown in the middle of ``count`` equal parts.
+    """``count`` frames of a video, scaled: those shown in the middle of as many equal parts of its length.
 
     Who asks for frames further on has the video decoded from where it is; who asks for what is no longer kept, from its
-    beginning.
-
-    Args:
-        medium: the video.
-        limits: of what is read.
-        count: how many.
-        height: of each, in pixels.
-        width: of each, in pixels.
-
-    Raises:
-        BadSampleError: for a header that cannot be read, or is beyond a limit.
-        UserError: if PyAV is not installed.
+    beginning. Raises ``BadSampleError`` for a header that cannot be read, or is beyond a limit.
     """
 
     def __init__(self, medium: Medium, limits: Limits, count: int, height: int, width: int) -> None:
@@ -47,12 +47,10 @@ class VideoFrames:
         self._next = 0
 
     def between(self, first: int, stop: int) -> Pixels:
-        """Frames from one number up to another ``[frames, height, width, 3]``.
-
-        Raises:
-            BadSampleError: for what cannot be decoded.
-        """
+        """Frames from one number up to another ``[frames, height, width, 3]``; ``BadSampleError`` if damaged."""
         assert 0 <= first < stop <= len(self._times)
+        height, width = self._size
+        BUDGET.ask(6 * (stop - first) * height * width, f"{stop - first} frames of {width}x{height}", over_budget)
         try:
             self._decode(first, stop)
         except BadSampleError:
@@ -85,6 +83,9 @@ class VideoFrames:
             container = container_format(file.read(HEAD_BYTES))
             file.seek(0)
             with av.open(file, format=container, options=VIDEO_OPTIONS) as video:
+                # A frame larger than the header says would be made before it can be looked at.
+                most = str(BUDGET.num_bytes // FRAME_PIXEL_BYTES)
+                video.streams.video[0].codec_context.options = {"max_pixels": most}
                 yield from _shown_at(video, self._times)
 
 

@@ -48,9 +48,11 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
     ]
 
 
-def claims_output(config_dir: str | None = None) -> Output:
-    """The document; its claims are read once."""
+def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output:
+    """The document of all claims, or if ``theirs`` of those in a folder of the user's, if it has any."""
     claims = load_claims(config_dir)
+    if theirs:
+        claims = [claim for claim in claims if claim.config_dir] or claims
     sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
     files = [TABLE, INDEX, *dict.fromkeys(f"{PAGES}/{claim.file}.md" for claim in claims)]
     return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files)

@@ -30,9 +30,6 @@ class Material:
     """What a page is made of.
 
     Attributes:
-        answer: of all runs that are compared.
-        version: of the suite.
-        results_dir: where the runs are.
         notes: sentences on runs that are left out, or that are not known to be of today's code.
         claims: the rows of ``claims.csv``; None where there are none.
         fidelity: the rows of ``fidelity.csv``; None where there are none.
@@ -104,6 +101,12 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
         if folder not in missing:
             add_config_dir(folder)
     unknown = {record.key for record in found if record.config_dir in missing}
+
+    def is_current(record: Record) -> bool:
+        with suppress(UserError):
+            return record.code_version == code_version(frozenset(targets_of(record.config)))
+        return False
+
     current = [record for record in found if record.key in unknown or is_current(record)]
     notes = []
     if unknown:
@@ -125,13 +128,6 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
         notes.append(f"Left out: {count(replaced, 'run')} that newer code ran again.")
     kept = {record.key for record in newest.values()}
     return [record for record in found if record.key in kept], notes
-
-
-def is_current(record: Record) -> bool:
-    """Whether the code that would run the same configuration now is that of the record."""
-    with suppress(UserError):
-        return record.code_version == code_version(frozenset(targets_of(record.config)))
-    return False
 
 
 def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.tracking.entries import CURRENT_TAG
 
-# Whether the present code makes a run: yes or no.
-CURRENT_TAG = "current"
 # Other pages are made for generative models.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 WORKFLOW = {"workflowType": "machine_learning"}

@@ -8,8 +8,8 @@ from statistics import median
 
 import pandas as pd
 
-from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.tables import run_actions
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._accuracy import MODEL_ERROR
 from entrain_bench.figures.forward_variability import microbatch_forward

@@ -26,8 +26,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.place import place_program, timeline_of
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.emulate.emulator import LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
 from entrain_bench.train.launching.group import pin
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from entrain_bench.answers.recommend.megatron import flags, layout_refusal, program_refusal, takes_arrivals
-from entrain_bench.balancing.balancing import arrival_places
 from entrain_bench.balancing.interleaved import interleaved_program
+from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches

@@ -12,8 +12,8 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.report.build import page_of, report_json
+from entrain_bench.answers.report.page import html, markdown
 from entrain_bench.answers.report.read import Material
-from entrain_bench.answers.report.render import html, markdown
 from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.cli import run_command

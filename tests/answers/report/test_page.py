@@ -12,9 +12,8 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.report.build import page_of
-from entrain_bench.answers.report.page import Page, Table
+from entrain_bench.answers.report.page import Page, Table, html, markdown
 from entrain_bench.answers.report.read import Material, current_records
-from entrain_bench.answers.report.render import html, markdown
 from entrain_bench.commands.pictures import Pictures
 from entrain_bench.records.records import Record, Results
 from support.records import aged, at_seeds, runs

@@ -6,8 +6,7 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.tracking.entries import clean
-from entrain_bench.answers.tracking.sweep import describe_sweep, shortened, sweep_name
-from entrain_bench.answers.tracking.words import summary_markdown
+from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown, sweep_name
 from entrain_bench.commands.outputs import drawn_from, outputs, sweep_of
 from entrain_bench.records.records import Record, Results
 from support.records import record

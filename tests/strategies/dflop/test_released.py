@@ -16,8 +16,7 @@ from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
-from entrain_bench_strategies.dflop.released import accepted_plans, microbatches, walking_order
-from entrain_bench_strategies.dflop.space import Plan, enumerate_degrees
+from entrain_bench_strategies.dflop.space import Plan, accepted_plans, enumerate_degrees, microbatches, walking_order
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)

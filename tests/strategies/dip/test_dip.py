@@ -20,10 +20,8 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.dip import DipScheduler
-from entrain_bench_strategies.dip.belief import believed_s, chunk_s
-from entrain_bench_strategies.dip.rollouts import best_slots
-from entrain_bench_strategies.dip.search import ROOT, exploration, learn, new_tree, propose
-from entrain_bench_strategies.dip.segments import segments_of
+from entrain_bench_strategies.dip.search import ROOT, best_slots, exploration, learn, new_tree, propose
+from entrain_bench_strategies.dip.segments import believed_s, chunk_s, segments_of
 from support.builders import (
     chain_layout,
     labels,

@@ -20,9 +20,8 @@ from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
-from entrain_bench_strategies.dip.belief import chunk_s
 from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, measured_layer_s
-from entrain_bench_strategies.dip.segments import segments_of
+from entrain_bench_strategies.dip.segments import chunk_s, segments_of
 from support.builders import labels, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.disttrain import generating
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.base.arrays import IntArray
-from entrain_bench_strategies.dip.interleaver import admit_groups, close_groups
-from entrain_bench_strategies.dip.state import BACKWARD, FORWARD, State, room_for
+from entrain_bench.balancing.actions import BACKWARD, FORWARD
 from support.builders import as_ints
 from support.interleaver import Reference, in_order, linked, random_actions, sequential_pipeline
 
@@ -44,56 +42,6 @@ def order(
     slot, end, forced = in_order(actions, np.zeros(num_lanes, np.int64), np.full(num_lanes, room))
     mine = np.flatnonzero(lane == 0)
     return [names[index] for index in mine[np.argsort(slot[mine])]], float(end.max()), forced
-
-
-# Its parts
-
-
-def lane_groups(need: list[list[int]], left: list[list[int]], room: int) -> State:
-    """The state of lanes whose groups need so many bytes and have so many actions left."""
-    none = np.zeros(0, np.int64)
-    state = room_for(none, none, np.full(len(need), room), len(need[0]))
-    state.groups.need_bytes[:], state.groups.num_left[:] = need, left
-    return state
-
-
-def admitted(need: IntArray, room: int, first_open: int) -> int:
-    """The last group before the first one that lane 0 of two refuses."""
-    state = lane_groups([need.tolist(), [0] * len(need)], [[1] * len(need)] * 2, room)
-    state.groups.first_open[0] = state.groups.first_refused[0] = first_open
-    admit_groups(0, state.lanes, state.groups)
-    assert state.groups.admitted_bytes[0] == need[first_open : state.groups.first_refused[0]].sum()
-    return int(state.groups.first_refused[0]) - 1
-
-
-def test_closed_groups_are_passed_over_and_nothing_beyond_the_last_is_read() -> None:
-    found = []
-    for first in range(4):
-        # The next lane's groups follow in memory.
-        state = lane_groups([[0] * 4] * 2, [[0, 0, 2, 0], [0, 1, 0, 0]], ROOM)
-        state.groups.first_open[0] = first
-        close_groups(0, state.groups)
-        found.append(int(state.groups.first_open[0]))
-        assert state.groups.first_refused[0] == state.groups.first_open[0]
-    assert found == [2, 2, 2, 4]
-
-
-def test_groups_are_admitted_as_long_as_they_fit_together() -> None:
-    need = as_ints([2, 3, 4])
-    assert [admitted(need, room, 0) for room in (1, 2, 4, 5, 8, 9, 99)] == [-1, 0, 0, 1, 1, 2, 2]
-    assert [admitted(need, room, 1) for room in (2, 3, 6, 7)] == [0, 1, 1, 2]
-
-
-def test_room_that_is_freed_admits_more_groups() -> None:
-    state = lane_groups([[2, 3, 4]], [[1, 1, 1]], 5)
-    admit_groups(0, state.lanes, state.groups)
-    assert state.groups.first_refused.tolist() == [2]
-    state.groups.need_bytes[0, 0], state.groups.admitted_bytes[0] = 1, 4
-    admit_groups(0, state.lanes, state.groups)
-    assert state.groups.first_refused.tolist() == [2]
-    state.groups.need_bytes[0, 1], state.groups.admitted_bytes[0] = 0, 1
-    admit_groups(0, state.lanes, state.groups)
-    assert (state.groups.first_refused.tolist(), state.groups.admitted_bytes.tolist()) == ([3], [5])
 
 
 # Its rules by hand, on lane 0; other lanes only delay

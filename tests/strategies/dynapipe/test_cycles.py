@@ -18,8 +18,7 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner, DynaPipeScheduler
-from entrain_bench_strategies.dynapipe.cycles import Order, cyclic_order
-from entrain_bench_strategies.dynapipe.scheduler import _pipelines, entries, time_classes
+from entrain_bench_strategies.dynapipe.scheduler import Order, _pipelines, cyclic_order, entries, time_classes
 from support.builders import (
     chain_layout,
     durations,

@@ -14,8 +14,8 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
+from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
 from entrain_bench_strategies.dynapipe.costs import believed_costs
-from entrain_bench_strategies.dynapipe.partition import Cuttable, cuts_within, cuttable, earliest_starts
 from support.builders import (
     av_samples,
     chain_layout,

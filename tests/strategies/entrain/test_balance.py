@@ -11,8 +11,13 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.entrain.assigner import EntrainAssigner, effective_microbatches, stratified_order
-from entrain_bench_strategies.entrain.balance import assign_microbatches, assign_replicas
+from entrain_bench_strategies.entrain.assigner import (
+    EntrainAssigner,
+    assign_microbatches,
+    assign_replicas,
+    effective_microbatches,
+    stratified_order,
+)
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 
 work = st.floats(0.0, 10.0, allow_nan=False).map(lambda value: round(value, 3))

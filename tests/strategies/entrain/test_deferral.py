@@ -13,13 +13,14 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench_strategies.entrain.deferral import (
+    bottleneck_matching,
     defer_pairwise,
     falling_order,
+    maximum_matching,
     members_of,
     nearest_reachable,
     subset_sums,
 )
-from entrain_bench_strategies.entrain.matching import bottleneck_matching, maximum_matching
 from support.builders import as_ints
 
 positive_work = st.floats(0.01, 10.0, allow_nan=False).map(lambda value: round(value, 3))

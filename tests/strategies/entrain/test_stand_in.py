@@ -7,8 +7,7 @@ import pytest
 
 from entrain_bench.config.compose import compose
 from entrain_bench.run.experiment import prepare
-from entrain_bench_strategies.entrain.assigner import effective_microbatches
-from entrain_bench_strategies.entrain.balance import assign_replicas
+from entrain_bench_strategies.entrain.assigner import assign_replicas, effective_microbatches
 
 
 @pytest.mark.parametrize(("workload", "least", "most"), [("synthchartnet_like", 28, 32), ("opencqa_ocr", 12, 25)])

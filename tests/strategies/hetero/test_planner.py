@@ -19,8 +19,15 @@ from entrain_bench_strategies.hetero import (
     ColocatedPlanner,
     NoncolocatedPlanner,
 )
-from entrain_bench_strategies.hetero.degrees import Pair, colocated_pairs, island_sizes, noncolocated_pairs
-from entrain_bench_strategies.hetero.estimates import average_layer_s, candidates_of, estimate_s
+from entrain_bench_strategies.hetero.planner import (
+    Pair,
+    average_layer_s,
+    candidates_of,
+    colocated_pairs,
+    estimate_s,
+    island_sizes,
+    noncolocated_pairs,
+)
 from support.builders import (
     AV_MODEL,
     GIB,

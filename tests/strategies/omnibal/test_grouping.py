@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.omnibal import OmniBalAssigner
-from entrain_bench_strategies.omnibal.grouping import Caps, caps_for, fill, filtered_groups
+from entrain_bench_strategies.omnibal.assigner import Caps, caps_for, fill, filtered_groups
 from support.builders import chain_layout, profile_of, random_samples, rngs, samples, tiny_job, tiny_model
 
 MODEL = tiny_model()

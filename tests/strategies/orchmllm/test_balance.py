@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.orchmllm import PostBalancing
-from entrain_bench_strategies.orchmllm.balance import balanced_batches, cut_padded, unit_costs
-from entrain_bench_strategies.orchmllm.rearrangement import place_batches
+from entrain_bench_strategies.orchmllm.assigner import balanced_batches, cut_padded, place_batches, unit_costs
 from support.builders import as_ints, tiny_model
 
 LLM = tiny_model().llm

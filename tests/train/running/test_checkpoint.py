@@ -44,7 +44,7 @@ def _checkpoints(rank: int, configs: dict[str, str], folder: Path) -> dict[str, 
     }
     found = {name: _refusal(config) for name, config in changed.items()}
     stored = folder / "float32" / "iteration_00000004"
-    for name, path in (("damaged data", next(iter(sorted(stored.glob("*.distcp"))))), ("meta", stored / "meta.json")):
+    for name, path in (("damaged data", stored / "rank_00000.safetensors"), ("meta", stored / "meta.json")):
         dist.barrier()
         if rank == 0:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -16,13 +16,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from entrain_bench.balancing.actions import BACKWARD, FORWARD, HOLDS
 from entrain_bench.base.compiled import inlined
-
-from .actions import BACKWARD, FORWARD, HOLDS
 
 
 @njit(cache=True, nogil=True)
-def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
+def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
     """Put all actions in an order that every lane keeps to.
 
     Args:
@@ -30,10 +29,11 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         wish: how.
         state: what ``room_for`` made.
         place: takes each action's place in the order ``[actions]``.
+        limit_s: stop as soon as the schedule must end later; the order is then incomplete.
 
     Returns:
-        When all gradients are synchronised, seconds; and how many forwards were let in although memory was
-        full, because nothing else was left to run: none if every group fits by itself.
+        When all gradients are synchronised, seconds, infinite if later than the limit; and how many forwards were let
+        in although memory was full, because nothing else was left to run: none if every group fits by itself.
     """
     _begin(actions, wish, state)
     forced, end_s = 0, 0.0
@@ -53,6 +53,11 @@ def list_schedule(actions, wish, state, place):  # type: ignore[no-untyped-def]
         begin_s = _begin_s(action, actions, state)
         ended_s = _run(action, begin_s, actions, wish, state)
         end_s = max(end_s, ended_s + actions.tail_s[action])
+        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+            lane = actions.lanes[row]
+            state.rest_s[lane] -= _least_s(action, actions)
+            if ended_s + state.rest_s[lane] + state.tail_s[lane] > limit_s:
+                return np.inf, forced
     return end_s, forced
 
 
@@ -75,11 +80,15 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     state.first_open[:] = 0
     state.first_refused[:] = 0
     state.admitted_bytes[:] = 0
+    state.rest_s[:] = 0.0
+    state.tail_s[:] = np.inf
     for action in range(len(actions.duration_s)):
         for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
             lane = actions.lanes[row]
             state.left[lane, wish.group[action]] += 1
             state.llm_left[lane] += actions.of_llm[action]
+            state.rest_s[lane] += _least_s(action, actions)
+            state.tail_s[lane] = min(state.tail_s[lane], actions.tail_s[action])
             if actions.is_backward[action] == FORWARD:
                 state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
         if state.missing[action] == 0:
@@ -87,6 +96,13 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     for lane in range(len(actions.room_bytes)):
         _close_groups(lane, state)
         _admit_groups(lane, actions, state)
+
+
+@inlined
+def _least_s(action, actions):  # type: ignore[no-untyped-def]
+    """Seconds for which an action holds its lanes at least."""
+    kept_s = actions.kept_s[action] if actions.is_backward[action] == BACKWARD else 0.0
+    return actions.receive_s[action] + actions.duration_s[action] - kept_s
 
 
 @inlined
@@ -183,8 +199,10 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
                     else:
                         backward = action
                     break
-                # Of two that come together the backward, which frees memory.
-                if state.ready_s[action] < coming_s or (kind == BACKWARD and state.ready_s[action] == coming_s):
+                # Of those that come together a backward, which frees memory.
+                first = coming < 0 or wish.last_of_equals or actions.is_backward[coming] == FORWARD
+                equal = kind == BACKWARD and state.ready_s[action] == coming_s and first
+                if state.ready_s[action] < coming_s or equal:
                     coming, coming_s = action, state.ready_s[action]
             spot -= 1
     chosen = max(forward, backward)

@@ -1,4 +1,4 @@
-"""What Braid's list scheduler puts in order, and its state."""
+"""What the list scheduler (``listing``) puts in order, and its state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, take_rows
 
 FORWARD, BACKWARD = 0, 1
 # Where the state says whether anything is held.
@@ -54,6 +54,37 @@ class Actions(NamedTuple):
     kept_bytes: IntArray
     kept_s: FloatArray
 
+    def of(self, own: IntArray, members: IntArray) -> Actions:
+        """Some of them alone, numbered anew as their lanes are, on which nothing else runs and waits for nothing else.
+
+        Args:
+            own: their numbers ``[actions]``.
+            members: their lanes ``[lanes]``.
+        """
+        lane, action = np.zeros(len(self.room_bytes), np.int64), np.zeros(len(self.duration_s), np.int64)
+        lane[members], action[own] = np.arange(len(members)), np.arange(len(own))
+        (lane_offsets, entries), (user_offsets, users) = (
+            take_rows(offsets, own) for offsets in (self.lane_offsets, self.user_offsets)
+        )
+        return Actions(
+            **{name: getattr(self, name)[own] for name in PER_ACTION},
+            lane_offsets=lane_offsets,
+            lanes=lane[self.lanes[entries]],
+            user_offsets=user_offsets,
+            user_actions=action[self.user_actions[users]],
+            user_delay_s=self.user_delay_s[users],
+            station=self.station[members],
+            room_bytes=self.room_bytes[members],
+            backward=action[self.backward[own]],
+        )
+
+
+# Attributes that say the same of an action whatever others are numbered.
+PER_ACTION = (
+    *("is_backward", "of_llm", "duration_s", "send_s", "receive_s", "size_bytes", "num_waits", "tail_s"),
+    *("kept_bytes", "kept_s"),
+)
+
 
 class Wish(NamedTuple):
     """What a schedule should look like.
@@ -64,13 +95,16 @@ class Wish(NamedTuple):
         is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
         alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
         keep: activations are kept as long as everything let in takes no more than this share of the room.
+        last_of_equals: whether a lane that waits for several backwards of one time takes the last by priority; or else
+            the first.
     """
 
     group: IntArray
     priority: FloatArray
     is_held: IntArray
     alternate: bool
-    keep: float
+    keep: float = 0.0
+    last_of_equals: bool = False
 
 
 class State(NamedTuple):
@@ -93,6 +127,8 @@ class State(NamedTuple):
         first_open: first group of a lane with actions to come ``[lanes]``.
         first_refused: first group from there on that does not fit with those before it ``[lanes]``.
         admitted_bytes: what the groups between these two need ``[lanes]``.
+        rest_s: how long actions to come occupy a lane at least ``[lanes]``.
+        tail_s: least of the actions' ``tail_s`` on a lane ``[lanes]``.
     """
 
     queue: IntArray
@@ -114,6 +150,8 @@ class State(NamedTuple):
     first_open: IntArray
     first_refused: IntArray
     admitted_bytes: IntArray
+    rest_s: FloatArray
+    tail_s: FloatArray
 
 
 def room_for(actions: Actions, num_groups: int) -> State:
@@ -145,4 +183,6 @@ def room_for(actions: Actions, num_groups: int) -> State:
         first_open=whole(num_lanes),
         first_refused=whole(num_lanes),
         admitted_bytes=whole(num_lanes),
+        rest_s=np.zeros(num_lanes),
+        tail_s=np.zeros(num_lanes),
     )
