@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -60,13 +59,11 @@ class Loads:
     packs: Packs | None = None
 
     @property
-    def digest(self) -> bytes:
-        """Hash of everything that the roofline reads of them."""
-        packed = () if self.packs is None else (self.packs.lengths, self.packs.offsets)
-        digest = blake2b(repr([*self.areas, *(column.dtype for column in packed)]).encode(), digest_size=16)
-        for column in (self.tokens, *self.areas.values(), *packed):
-            digest.update(np.ascontiguousarray(column))
-        return digest.digest()
+    def content(self) -> tuple[object, ...]:
+        """All that the roofline reads of them."""
+        packs = () if self.packs is None else (self.packs.lengths, self.packs.offsets)
+        columns = (self.tokens, *self.areas.values(), *packs)
+        return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +277,7 @@ class Roofline:
         parts = self.framework.sequence_parts(module, cp)
         if len(loads.tokens) > MAX_KNOWN_CHUNKS:
             return self._layers_s(module, loads, tp, parts, split)
-        asked = id(module), tp, parts, split, loads.digest
+        asked = id(module), tp, parts, split, loads.content
         # With the module, so that no other gets its identity.
         return remembered(
             self._known, asked, lambda: (module, self._layers_s(module, loads, tp, parts, split)), MAX_KNOWN

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from itertools import chain
 
 import numpy as np
 
@@ -101,7 +99,7 @@ def _module_columns(index: int, num_passes: int, chunks: Chunks, pp: int) -> Int
 
 
 # The orders of lanes that were last asked for, by blocks and chunks: batches often differ in what chunks hold alone.
-_orders: dict[bytes, tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]] = {}
+_orders: dict[tuple[object, ...], tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]] = {}
 MAX_ORDERS = 64
 MAX_ORDERED = 2**14
 
@@ -112,19 +110,17 @@ def _lane_order(
     """Lanes per action, and every lane's actions in order (CSR); read-only."""
     if first_action[-1] > MAX_ORDERED:
         return _ordered(layout, chunks, slots, first_action)
-    columns = [
-        (rows.replica, rows.microbatch, rows.part, *slot.passes) for rows, slot in zip(chunks, slots, strict=True)
-    ]
-    place = blake2b(repr((id(layout.blocks), [[(a.dtype, a.shape) for a in own] for own in columns])).encode())
-    for column in chain.from_iterable(columns):
-        place.update(np.ascontiguousarray(column))
+    key: list[object] = [id(layout.blocks)]
+    for rows, slot in zip(chunks, slots, strict=True):
+        for column in (rows.replica, rows.microbatch, rows.part, *slot.passes):
+            key += column.dtype.char, column.shape, column.tobytes()
 
     def made() -> tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]:
         found = _ordered(layout, chunks, slots, first_action)
         freeze(*found)
         return layout.blocks, found
 
-    return remembered(_orders, place.digest(), made, MAX_ORDERS)[1]
+    return remembered(_orders, tuple(key), made, MAX_ORDERS)[1]
 
 
 def _ordered(
