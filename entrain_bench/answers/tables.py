@@ -71,11 +71,11 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
         labels = labels_of(cell.config)
         names = ("strategy", "workload", "model")
         case = tuple(labels[name] for name in names)
-        path = results.timeline_path(cell.key)
-        if case in seen or not path.exists():
+        record = None if case in seen else results.read(cell.key)
+        frame = results.timeline(record) if record else None
+        if frame is None:
             continue
         seen.add(case)
-        frame = pd.read_parquet(path)
         sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
         frame.insert(0, "side", frame["module"].map(sides))
         for name in ("seed", *reversed(names)):

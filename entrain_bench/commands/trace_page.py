@@ -30,11 +30,7 @@ NUM_DRAWS, NUM_SAMPLES, MAX_BATCH = 59, 8192, 4096
 
 
 def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> str:
-    """The page, in Markdown.
-
-    Raises:
-        UserError: for overrides of a run that are wrong.
-    """
+    """The page, in Markdown; ``UserError`` for overrides of a run that are wrong."""
     lines = [f"# {command.output.name}", "", *_scan_lines(command, found), ""]
     of = f" of the first {MAX_ROWS:,} rows" if found.samples > MAX_ROWS else ""
     lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(command.output)), ""]

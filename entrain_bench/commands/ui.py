@@ -47,10 +47,7 @@ VERB = Verb(Keys, options=())
 
 
 def main(request: Request[Keys]) -> int:
-    """Serve the runs until interrupted.
-
-    Returns:
-        The server's exit code.
+    """Serve the runs until interrupted; returns the server's exit code.
 
     Raises:
         UserError: where nothing is logged, and for a port that is taken.

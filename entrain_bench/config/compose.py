@@ -28,15 +28,17 @@ from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.groups import Groups
 from entrain_bench.config.known import KnownRuns
-from entrain_bench.config.overrides import NESTED, group_of, is_inside, is_plain, parse
+from entrain_bench.config.overrides import group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
+    NESTED,
     ConfigSchema,
     RunConfig,
     plain_values,
     register_schema,
 )
+from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import config_tree
 
 # Characters of a file's name: a choice is looked for as one.
@@ -48,6 +50,7 @@ INTERPOLATED = re.compile(r"\$\{(\w*)")
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
 NUM_PROCESSES = ("n_jobs", "num_cpus")
+OF_LAUNCHER = re.compile(r"hydra/launcher|hydra\.launcher(\.[^\W_]\w*)+")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
@@ -100,13 +103,14 @@ class Composer:
             overrides = with_plan(overrides)
             if self._sweeps and (known := self._known.get(overrides)):
                 return known
-            _check_overrides(overrides)
+            check_overrides(overrides)
             plain = dict(_plain(text) for text in overrides if is_plain(parse(text)))
             values = self._choices(tuple(text for text in overrides if not is_plain(parse(text))))
             for group in NESTED:
                 given = values[group].items()
                 values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
             resolved, by_itself = _resolved(values | plain)
+            check_targets({group: resolved[group] for group in GROUP_KEYS})
             config = RunConfig.from_values(resolved)
         if self._sweeps and by_itself:
             self._known.put(overrides, resolved)
@@ -122,7 +126,7 @@ class Composer:
         stored = self._store.get(key)
         if stored is None:
             with one_line_errors([*self._search, *overrides]), in_tree():
-                _check_overrides(overrides)
+                check_overrides(overrides)
                 stored = self._expand(overrides)
             self._store.put(key, stored)
         if not stored["cells"]:
@@ -276,17 +280,23 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     return config
 
 
-def _check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse what Hydra's parser lets pass and its composition breaks over.
+def check_overrides(overrides: Iterable[str]) -> None:
+    """Refuse what Hydra's parser lets pass and its composition breaks over, and what would reach past the choices.
 
     Raises:
-        UserError: for an override without a key, and for choices of a group that are no names.
+        UserError: for an override without a key, for choices of a group that are no names, and for keys of Hydra's
+            other than a launcher's: they name places to search and classes to build.
     """
     for text in overrides:
         override = parse(text)
         group = override.key_or_group
         if not group:
             raise UserError(f"{text}: names no key")
+        if group.startswith("hydra") and not OF_LAUNCHER.fullmatch(group):
+            raise UserError(
+                f"{text}: is not supported; of Hydra's keys hydra/launcher and hydra.launcher.* are. A folder of "
+                "yours is named by --config-dir"
+            )
         value = override.value()
         chosen = _choices_of(value) if group in GROUP_KEYS or "/" in group else []
         if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
@@ -359,11 +369,7 @@ def _resolved_text(text: str) -> dict[str, Any]:
 
 
 def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A mapping with one of its values exchanged.
-
-    Raises:
-        KeyError: if there is no such value.
-    """
+    """A mapping with one of its values exchanged; ``KeyError`` if there is no such value."""
     first, *rest = path
     if not isinstance(node, dict) or isinstance(old := node[first], list) or (not rest and isinstance(old, dict)):
         raise KeyError(first)

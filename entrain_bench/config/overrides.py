@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
-from entrain_bench.config.schema import ASIDE, LayoutConfig, SpeedConfig
+from entrain_bench.config.schema import ASIDE, NESTED
 from entrain_bench.specs.framework import Framework
 
-# Mappings of plain keys.
-NESTED: Mapping[str, type[LayoutConfig | SpeedConfig]] = {"layout": LayoutConfig, "speed": SpeedConfig}
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}

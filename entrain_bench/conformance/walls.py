@@ -28,7 +28,7 @@ def trespasses(modules: Collection[str]) -> list[str]:
     """
     found = []
     for module, source in sorted(sources_of(modules).items()):
-        if module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
+        if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
             continue
         package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
         tree = ast.parse(source.path.read_bytes())

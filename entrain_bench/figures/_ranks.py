@@ -28,7 +28,9 @@ MAX_TICKS = 8
 
 def ranks_png(results: Results, record: Record) -> bytes:
     """The picture of a run's first iteration, whose timeline is there; the same bytes for the same data."""
-    table = rank_table(pd.read_parquet(results.timeline_path(record.key)))
+    timeline = results.timeline(record)
+    assert timeline is not None
+    table = rank_table(timeline)
     # None where a profile of the device states it.
     memory_bytes = record.config["cluster"]["device"].get("memory_bytes")
     budget_bytes = None if memory_bytes is None else float(memory_bytes * record.config["memory_fraction"])

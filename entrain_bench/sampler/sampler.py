@@ -13,8 +13,8 @@ from torch.utils.data import Sampler
 from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.given_plan import checked_plan
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.plan_file import read_plan
 from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.microbatches import FIXED, Dealt, batches_of
 from entrain_bench.sampler.planning import BatchPlan, fingerprint, plan_batches
@@ -135,7 +135,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             UserError: naming the file, the argument or the data that is wrong.
         """
-        known = read_plan(plan)
+        known = checked_plan(plan)
         job = known.job
         return cls(
             shapes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from entrain_bench.config.tree import choices
 from entrain_bench.records import code
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import DRIVER, code_version, hash_of, import_closure
+from entrain_bench.records.environment import releases_of
 from entrain_bench.records.keys import targets_of
 from entrain_bench.run.cells import compose_cells
 
@@ -164,3 +166,26 @@ def test_bad_code_is_named(tmp_path: Path) -> None:
         version_of(tmp_path / "code", mine="import os\nclass")
     with pytest.raises(UserError, match="no module named nope"):
         code_version(frozenset({"nope.Mine"}))
+
+
+def test_versions_of_libraries_that_a_run_imports_are_in_its_key(
+    cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(module: str) -> set[str]:
+        with monkeypatch.context() as patch:
+            known = code.releases_of
+            patch.setattr(code, "releases_of", lambda name: "other" if name == module else known(name))
+            after = {name: code_version.__wrapped__(frozenset(targets_of(cell.config.content())))
+                     for name, cell in cells.items()}  # fmt: skip
+        return {name for name, cell in cells.items() if after[name] != cell.code_version}
+
+    assert moved("numpy") == moved("numba") == {*cells}
+    assert "braid" in moved("ortools")
+    assert moved("torch") == moved("megatron") == {"train"}
+    assert moved("matplotlib") == moved("rich") == set()
+
+
+def test_a_library_of_a_user_counts_and_python_does_not() -> None:
+    assert releases_of("numba") == f"numba=={version('numba')} llvmlite=={version('llvmlite')}"
+    assert releases_of("pytest") == f"pytest=={version('pytest')}"
+    assert [releases_of(name) for name in ("os", "no_such_library", "omegaconf")] == ["", "", ""]

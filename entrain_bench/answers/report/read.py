@@ -15,10 +15,10 @@ from entrain_bench.answers.case import Case
 from entrain_bench.answers.compare import read_text
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import add_config_dir
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import lost_runs
 
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
 # Headings of a case's job that are not its setting.
@@ -80,7 +80,7 @@ def read_material(results: Results) -> Material:
     if not any(record.status == "ok" for record in records):
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     return Material(
-        Answer.of(records),
+        Answer.of(records, lost_runs(results, {record.key for record in records})),
         version("entrain-bench"),
         str(results.root),
         notes,
@@ -93,18 +93,15 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Those of some records that may be compared, and what is said of the others.
 
     Records of the code that would run now count; if there are none, all others do, of one configuration the newest.
-    The code of a user's strategy is that of the folder that its record names.
+    The code of a user's strategy is that of the folder that its record names; it is read, not imported.
     """
     folders = sorted({record.config_dir for record in found if record.config_dir})
     missing = [folder for folder in folders if not Path(folder).is_dir()]
-    for folder in folders:
-        if folder not in missing:
-            add_config_dir(folder)
     unknown = {record.key for record in found if record.config_dir in missing}
 
     def is_current(record: Record) -> bool:
         with suppress(UserError):
-            return record.code_version == code_version(frozenset(targets_of(record.config)))
+            return record.code_version == code_version(frozenset(targets_of(record.config)), record.config_dir)
         return False
 
     current = [record for record in found if record.key in unknown or is_current(record)]

@@ -18,7 +18,8 @@ from entrain_bench.answers.notices import run_notices, sample_notices
 from entrain_bench.answers.sentences import answer_json, sentences
 from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown
 from entrain_bench.records.leaves import parameters_text
-from entrain_bench.records.records import LABELS, METRICS, Record, Results, table_csv
+from entrain_bench.records.records import LABELS, METRICS, Record, Results
+from entrain_bench.records.tables import table_csv
 from entrain_bench.specs.framework import Framework
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
@@ -142,7 +143,9 @@ def entries_of(
         return [_entry_of(points[0], name, "", results, detailed=True)]
     drawn: dict[str, Artifact] = {}
     if pictures:
-        for variant, one in answer.side_by_side(lambda record: results.timeline_path(record.key).exists()).items():
+        for variant, one in answer.side_by_side(
+            lambda record: bool(record.timeline) and results.has_timeline(record)
+        ).items():
             drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
         drawn["iteration_time.png"] = partial(pictures.standings, answer)
     parent = _parent(answer, name, results, files, drawn)

@@ -105,6 +105,7 @@ def interrupted(number: signal.Signals, folder: Path) -> Iterator[None]:
 # Options of the planner that another one takes the place of.
 OPTIONS = [*yaml.safe_load((config_tree() / "strategy" / "planner" / "megatron.yaml").read_text())][1:]
 SLEEPING = (
+    f"--config-dir={Path(__file__).parents[2]}",
     "strategy.planner._target_=support.train.trouble.Troubled",
     "+strategy.planner.what=sleep",
     *(f"~strategy.planner.{name}" for name in OPTIONS),
