@@ -23,14 +23,6 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
-class _Paths:
-    """Least times around a module's stages, over all units that could be first or last there ``[stages]``."""
-
-    fill_s: FloatArray
-    drain_s: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
 class Need:
     """What samples need under any layout.
 
@@ -124,16 +116,19 @@ def _paths(
     alone: Sequence[PassTimes],
     forward: FloatArray,
     backward: FloatArray,
-) -> list[_Paths]:
-    """Fill and drain of every stage of every module; infinite where a module has no work."""
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Fill and drain of every module: least times around its stages, over all units that could be first or last there.
+
+    Infinite where a module has no work ``[stages]``.
+    """
     paths = []
     for module, own, times in zip(truth.model.modules, layout.modules, alone, strict=True):
         units = module.units(shapes)
         if not module.per_item:
-            paths.append(_Paths(forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
+            paths.append((forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
             continue
         if not len(units):
-            paths.append(_Paths(np.full(own.pp, np.inf), np.full(own.pp, np.inf)))
+            paths.append((np.full(own.pp, np.inf), np.full(own.pp, np.inf)))
             continue
         ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)
         back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)
@@ -141,7 +136,7 @@ def _paths(
         owner = module.owners(shapes, units)
         first, last = (0.0, 0.0) if module.is_encoder else (forward[-1][owner, None], backward[-1][owner, None])
         fill, drain = (np.insert(way, 0, 0.0, axis=1)[:, :-1] + end for way, end in ((ahead, first), (back, last)))
-        paths.append(_Paths(fill.min(axis=0), drain.min(axis=0)))
+        paths.append((fill.min(axis=0), drain.min(axis=0)))
     return paths
 
 
@@ -152,7 +147,7 @@ def _work_bound(
     steps: Sequence[ExposedStep],
     first_step: float,
     split: bool,
-    paths: Sequence[_Paths],
+    paths: Sequence[tuple[FloatArray, FloatArray]],
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
     first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
@@ -165,7 +160,7 @@ def _work_bound(
         heavy[-1][:, first : first + placed.pp] = heaviest
     held = stages_held(layout)
     work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
-    fill_s, drain_s = (np.concatenate([getattr(path, name) for path in paths]) for name in ("fill_s", "drain_s"))
+    fill_s, drain_s = (np.concatenate(each) for each in zip(*paths, strict=True))
     gather_s, sync_s, optimizer_s = (
         np.concatenate([getattr(own, name) for own in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
     )

@@ -75,23 +75,13 @@ def edges_of(program: Program, cluster: ClusterSpec, framework: Framework) -> Ed
     return Edges(a, b, tier, travels, link_s, np.where(travels, fixed_s, 0.0))
 
 
-def held_after_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> FloatArray:
+def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
     """How long lanes are held after each action by what it sends and what their next one receives ``[actions]``.
 
     A lane sends an action's results and receives the next one's data at the same time, in one batch, and goes on when
     both are through (megatron-core 0.19.2, p2p_communication.py: ``send_forward_recv_backward`` and its likes wait for
-    the batch). What one action sends, or receives, shares the lane's links.
-
-    Args:
-        program: the program.
-        link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what holds nobody.
-        fixed_s: what passes besides ``[dependencies]``.
+    the batch). What one action sends, or receives, shares the lane's links (``moved_s``).
     """
-    return held_s(program, *moved_s(program, link_s, fixed_s))
-
-
-def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
-    """As ``held_after_s``, from what ``moved_s`` returns."""
     following = np.append(program.lane_actions[1:], -1)
     following[program.lane_offsets[1:] - 1] = -1
     received = np.where(following >= 0, receives[following], 0.0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of, sum_rows
+from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -17,30 +19,19 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
-# Layouts whose states are remembered.
-MAX_KNOWN = 16
+# Layouts whose states, and splits of a module whose bytes of a token are remembered.
+MAX_STATES, MAX_TOKENS = 16, 4096
 # Both Adam moments.
 MOMENT_BYTES = 2 * FP32_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class _OffloadWindow:
-    """Entries of ``lane_actions`` between which an offloaded module's states are away, one of each a lane.
-
-    Attributes:
-        parameters: of the module on a rank of the lane.
-        learning: those of them that learn.
-    """
+class _OffloadWindow(NamedTuple):
+    """Entries of ``lane_actions`` between which states are away, one a lane, and the parameters of a rank there."""
 
     last_forward: IntArray
     first_backward: IntArray
     parameters: FloatArray
     learning: FloatArray
-
-    @property
-    def state_bytes(self) -> FloatArray:
-        """Weights and gradients that are away ``[lanes]``."""
-        return BF16_BYTES * self.parameters + FP32_BYTES * self.learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +61,7 @@ class Memory:
     framework: Framework = field(default_factory=Framework)
     element_bytes: int = BF16_BYTES
     # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
-    _tokens: dict[tuple[object, ...], tuple[ModuleSpec, tuple[FloatArray, FloatArray]]] = field(
+    _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
     _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -130,15 +121,8 @@ class Memory:
             What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
         """
         if remade is None or placed.recompute:
-            asked = module.name, placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
-            known, found = self._tokens.get(asked, (None, None))
-            if known is not module or found is None:
-                kept, working = self.layer_bytes(module, placed)
-                counts = module.kind_counts(placed.layers_per_stage)
-                found = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
-                freeze(*found)
-                self._tokens[asked] = module, found
-            return found
+            asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
+            return remembered(self._tokens, asked, lambda: (module, *self._token_bytes(module, placed)), MAX_TOKENS)[1:]
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
         less, more = self.layer_bytes(module, replace(placed, recompute=True))
@@ -146,6 +130,13 @@ class Memory:
         stays = counts - again
         needed = np.maximum(np.where(stays > 0, working, 0.0), np.where(again > 0, more, 0.0))
         return matmul(stays, kept) + matmul(again, less), np.max(needed, axis=-1)
+
+    def _token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
+        kept, working = self.layer_bytes(module, placed)
+        counts = module.kind_counts(placed.layers_per_stage)
+        found = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+        freeze(*found)
+        return found
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
@@ -172,15 +163,14 @@ class Memory:
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
-        known, states = self._states.get(id(layout), (None, np.zeros(0)))
-        if known is not layout:
+
+        def made() -> tuple[Layout, FloatArray]:
             placed = zip(self.model.modules, layout.modules, strict=True)
             states = layout.lane_sums([self.stage_state_bytes(module, own) for module, own in placed])
             freeze(states)
-            self._states[id(layout)] = layout, states
-            if len(self._states) > MAX_KNOWN:
-                del self._states[next(iter(self._states))]
-        return states
+            return layout, states
+
+        return remembered(self._states, id(layout), made, MAX_STATES)[1]
 
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back.
@@ -243,12 +233,9 @@ class Memory:
         received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
         return Transfers(received, sent, held)
 
-    def posted_bytes(self, program: Program) -> FloatArray:
+    def posted_bytes(self, program: Program, handed: Transfers | None = None) -> FloatArray:
         """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
-        return self._posted_bytes(program, self.transfers(program))
-
-    def _posted_bytes(self, program: Program, handed: Transfers) -> FloatArray:
-        received = handed.received[program.lane_actions]
+        received = (handed or self.transfers(program)).received[program.lane_actions]
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
 
     def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
@@ -260,17 +247,15 @@ class Memory:
         handed, starts = self.transfers(program), program.lane_offsets[:-1]
         moved = (handed.sent + handed.received)[program.lane_actions]
         held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
-        return held, np.maximum.reduceat(moved, starts) + self._posted_bytes(program, handed)
+        return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program, handed)
 
-    def action_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
+    def action_bytes(self, program: Program, handed: Transfers | None = None) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (negative), and needs while it runs.
 
         A split backward leaves what the weight pass needs, which frees it. That is more than the backward frees where
         activations are recomputed.
         """
-        return self._action_bytes(program, self.transfers(program))
-
-    def _action_bytes(self, program: Program, handed: Transfers) -> tuple[FloatArray, FloatArray]:
+        handed = handed or self.transfers(program)
         change, working = np.zeros(program.num_actions), np.zeros(program.num_actions)
         for index, (module, placed) in enumerate(zip(self.model.modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
@@ -304,7 +289,7 @@ class Memory:
         Buffers of receives that are posted ahead count as soon as they are posted.
         """
         handed = self.transfers(program)
-        change, working = self._action_bytes(program, handed)
+        change, working = self.action_bytes(program, handed)
         action, lane = program.lane_actions, rows_of(program.lane_offsets)
         posted = np.concatenate(([0.0], np.cumsum(handed.received[action])))
         here = 1 + np.arange(len(action))
@@ -314,8 +299,9 @@ class Memory:
         before = np.concatenate(([0.0], running))[program.lane_offsets[:-1]]
         away = np.zeros(len(action) + 1)
         for window in self._offload_windows(program):
-            away[window.last_forward + 1] += window.state_bytes
-            away[window.first_backward] -= window.state_bytes
+            state_bytes = BF16_BYTES * window.parameters + FP32_BYTES * window.learning
+            away[window.last_forward + 1] += state_bytes
+            away[window.first_backward] -= state_bytes
         after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1] + buffers
         kind = program.kind[action]
         frees = (kind == Pass.BACKWARD) | (kind == Pass.WEIGHT)

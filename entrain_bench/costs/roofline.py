@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_rows
+from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
@@ -59,13 +59,11 @@ class Loads:
     packs: Packs | None = None
 
     @property
-    def digest(self) -> bytes:
-        """Hash of everything that the roofline reads of them."""
-        packed = () if self.packs is None else (self.packs.lengths, self.packs.offsets)
-        digest = blake2b(repr([*self.areas, *(column.dtype for column in packed)]).encode(), digest_size=16)
-        for column in (self.tokens, *self.areas.values(), *packed):
-            digest.update(np.ascontiguousarray(column))
-        return digest.digest()
+    def content(self) -> tuple[object, ...]:
+        """All that the roofline reads of them."""
+        packs = () if self.packs is None else (self.packs.lengths, self.packs.offsets)
+        columns = (self.tokens, *self.areas.values(), *packs)
+        return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +157,13 @@ def remade_layers(module: ModuleSpec, counts: FloatArray, recompute: bool | Floa
     return counts * [recompute and layer.recomputed for layer in module.kinds]
 
 
-# What decides the times of a module's layers: its name, degrees, whether backwards are split, and the loads.
-type _Asked = tuple[str, int, int, bool, bytes]
-
-
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """Layer times on one cluster under the settings of the framework."""
 
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
-    _known: dict[_Asked, tuple[ModuleSpec, list[PassTimes]]] = field(
+    _known: dict[tuple[object, ...], tuple[ModuleSpec, list[PassTimes]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
@@ -283,14 +277,11 @@ class Roofline:
         parts = self.framework.sequence_parts(module, cp)
         if len(loads.tokens) > MAX_KNOWN_CHUNKS:
             return self._layers_s(module, loads, tp, parts, split)
-        asked = module.name, tp, parts, split, loads.digest
-        known, times = self._known.get(asked, (None, []))
-        if known is not module:
-            times = self._layers_s(module, loads, tp, parts, split)
-            self._known[asked] = module, times
-            if len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-        return times
+        asked = id(module), tp, parts, split, loads.content
+        # With the module, so that no other gets its identity.
+        return remembered(
+            self._known, asked, lambda: (module, self._layers_s(module, loads, tp, parts, split)), MAX_KNOWN
+        )[1]
 
     def _layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool) -> list[PassTimes]:
         own = self.of(module)

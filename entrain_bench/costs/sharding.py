@@ -32,11 +32,6 @@ from entrain_bench.specs.model import ModuleSpec
 LAYERS_GATHERED = 2
 
 
-def is_tied(module: ModuleSpec) -> bool:
-    """Whether the first and the last layer share a weight, which then stays whole from the one to the other."""
-    return bool(module.config.tied_embeddings)
-
-
 def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArray:
     """Parameters of each layer before tensor parallelism, a tied embedding with the first ``[layers]``.
 
@@ -45,7 +40,7 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArra
         learning: whether only those that learn count.
     """
     own = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
-    if is_tied(module) and own[0]:
+    if module.config.tied_embeddings and own[0]:
         own[-1] = max(own[-1] - own[0], 0.0)
     return own
 
@@ -58,8 +53,8 @@ def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int)
     """
     shards = module.weight_shards(placed.tp)
     own = layer_parameters(module) / shards
-    kept = float(own[0]) if is_tied(module) else 0.0
-    inner = own[1:] if is_tied(module) else own
+    kept = float(own[0]) if module.config.tied_embeddings else 0.0
+    inner = own[1:] if module.config.tied_embeddings else own
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = element_bytes * (kept + float(pairs.max()))
@@ -95,7 +90,7 @@ def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec
 
     gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(FP32_BYTES * learning)
     again_s = gather_s * runs_backward
-    if is_tied(module):
+    if module.config.tied_embeddings:
         again_s[0] = 0.0
     return LayerTraffic(gather_s, again_s, scatter_s)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -10,6 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
+from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
@@ -104,17 +104,8 @@ class Ends:
     backward_s: list[FloatArray]
 
 
-# What decides a module's traffic: its name and layout, ranks by their hash.
-type _Placed = tuple[str, int, int, tuple[int, ...], tuple[int, ...], bytes, bool]
 # Layouts of a module whose traffic is remembered.
 MAX_KNOWN = 512
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    module: ModuleSpec
-    traffic: list[Traffic]
-    exposed: ExposedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +115,10 @@ class StepCosts:
     memory: Memory
     layer_times: LayerTimes
     cluster: ClusterSpec
-    _known: OrderedDict[_Placed, _Known] = field(default_factory=OrderedDict, repr=False, compare=False)
-    _rings: dict[tuple[tuple[int, ...], bytes], list[LinkTier]] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[object, ...], tuple[ModuleSpec, list[Traffic], ExposedStep]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _rings: dict[tuple[object, ...], list[LinkTier]] = field(default_factory=dict, repr=False, compare=False)
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
@@ -150,23 +143,21 @@ class StepCosts:
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
         """What no overlap can hide: of the buckets only the one with a stage's first layers."""
-        return self._of(module, placed).exposed
+        return self._of(module, placed)[2]
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
-        return self._of(module, placed).traffic
+        return self._of(module, placed)[1]
 
-    def _of(self, module: ModuleSpec, placed: ModuleLayout) -> _Known:
+    def _of(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
         """Traffic and exposed step of a module; planners and metrics ask for those of few layouts again and again."""
-        ranks = blake2b(np.ascontiguousarray(placed.ranks), digest_size=16).digest()
-        key = module.name, placed.tp, placed.cp, placed.layers_per_stage, placed.ranks.shape, ranks, placed.sharded
-        known = self._known.get(key)
-        if known is None or known.module is not module:
+
+        def made() -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
             traffic = self._traffic(module, placed)
-            known = self._known[key] = _Known(module, traffic, self._exposed(module, placed, traffic))
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-        return known
+            return module, traffic, self._exposed(module, placed, traffic)
+
+        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, _content(placed.ranks), placed.sharded
+        return remembered(self._known, key, made, MAX_KNOWN)
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
         framework = self.memory.framework
@@ -211,12 +202,7 @@ class StepCosts:
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
-        key = rings.shape, blake2b(np.ascontiguousarray(rings), digest_size=16).digest()
-        if key not in self._rings:
-            self._rings[key] = self.cluster.ring_tiers(rings)
-            if len(self._rings) > MAX_KNOWN:
-                del self._rings[next(iter(self._rings))]
-        return self._rings[key]
+        return remembered(self._rings, _content(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
     def ends(self, program: Program, loads: Sequence[Loads]) -> list[Ends]:
         """Where the passes of a program's modules begin and end, given what the chunks of each carry."""
@@ -330,6 +316,10 @@ class StepCosts:
         if module.config.tied_embeddings and placed.is_closed:
             parameters[-1] -= module.layers[0].parameters * module.layers[0].learns
         return parameters / module.weight_shards(placed.tp)
+
+
+def _content(ranks: IntArray) -> tuple[object, ...]:
+    return ranks.shape, blake2b(np.ascontiguousarray(ranks), digest_size=16).digest()
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

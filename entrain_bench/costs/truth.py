@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.edges import Edges, edges_of, held_after_s, moved_s
+from entrain_bench.costs.edges import Edges, edges_of, held_s, moved_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
@@ -104,9 +104,7 @@ class CostTruth:
 
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
         """Times of sequences that each form a chunk alone ``[sequences, stages]``; see ``chunk_times``."""
-        counts = module.kind_counts(placed.layers_per_stage)
-        loads = self.layer_times.loads(module, lengths)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, placed.recompute, split)
+        return self._stages_s(module, placed, self.layer_times.loads(module, lengths), None, split)
 
     def chunk_times(
         self,
@@ -195,7 +193,7 @@ class CostTruth:
             relayed = transfers.first >= 0
             delay[relayed] = link[relayed] = 0.0
         if self.framework.p2p == "blocking":
-            hold = held_after_s(program, link, delay)
+            hold = held_s(program, *moved_s(program, link, delay))
             return hold, delay + link, transfers
         queued = transfers_between_blocks(layout, edges.source, edges.target, edges.tier, link)
         return hold, delay, queued if transfers is None else both(transfers, queued)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from itertools import chain
 
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.remembered import remembered
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
 from entrain_bench.program.layout import Blocks, Layout
@@ -101,7 +99,7 @@ def _module_columns(index: int, num_passes: int, chunks: Chunks, pp: int) -> Int
 
 
 # The orders of lanes that were last asked for, by blocks and chunks: batches often differ in what chunks hold alone.
-_orders: OrderedDict[bytes, tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]] = OrderedDict()
+_orders: dict[tuple[object, ...], tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]] = {}
 MAX_ORDERS = 64
 MAX_ORDERED = 2**14
 
@@ -112,21 +110,17 @@ def _lane_order(
     """Lanes per action, and every lane's actions in order (CSR); read-only."""
     if first_action[-1] > MAX_ORDERED:
         return _ordered(layout, chunks, slots, first_action)
-    columns = [
-        (rows.replica, rows.microbatch, rows.part, *slot.passes) for rows, slot in zip(chunks, slots, strict=True)
-    ]
-    place = blake2b(repr((id(layout.blocks), [[(a.dtype, a.shape) for a in own] for own in columns])).encode())
-    for column in chain.from_iterable(columns):
-        place.update(np.ascontiguousarray(column))
-    key = place.digest()
-    blocks, found = _orders.get(key, (None, None))
-    if blocks is not layout.blocks or found is None:
+    key: list[object] = [id(layout.blocks)]
+    for rows, slot in zip(chunks, slots, strict=True):
+        for column in (rows.replica, rows.microbatch, rows.part, *slot.passes):
+            key += column.dtype.char, column.shape, column.tobytes()
+
+    def made() -> tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]:
         found = _ordered(layout, chunks, slots, first_action)
         freeze(*found)
-        _orders[key] = layout.blocks, found
-        if len(_orders) > MAX_ORDERS:
-            _orders.popitem(last=False)
-    return found
+        return layout.blocks, found
+
+    return remembered(_orders, tuple(key), made, MAX_ORDERS)[1]
 
 
 def _ordered(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from entrain_bench.base.remembered import remembered
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.bound import Need, need_of
@@ -43,8 +42,8 @@ class SharedJob:
     truth: CostTruth
     workload: Workload
     source: ShapeSource
-    _batches: OrderedDict[tuple[int, int], SampleShapes] = field(default_factory=OrderedDict, repr=False, compare=False)
-    _needs: OrderedDict[tuple[int, int], Need] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _batches: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
+    _needs: dict[tuple[int, int], Need] = field(default_factory=dict, repr=False, compare=False)
 
     def batch(self, iteration: int, seed: int) -> SampleShapes:
         """The samples of an iteration.
@@ -58,25 +57,15 @@ class SharedJob:
             self.job.model.check_shapes(shapes)
             return shapes
 
-        return _remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
+        return remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
 
     def need(self, iteration: int, seed: int) -> Need:
         """What the samples of an iteration need under any layout."""
         made = partial(need_of, self.truth, self.batch(iteration, seed))
-        return _remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
+        return remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
 
 
-def _remembered[Key, Value](known: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
-    """The value of a key, made if it is not known; the last ``most`` that were asked for are."""
-    if key not in known:
-        known[key] = make()
-        if len(known) > most:
-            known.popitem(last=False)
-    known.move_to_end(key)
-    return known[key]
-
-
-_jobs: OrderedDict[str, SharedJob] = OrderedDict()
+_jobs: dict[str, SharedJob] = {}
 
 
 def shared_job(config: RunConfig, source: ShapeSource | None = None) -> SharedJob:
@@ -95,7 +84,7 @@ def shared_job(config: RunConfig, source: ShapeSource | None = None) -> SharedJo
     device = ProfiledDevice.of(config.cluster)
     data = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
     key = json.dumps([content, data], sort_keys=True)
-    return _remembered(_jobs, key, partial(_made, config, None), MAX_JOBS)
+    return remembered(_jobs, key, partial(_made, config, None), MAX_JOBS)
 
 
 def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:

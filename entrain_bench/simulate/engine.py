@@ -42,14 +42,34 @@ def place_actions(
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.
     """
-    columns = _columns(program, duration_s, delay_s, hold_s, release_s, stall_s)
+    dep_actions, nothing = program.dep_actions.astype(np.int32), np.zeros(program.num_actions)
+    columns = Columns(
+        first_transfer=program.num_actions,
+        lane_offsets=program.lane_offsets.astype(np.int64),
+        lane_actions=program.lane_actions.astype(np.int32),
+        num_lanes=program.num_lanes.astype(np.int32),
+        dep_offsets=program.dep_offsets.astype(np.int64),
+        dep_actions=dep_actions,
+        carriers=dep_actions,
+        duration_s=duration_s,
+        hold_s=nothing if hold_s is None else hold_s,
+        release_s=nothing if release_s is None else release_s,
+        stall_s=nothing if stall_s is None else stall_s,
+        delay_s=delay_s,
+        link_offsets=np.zeros(1, np.int64),
+        links=np.zeros(0, np.int64),
+        num_links=0,
+    )
     groups = None if together is None or together.max(initial=-1) < 0 else together
     if groups is not None:
         columns = _with_barriers(columns, program, groups)
     start, end, wait, position = _run_lanes(columns if transfers is None else _with_transfers(columns, transfers))
     position = position[: program.layout.num_lanes]
     if groups is not None:
-        met, position = wait[program.num_actions :], _without_barriers(columns, program, position)
+        met, first = wait[program.num_actions :], columns.lane_offsets[:-1]
+        # The program's actions among those that each lane ran.
+        own = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
+        position = own[first + position] - own[first]
         start, end, wait = (times[: program.num_actions] for times in (start, end, wait))
         # What lanes waited for transfers before they met counts for what they began together.
         wait += np.where(groups >= 0, met[groups], 0.0)
@@ -138,34 +158,6 @@ class Actions(NamedTuple):
 AWAKE = -1  # Where lanes are parked that may go on.
 
 
-def _columns(
-    program: Program,
-    duration_s: FloatArray,
-    delay_s: FloatArray,
-    hold_s: FloatArray | None,
-    release_s: FloatArray | None,
-    stall_s: FloatArray | None,
-) -> Columns:
-    dep_actions, nothing = program.dep_actions.astype(np.int32), np.zeros(program.num_actions)
-    return Columns(
-        program.num_actions,
-        program.lane_offsets.astype(np.int64),
-        program.lane_actions.astype(np.int32),
-        program.num_lanes.astype(np.int32),
-        program.dep_offsets.astype(np.int64),
-        dep_actions,
-        dep_actions,
-        duration_s,
-        nothing if hold_s is None else hold_s,
-        nothing if release_s is None else release_s,
-        nothing if stall_s is None else stall_s,
-        delay_s,
-        np.zeros(1, np.int64),
-        np.zeros(0, np.int64),
-        0,
-    )
-
-
 def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Columns:
     """Actions of no duration before those that begin together, one for a group, on the lanes of all its members."""
     count = int(together.max()) + 1
@@ -187,13 +179,6 @@ def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Co
         release_s=np.append(columns.release_s, nothing),
         stall_s=np.append(columns.stall_s, nothing),
     )
-
-
-def _without_barriers(columns: Columns, program: Program, position: IntArray) -> IntArray:
-    """Program's actions among those that each lane ran ``[lanes]``."""
-    own = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
-    first = columns.lane_offsets[:-1]
-    return np.asarray(own[first + position] - own[first])
 
 
 def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:

@@ -42,7 +42,9 @@ class ModuleSpec:
     kinds: tuple[Layer, ...] = field(init=False)
     layer_kind: IntArray = field(init=False, compare=False)
     _counts: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict, repr=False, compare=False)
-    _cuts: dict[tuple[int, ...], IntArray] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _cuts: dict[tuple[int, ...], tuple[IntArray, IntArray]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         names = list(dict.fromkeys(layer.kind for layer in self.layers))
@@ -149,20 +151,20 @@ class ModuleSpec:
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
-        return self._cut_bytes(layers_per_stage)[0]
+        return self._handed(layers_per_stage)[0]
 
     def gradient_cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes of gradients a token hands back over the same cuts; 0 where no layer before the cut has a backward."""
-        return self._cut_bytes(layers_per_stage)[1]
+        return self._handed(layers_per_stage)[1]
 
-    def _cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
+    def _handed(self, layers_per_stage: Sequence[int]) -> tuple[IntArray, IntArray]:
         split = tuple(layers_per_stage)
         if split not in self._cuts:
             last = np.cumsum(split)[:-1] - 1
             size = BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
             needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
-            self._cuts[split] = np.stack([size, size * needed[last]])
-            freeze(self._cuts[split])
+            self._cuts[split] = size, size * needed[last]
+            freeze(*self._cuts[split])
         return self._cuts[split]
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
