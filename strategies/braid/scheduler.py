@@ -12,10 +12,10 @@ from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
-from entrain_bench.balancing.schedules import chain_chunks
+from entrain_bench.balancing.schedules import unordered_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import IncompatibleError, require
-from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -91,11 +91,7 @@ class BraidScheduler(Recomputation):
                 raise IncompatibleError(
                     f"schedule: weights of {own.module} are sharded; Braid orders replicas one by one"
                 )
-        model = profile.job.model
-        chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-        empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
-        # Actions and dependencies do not depend on slots.
-        draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+        draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
         searches = self._search(draft, assignment, profile)
         first = ordered(draft, searches)

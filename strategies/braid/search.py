@@ -9,9 +9,10 @@ from numba import njit
 
 from entrain_bench.balancing.actions import State, Wish, room_for
 from entrain_bench.balancing.listing import list_schedule
+from entrain_bench.balancing.schedules import ordered_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.program import Program, Slots, reorder
+from entrain_bench.program import Program
 
 from .replicas import Replica
 
@@ -198,8 +199,4 @@ def ordered(draft: Program, searches: list[Search]) -> Program:
     slot = np.zeros(int(draft.first_action[-1]), np.int64)
     for found in searches:
         slot[found.replica.own] = found.place
-    slots = [
-        Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
-        for index in range(len(draft.chunks))
-    ]
-    return reorder(draft, slots)
+    return ordered_program(draft, slot)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import covered_layer_s, stages_s
+from entrain_bench.balancing.beliefs import covered_layer_s, packed_durations, stages_s
 from entrain_bench.balancing.groups import chunk_groups, components, users_of
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -39,26 +39,10 @@ def chunk_s(
     return forward, backward
 
 
-def believed_durations(program: Program, profile: Profile) -> FloatArray:
-    """Believed seconds of every forward and backward ``[first_action[-1]]``."""
-    duration = np.zeros(int(program.first_action[-1]))
-    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
-        forward, backward = program.forward_actions(index), program.backward_actions(index)
-        duration[forward], duration[backward] = chunk_s(
-            module,
-            placed,
-            program.shapes,
-            program.chunks[index],
-            profile,
-            program.remade[index] if program.remade else None,
-        )
-    return duration
-
-
 def believed_s(profile: Profile, program: Program) -> float:
     """Believed time of a program up to its last backward, without transfers, seconds."""
     duration = np.zeros(program.num_actions)
-    duration[: program.first_action[-1]] = believed_durations(program, profile)
+    duration[: program.first_action[-1]] = packed_durations(program, profile, chunk_s)
     return float(profile.simulate(program, duration).max())
 
 
@@ -129,7 +113,7 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
     return Segments(
         lane,
         is_backward,
-        believed_durations(draft, profile),
+        packed_durations(draft, profile, chunk_s),
         np.ceil(np.abs(change)).astype(np.int64),
         np.bincount(wait, minlength=count)[:count],
         *users_of(draft)[:2],
