@@ -58,7 +58,7 @@ class Choice:
     def effect(self, replica: Replica) -> tuple[bytes, bytes, int, int]:
         """The same for choices that lead to the same schedule: a lead beyond all groups, a hold that holds the same."""
         most = len(self.order) + int(self.shift.max()) - int(self.shift.min())
-        num_held = np.count_nonzero(replica.held_s > self.hold * replica.llm_backward_s) if self.hold else 0
+        num_held = int(np.sum(replica.held_s > self.hold * replica.llm_backward_s)) if self.hold else 0
         return self.order.tobytes(), self.shift.tobytes(), min(self.lead, most), num_held
 
 
