@@ -66,7 +66,8 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
         left = deadline - perf_counter()
         if left <= 0 or high[fullest] <= bound:
             break
-        others = _others(fullest, num_buckets, size - 1, rng) if misses else _emptiest(high, fullest)
+        emptiest = np.where(np.arange(num_buckets) == fullest, np.inf, high).argmin()
+        others = _others(fullest, num_buckets, size - 1, rng) if misses else np.array([emptiest])
         group = np.sort(np.append(others, fullest))
         items = np.sort(np.concatenate([members[one] for one in group]))
         before = np.searchsorted(group, bucket[items])
@@ -89,13 +90,6 @@ def _others(fullest: int, num_buckets: int, count: int, rng: np.random.Generator
     """Different buckets beside the fullest, drawn at random ``[count]``."""
     drawn = rng.choice(num_buckets - 1, count, replace=False)
     return np.asarray(drawn + (drawn >= fullest))
-
-
-def _emptiest(high: FloatArray, fullest: int) -> IntArray:
-    """The least full bucket beside the fullest ``[1]``."""
-    others = high.copy()
-    others[fullest] = np.inf
-    return np.array([others.argmin()])
 
 
 class _Model(cp_model.CpModel):

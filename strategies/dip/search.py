@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.balancing.actions import Wish, room_for, single_lane_actions
+from entrain_bench.balancing.actions import Wish, room_for
 from entrain_bench.balancing.groups import members_of
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import LN_2, log2
@@ -215,19 +215,9 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     more follow, none of which starts after so many ``seconds`` of wall time.
     """
     started = perf_counter()
-    num_sets, num_actions = len(segments.num_groups), len(segments.lane)
-    own = members_of(segments.lane_set[segments.lane], num_sets)
-    parts = single_lane_actions(
-        segments.lane,
-        segments.is_backward,
-        segments.duration_s,
-        segments.size_bytes,
-        segments.num_waits,
-        segments.user_offsets,
-        segments.user_actions,
-        segments.room_bytes,
-    )
-    actions = [parts.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
+    num_sets, num_actions = len(segments.num_groups), len(segments.actions.lanes)
+    own = members_of(segments.lane_set[segments.actions.lanes], num_sets)
+    actions = [segments.actions.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
     states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
     trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
