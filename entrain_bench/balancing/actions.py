@@ -55,12 +55,7 @@ class Actions(NamedTuple):
     kept_s: FloatArray
 
     def of(self, own: IntArray, members: IntArray) -> Actions:
-        """Some of them alone, numbered anew as their lanes are, on which nothing else runs and waits for nothing else.
-
-        Args:
-            own: their numbers ``[actions]``.
-            members: their lanes ``[lanes]``.
-        """
+        """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
         lane, action = np.zeros(len(self.room_bytes), np.int64), np.zeros(len(self.duration_s), np.int64)
         lane[members], action[own] = np.arange(len(members)), np.arange(len(own))
         (lane_offsets, entries), (user_offsets, users) = (

@@ -177,19 +177,14 @@ def zb_v_slots(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Slots of forwards, backwards and weight passes at every place of the V ``[chunks, 2 ranks]``.
 
-    The order of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at
-    least 2p - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being
-    its stages on the way down and up, F, B and W its passes in order:
+    Chunks run forward by their position in the replica's order, backward in the place of position ``last``. The order
+    of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at least 2p
+    - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being its stages on
+    the way down and up, F, B and W its passes in order:
 
     1. 2(p - i) - 1 times F0, then i times F1 F0, then p - i times F1 B1 W1;
     2. F0 B0 W0 F1 B1 W1 in turn, without F0 where there is none left, until there is no F1;
     3. i times B0 B1, then p - i times B0 W0, then all W1 that are left, then all W0.
-
-    Args:
-        microbatch: position in the replica's order ``[chunks]``.
-        last: position in whose place the chunk runs backward ``[chunks]``.
-        num_microbatches: microbatches of that replica ``[chunks]``.
-        num_ranks: ranks (blocks) of the pipeline, p.
     """
     p = num_ranks
     i = np.arange(p)
