@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def recomputing(
 
 def _believed(
     program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None
-) -> tuple[dict[str, FloatArray | IntArray], IntArray]:
+) -> tuple[dict[str, Any], IntArray]:
     """What recomputation decides about actions, by name, and ``room_bytes`` (``Actions``).
 
     Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
