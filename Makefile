@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow mutants fuzz screenshots bench ui lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow mutants fuzz tamper screenshots bench ui lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -83,6 +83,9 @@ mutants: setup ## Change 300 places of the core one by one: do the tests notice?
 
 fuzz: setup ## Try 2000 random command lines, 500 broken traces and the commands of 200 sweeps: SEED=0 COUNT=2000 (no traceback, nothing over 60 s)
 	PYTHONPATH=tests $(PYTHON) -m fuzz --seed $(or $(SEED),0) --count $(or $(COUNT),2000)
+
+tamper: setup ## Change a folder of 40 runs 500 times: is a changed number shown, is a command ended? SEED=0 N=500
+	PYTHONPATH=tests $(PYTHON) -m tamper --seed $(or $(SEED),0) --count $(or $(N),500)
 
 screenshots: setup ## Draw docs/images/mlflow_*.png anew; needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots

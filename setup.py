@@ -17,6 +17,7 @@ setup(
         for name in (package, *(f"{package}.{inner}" for inner in find_packages(folder)))
     ],
     package_data={
+        "entrain_bench.answers.documents": ["templates/*"],
         "entrain_bench.answers.report": ["templates/*"],
         "entrain_bench_experiments": ["**/*.yaml"],
         "entrain_bench_workloads": ["traces/*"],

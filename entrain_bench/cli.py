@@ -19,6 +19,10 @@ EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 14
 def main() -> None:
     """Console entry point; exits with 0, 1 (a run failed), 2 (bad input), 130 (interrupted) or 141 (nobody reads)."""
     code = run_command(sys.argv[1:])
+    if code == EXIT_INTERRUPTED:
+        sys.stdout.flush()
+        # At once: a thread that logs to MLflow would be waited for.
+        os._exit(code)
     if code == EXIT_BROKEN_PIPE:
         # What is still to be written would be tried again at the end of Python.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -33,7 +33,7 @@ BAD_INPUT = [
     ("--results-dir x", "--results-dir: is a key. Write results_dir=x"),
     ("--seed=1", "--seed: is a key. Write seed=1"),
     ("--cfg nope", "--cfg=nope: must be job, hydra or all"),
-    ("--shell-completion nope", "--shell-completion=nope: must be install="),
+    ("--shell-completion nope", "--shell-completion: unknown option"),
     ("layout.tpp=1", "layout"),
     ("strategy.planner.foo=1", "profile_samples"),
     ("seed=abc", "could not be converted to Integer"),

@@ -94,9 +94,9 @@ def test_a_large_sweep_composes_choices_and_not_their_combinations(
 
     monkeypatch.setattr(module.hydra, "compose", compose)
     runs = [composer.run(cell) for cell in cells]
-    # Two of each group, and what stands where nothing is chosen.
+    # Choices are composed alone, and the run where nothing is chosen is known from the sweep.
     assert len(cells) == 32
-    assert len(asked) == 9
+    assert not asked
     for place in (0, 13, 31):
         assert runs[place] == hydras_own([*cells[place]])
 

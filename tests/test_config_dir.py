@@ -303,6 +303,15 @@ def test_their_claims_come_after_ours(folder: Path) -> None:
     assert [claim.name for claim in both[len(ours) :]] == ["theirs"]
 
 
+def test_claims_asked_for_by_name_are_theirs_alone(folder: Path) -> None:
+    (named,) = outputs.outputs(["claims"], str(folder))
+    assert {text for sweep in named.sweeps for text in sweep if text.startswith("workload=")} == {"workload=growing"}
+    (every,) = (output for output in outputs.outputs((), str(folder)) if output.name == "claims")
+    assert {*named.sweeps} < {*every.sweeps}
+    (folder / "claim/paper.yaml").unlink()
+    assert outputs.outputs(["claims"], str(folder))[0].sweeps == outputs.outputs(["claims"])[0].sweeps
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("target", ["figures", "claims"])
 def test_make_hands_the_folder_on(target: str) -> None:

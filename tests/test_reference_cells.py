@@ -11,7 +11,8 @@ import yaml
 
 from entrain_bench.answers.compare import as_written, drifts, read_file
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.records.records import new_record, table_of
+from entrain_bench.records.records import new_record
+from entrain_bench.records.tables import table_of
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 from support.wide import FEW, wide_unless

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.base.errors import require
 from entrain_bench.specs.items import concatenate
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import stable_rng, stream_blocks
+from entrain_bench.specs.stream import one_of_two, stable_rng, stream_blocks
 
-# The samples of a block: the unit of random access.
+# The samples of a block, the unit of random access.
 BLOCK_SAMPLES = 4096
+
+
+class Generated:
+    """A workload that its YAML describes in full."""
+
+    __slots__ = ()
+
+    def fingerprint(self) -> str:
+        """Empty: there is no data."""
+        return ""
 
 
 @dataclass(slots=True)
@@ -27,11 +38,9 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class BlockSource(ABC):
-    """A stream of samples of which a block is generated at once.
+    """A stream of samples of which a block is generated at once; ``name`` seeds them."""
 
-    Attributes:
-        name: of the workload; seeds its samples.
-    """
+    BLOCK_SAMPLES: ClassVar[int] = BLOCK_SAMPLES
 
     name: str
     _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
@@ -43,7 +52,7 @@ class BlockSource(ABC):
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
-        blocks = stream_blocks(iteration, num_samples, seed, BLOCK_SAMPLES)
+        blocks = stream_blocks(iteration, num_samples, seed, self.BLOCK_SAMPLES)
         return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
@@ -69,8 +78,7 @@ class BlockSource(ABC):
         return concatenate(parts)
 
     def _block(self, seed: int, block: int) -> SampleShapes:
-        if (seed, block) not in self._blocks:
-            while len(self._blocks) > 1:  # the stream moves on: the last two are enough
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[seed, block] = self.generate(stable_rng(self.name, seed, block), block * BLOCK_SAMPLES)
-        return self._blocks[seed, block]
+        def make() -> SampleShapes:
+            return self.generate(stable_rng(self.name, seed, block), block * self.BLOCK_SAMPLES)
+
+        return one_of_two(self._blocks, (seed, block), make)

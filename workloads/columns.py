@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,22 @@ import pyarrow.parquet as pq
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import UserError
 
+from .budget import BUDGET
 from .schema import COLUMNS, Column
 from .take import Take
 from .tokens import MAX_ASPECT_RATIO
 
-# A dictionary-encoded file of a megabyte may hold 10^8 rows, more than memory does.
-_MAX_ROWS = 20_000_000
+# What a value takes while it is read; then a row, what names it, and an entry of a list, up to the shapes of samples.
+_VALUE_BYTES, _ROW_BYTES, _NAME_BYTES, _ENTRY_BYTES = 24, 128, 200, 120
 EVERYTHING = Take()
 FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Checked columns of a trace.
+    """Checked columns of a trace, by sample, image and video; sides in pixels, NaN for no audio or video.
 
-    Attributes:
-        sample_ids: identity of each sample ``[samples]``, integers or strings.
-        text: size of each sample's text ``[samples]``, in tokens or in characters.
-        text_in_tokens: the unit of ``text``.
-        num_images: images of each sample ``[samples]``.
-        image_widths: in pixels ``[images]``.
-        image_heights: in pixels ``[images]``.
-        audio_seconds: length of each sample's audio ``[samples]``, NaN for none.
-        video_seconds: length of each sample's video ``[samples]``, NaN for none.
-        frame_widths: in pixels ``[videos]``.
-        frame_heights: in pixels ``[videos]``.
+    ``sample_ids`` are integers or strings; ``text`` is in tokens or in characters (``text_in_tokens``).
     """
 
     sample_ids: IntArray | TextArray
@@ -55,49 +47,38 @@ class TraceColumns:
 
 
 def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None) -> TraceColumns:
-    """Read a trace.
+    """Read a trace; without ``frame_size`` (width, height) every video must state the size of its frames.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
     modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
     size of the video's frames.
-
-    Args:
-        path: the file.
-        take: which of its rows.
-        frame_size: width and height of frames whose own the file does not have (0, or no entry); None: it must.
 
     Raises:
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
             value outside its range; rows count from 1.
     """
     reader = _Reader.open(path, take)
-    rows = np.arange(reader.num_rows)
     text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
     if not reader.has(text_name):
         raise reader.error("needs a column text_tokens or text_chars; it is missing or all null")
     text = reader.numbers(text_name)
-    audio = reader.seconds("audio_seconds")
-    video = reader.seconds("video_seconds")
+    audio, video = (reader.numbers(name, absent=np.nan) for name in ("audio_seconds", "video_seconds"))
     has_video = ~np.isnan(video)
 
     offsets, widths, heights = reader.sizes(has_video, frame_size)
     counts = np.diff(offsets)
     num_images = counts - has_video
-    if np.any(num_images < 0):
-        allowed = "the size of the frames of the row's video" + FRAME_HINT
-        raise reader.bad_value(num_images < 0, "image_widths", counts, allowed)
-    if reader.has("n_images"):
-        declared = reader.numbers("n_images", nullable=True)
-        wrong = ~np.isnan(declared) & (declared != num_images)
-        allowed = "the number of images in image_widths (a video's frame size not counted)"
-        reader.check(~wrong, "n_images", declared, allowed)
+    reader.check(num_images >= 0, "image_widths", counts, "the size of the frames of the row's video" + FRAME_HINT)
+    declared = reader.numbers("n_images", absent=np.nan)
+    allowed = "the number of images in image_widths (a video's frame size not counted)"
+    reader.check(np.isnan(declared) | (declared == num_images), "n_images", declared, allowed)
     empty = (text == 0) & (counts == 0) & np.isnan(audio)
     reader.check(~empty, text_name, text, "positive in a row without images, audio and video")
 
     is_frame = np.zeros(len(widths), np.bool_)
     is_frame[(offsets[1:] - 1)[has_video]] = True
     return TraceColumns(
-        reader.identities("sample_id") if reader.has("sample_id") else rows,
+        reader.identities("sample_id") if reader.has("sample_id") else np.arange(reader.num_rows),
         text,
         text_name == "text_tokens",
         num_images,
@@ -120,15 +101,18 @@ class _Reader:
             with pq.ParquetFile(path) as file:
                 names: list[str] = file.schema_arrow.names
                 rows = take.of(file.metadata.num_rows)
-                if rows > _MAX_ROWS:
-                    raise UserError(
-                        f"workload.path={path}: has {rows} rows; must have at most {_MAX_ROWS} "
-                        f"(workload.take=first:{_MAX_ROWS} takes so many)"
-                    )
-                columns = [name for name in COLUMNS if name in names]
-                table = file.read_row_groups(_groups_of(file.metadata, rows), columns=columns).slice(0, rows)
-                # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
-                table.validate(full=True)
+                groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+                starts = accumulate((group.num_rows for group in groups), initial=0)
+                groups = [group for group, start in zip(groups, starts, strict=False) if start < rows]
+                chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+                values = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in COLUMNS)
+                BUDGET.ask(_VALUE_BYTES * values, f"workload.path={path}: {values:,} values", UserError)
+                # Files may state fewer values than they have.
+                with BUDGET.held():
+                    columns = [name for name in COLUMNS if name in names]
+                    table = file.read_row_groups([*range(len(groups))], columns=columns).slice(0, rows)
+                    # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
+                    table.validate(full=True)
                 return cls(path, names, table, rows)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
@@ -137,30 +121,32 @@ class _Reader:
     def __init__(self, path: Path, names: list[str], table: pa.Table, num_rows: int) -> None:
         self._path = path
         self.num_rows = num_rows
-        self._check_names(names)
+        for name in dict.fromkeys(names):
+            if names.count(name) > 1 and name in COLUMNS:
+                raise self.error(f"column {name}: appears {names.count(name)} times; must be unique")
+            near = get_close_matches(name, [c for c in COLUMNS if c not in names], n=1, cutoff=0.85)
+            if name not in COLUMNS and near:
+                raise self.error(f"column {name}: unknown (did you mean {near[0]}?); columns: {', '.join(COLUMNS)}")
         if not num_rows:
             raise self.error("has no rows; must have at least 1")
         # An all-null column says the same as an absent one.
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         self._columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
+        entries = sum(len(column.flatten()) for column in columns.values() if pa.types.is_nested(column.type))
+        needed = num_rows * (_ROW_BYTES + _NAME_BYTES * self.has("sample_id")) + entries * _ENTRY_BYTES
+        what = f"{num_rows:,} rows with {entries:,} list entries (workload.take=first:1000 reads fewer)"
+        BUDGET.ask(needed, what, self.error)
 
     def error(self, message: str) -> UserError:
         """An error of this file."""
         return UserError(f"workload.path={self._path}: {message}")
 
-    def bad_value(self, wrong: BoolArray, name: str, values: Any, allowed: str) -> UserError:
-        """The error of the first row that is wrong."""
-        row = int(np.argmax(wrong))
-        return self.entry_error(row, name, np.asarray(values)[row], allowed)
-
-    def entry_error(self, row: int, name: str, value: object, allowed: str) -> UserError:
-        """The error of a value in a row, which are counted from 0 here and from 1 in the message."""
-        return self.error(f"row {row + 1}, column {name}: {value}; must be {allowed}")
-
-    def check(self, valid: BoolArray, name: str, values: Any, allowed: str) -> None:
-        """Raise ``UserError`` for the first row that is not valid."""
+    def check(self, valid: BoolArray, name: str, values: Any, allowed: str, rows: IntArray | None = None) -> None:
+        """Raise ``UserError`` for the first value that is not valid; ``rows`` of values, if not one of each row."""
         if not np.all(valid):
-            raise self.bad_value(~valid, name, values, allowed)
+            place = int(np.argmin(valid))
+            row = place if rows is None else rows[place]
+            raise self.error(f"row {row + 1}, column {name}: {np.asarray(values)[place]}; must be {allowed}")
 
     def has(self, name: str) -> bool:
         """Whether the trace has that column with at least one value."""
@@ -175,42 +161,31 @@ class _Reader:
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
         if not is_text and not pa.types.is_integer(kind):
             raise self.error(f"column {name}: has type {kind}; must be integers or strings")
-        self.check(~self._nulls(column), name, np.full(self.num_rows, "null"), "an integer or a string")
+        self.check(~_nulls(column), name, np.full(self.num_rows, "null"), "an integer or a string")
         values = column.to_numpy(zero_copy_only=False)
         if not is_text:
             self.check(values <= np.iinfo(np.int64).max, name, values, "at most 2^63 - 1")
             values = values.astype(np.int64)
         _, first, group = np.unique(values, return_index=True, return_inverse=True)
-        earlier = first[group]
-        if np.any(twice := earlier != np.arange(self.num_rows)):
-            allowed = f"unique, but row {earlier[np.argmax(twice)] + 1} has it as well"
-            raise self.bad_value(twice, name, values, allowed)
+        once = first[group] == np.arange(self.num_rows)
+        allowed = f"unique, but row {first[group][np.argmin(once)] + 1} has it as well"
+        self.check(once, name, values, allowed)
         return np.asarray(values)
 
-    def numbers(self, name: str, nullable: bool = False) -> FloatArray:
-        """A numeric column ``[samples]`` within its bounds; NaN where it is null, if it may be."""
-        column = self._columns[name]
-        values = self._floats(name, column)
-        nulls = self._nulls(column)
+    def numbers(self, name: str, absent: float | None = None) -> FloatArray:
+        """A numeric column ``[samples]`` within its bounds; ``absent`` (None: an error) where it is null or missing."""
+        if absent is not None and not self.has(name):
+            return np.full(self.num_rows, absent)
+        values, nulls = self._floats(name, self._columns[name]), _nulls(self._columns[name])
+        nullable = absent is not None
         allowed = COLUMNS[name].allowed + (" or null" if nullable else "")
         self.check(_within(values, COLUMNS[name]) | (nulls & nullable), name, values, allowed)
-        return values
-
-    def seconds(self, name: str) -> FloatArray:
-        """A column of lengths ``[samples]``, NaN for none."""
-        if not self.has(name):
-            return np.full(self.num_rows, np.nan)
-        return self.numbers(name, nullable=True)
+        return values if absent is None else np.where(nulls, absent, values)
 
     def sizes(
         self, has_video: BoolArray, frame_size: tuple[float, float] | None
     ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``.
-
-        Args:
-            has_video: whether the last entry of a row is that of a video's frames ``[samples]``.
-            frame_size: of those whose own is 0 or not there.
-        """
+        """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
         missing = [name for name in ("image_widths", "image_heights") if not self.has(name)]
         if len(missing) == 1:
             raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
@@ -223,29 +198,26 @@ class _Reader:
             counts, height_counts = np.diff(offsets), np.diff(height_offsets)
             self.check(counts == height_counts, "image_heights", height_counts, "as many entries as image_widths")
         if frame_size is not None:
-            unlisted = has_video & (np.diff(offsets) == self._listed_images())
-            offsets, widths, heights = _with_frames(offsets, widths, heights, has_video, unlisted, frame_size)
+            unlisted = has_video & (np.diff(offsets) == self.numbers("n_images", absent=0.0))
+            widths, heights = (np.insert(sides, offsets[1:][unlisted], 0.0) for sides in (widths, heights))
+            offsets = offsets + np.concatenate(([0], np.cumsum(unlisted)))
+            last = offsets[1:][has_video] - 1
+            unknown = last[(widths[last] == 0) | (heights[last] == 0)]
+            widths[unknown], heights[unknown] = frame_size
         owners = rows_of(offsets)
         for name, values in (("image_widths", widths), ("image_heights", heights)):
-            if np.any(wrong := ~_within(values, COLUMNS[name])):
-                entry = int(np.argmax(wrong))
-                row = owners[entry]
-                is_frame = has_video[row] and entry == offsets[row + 1] - 1
+            valid = _within(values, COLUMNS[name])
+            if not np.all(valid):
+                entry = int(np.argmin(valid))
+                is_frame = has_video[owners[entry]] and entry == offsets[owners[entry] + 1] - 1
                 allowed = COLUMNS[name].allowed + (FRAME_HINT if is_frame and values[entry] == 0 else "")
-                raise self.entry_error(row, name, values[entry], allowed)
-        ratio = np.maximum(widths, heights) / np.minimum(widths, heights)
-        if np.any(thin := ratio > MAX_ASPECT_RATIO):
-            entry = int(np.argmax(thin))
-            size = f"{widths[entry]:g}x{heights[entry]:g} pixels"
+                self.check(valid, name, values, allowed, owners)
+        thick = np.maximum(widths, heights) <= MAX_ASPECT_RATIO * np.minimum(widths, heights)
+        if not np.all(thick):
+            sides = [f"{width:g}x{height:g} pixels" for width, height in zip(widths, heights, strict=True)]
             allowed = f"of sides within a ratio of {MAX_ASPECT_RATIO:g}"
-            raise self.entry_error(owners[entry], "image_widths", size, allowed)
+            self.check(thick, "image_widths", sides, allowed, owners)
         return offsets, widths, heights
-
-    def _listed_images(self) -> FloatArray:
-        """Images of each row as far as the file states them ``[samples]``, and else none."""
-        if not self.has("n_images"):
-            return np.zeros(self.num_rows)
-        return np.nan_to_num(self.numbers("n_images", nullable=True))
 
     def _lists(self, name: str) -> tuple[IntArray, FloatArray]:
         column = self._columns[name]
@@ -262,17 +234,9 @@ class _Reader:
             raise self.error(f"column {name}: holds {kind}; must be numbers")
         return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
-    @staticmethod
-    def _nulls(column: Any) -> BoolArray:
-        return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
 
-    def _check_names(self, names: list[str]) -> None:
-        for name in dict.fromkeys(names):
-            if names.count(name) > 1 and name in COLUMNS:
-                raise self.error(f"column {name}: appears {names.count(name)} times; must be unique")
-            near = get_close_matches(name, [c for c in COLUMNS if c not in names], n=1, cutoff=0.85)
-            if name not in COLUMNS and near:
-                raise self.error(f"column {name}: unknown (did you mean {near[0]}?); columns: {', '.join(COLUMNS)}")
+def _nulls(column: Any) -> BoolArray:
+    return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
 
 
 def _within(values: FloatArray, column: Column) -> BoolArray:
@@ -281,44 +245,3 @@ def _within(values: FloatArray, column: Column) -> BoolArray:
         return (values > 0) & (values <= column.high)
     whole: BoolArray = values == np.floor(values)
     return whole & (values >= column.low) & (values <= column.high)
-
-
-def _with_frames(
-    offsets: IntArray,
-    widths: FloatArray,
-    heights: FloatArray,
-    has_video: BoolArray,
-    unlisted: BoolArray,
-    frame_size: tuple[float, float],
-) -> tuple[IntArray, FloatArray, FloatArray]:
-    """The lists with a size for the frames of every video.
-
-    Args:
-        offsets: of the rows ``[rows + 1]``.
-        widths: in pixels ``[entries]``.
-        heights: in pixels ``[entries]``.
-        has_video: whether a row has a video ``[rows]``.
-        unlisted: whether it has, and its list no entry for the frames ``[rows]``.
-        frame_size: width and height in pixels, also where an entry is 0.
-    """
-    ends = offsets[1:][unlisted]
-    offsets = offsets + np.concatenate(([0], np.cumsum(unlisted)))
-    sides = []
-    last = offsets[1:][has_video] - 1
-    unknown = (np.insert(widths, ends, 0.0)[last] == 0) | (np.insert(heights, ends, 0.0)[last] == 0)
-    for values, side in zip((widths, heights), frame_size, strict=True):
-        filled = np.insert(values, ends, 0.0)
-        filled[last[unknown]] = side
-        sides.append(filled)
-    return offsets, sides[0], sides[1]
-
-
-def _groups_of(metadata: Any, rows: int) -> list[int]:
-    """The row groups that hold the first so many rows."""
-    found, seen = [], 0
-    for group in range(metadata.num_row_groups):
-        if seen >= rows:
-            break
-        found.append(group)
-        seen += metadata.row_group(group).num_rows
-    return found

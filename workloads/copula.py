@@ -19,12 +19,7 @@ _ROOT_TOLERANCE = 1e-6
 
 
 def spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
-    """Spearman correlations of every pair of names ``[names, names]``.
-
-    Args:
-        names: the variables.
-        rank_correlation: one value for all pairs, or ``{name: {other: value}}``, 0 for pairs not listed.
-        where: the field to name in errors.
+    """Spearman correlations ``[names, names]``: one value for all pairs, or ``{name: {other: value}}`` and else 0.
 
     Raises:
         UserError: for a value outside [-1, 1], an unknown name, or a pair given twice with different values.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,10 @@ class Marginal(ABC):
         """Probability of a size of at most ``x``, element by element."""
         return np.where(x < self.min, 0.0, np.where(x >= self.max, 1.0, self._cdf(x)))
 
-    @abstractmethod
-    def _check(self) -> None: ...
+    def _check(self) -> None:
+        for parameter in fields(self):
+            if parameter.name not in ("min", "max"):
+                _require_finite(parameter.name, getattr(self, parameter.name))
 
     @abstractmethod
     def _ppf(self, u: FloatArray) -> FloatArray: ...
@@ -62,7 +64,7 @@ class Constant(Marginal):
     value: float
 
     def _check(self) -> None:
-        _require_finite("value", self.value, low=0, strict=False)
+        _require_finite("value", self.value, strict=False)
 
     def _ppf(self, u: FloatArray) -> FloatArray:
         return np.full(np.shape(u), self.value)
@@ -77,10 +79,6 @@ class LogNormal(Marginal):
 
     median: float
     sigma: float
-
-    def _check(self) -> None:
-        _require_finite("median", self.median)
-        _require_finite("sigma", self.sigma)
 
     def _ppf(self, u: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):
@@ -98,10 +96,6 @@ class Gamma(Marginal):
     shape: float
     scale: float
 
-    def _check(self) -> None:
-        _require_finite("shape", self.shape)
-        _require_finite("scale", self.scale)
-
     def _ppf(self, u: FloatArray) -> FloatArray:
         return _floats(special.gammaincinv(self.shape, u) * self.scale)
 
@@ -118,9 +112,7 @@ class BoundedPareto(Marginal):
     high: float
 
     def _check(self) -> None:
-        _require_finite("alpha", self.alpha)
-        _require_finite("low", self.low)
-        _require_finite("high", self.high)
+        Marginal._check(self)
         require(self.high > self.low, "high", self.high, f"above low={self.low}")
 
     def _ppf(self, u: FloatArray) -> FloatArray:
@@ -189,11 +181,7 @@ KINDS: Mapping[str, type[Marginal]] = {
 
 
 def parse_marginal(config: object, where: str) -> Marginal:
-    """A distribution from its YAML: a number (a constant) or ``{kind: ..., parameters}``.
-
-    Raises:
-        UserError: naming the offending key below ``where`` and what is allowed.
-    """
+    """A distribution from its YAML, a number or ``{kind: ..., parameters}``; ``UserError`` names a wrong key."""
     if isinstance(config, int | float) and not isinstance(config, bool):
         config = {"kind": "constant", "value": config}
     if not isinstance(config, Mapping) or "kind" not in config:
@@ -216,10 +204,10 @@ def parse_marginal(config: object, where: str) -> Marginal:
         raise UserError(f"{where}{separator}{error}") from None
 
 
-def _require_finite(field: str, value: object, low: float = 0.0, strict: bool = True) -> None:
+def _require_finite(field: str, value: object, strict: bool = True) -> None:
     valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    valid = valid and (value > low or (value == low and not strict))  # type: ignore[operator]
-    require(valid, field, value, f"a finite number {'above' if strict else 'of at least'} {low:g}")
+    valid = valid and (value > 0 or (value == 0 and not strict))  # type: ignore[operator]
+    require(valid, field, value, f"a finite number {'above' if strict else 'of at least'} 0")
 
 
 def _floats(values: Any) -> FloatArray:

@@ -19,13 +19,7 @@ from entrain_bench.specs.workload import Counts, ShapeSource, Workload, counts_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureWorkload:
-    """Samples of several workloads in given proportions.
-
-    Attributes:
-        name: of the workload; seeds the choice.
-        weights: share of each component by its key; they are normalised to sum to 1.
-        components: the workloads by key.
-    """
+    """Samples of several workloads by key, with weights of any sum; ``name`` seeds the choice."""
 
     name: str
     weights: Mapping[str, float]
@@ -56,14 +50,7 @@ class MixtureWorkload:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSource:
-    """Draws the component of each sample, then takes that place of the component's own stream.
-
-    Attributes:
-        name: of the workload.
-        shares: probability of each component.
-        sources: the components.
-        keys: what they are called.
-    """
+    """Draws the component of each sample, then takes that place of the component's own stream."""
 
     name: str
     shares: FloatArray

@@ -23,12 +23,7 @@ class OnOverlong(StrEnum):
 def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) -> ListedShapes:
     """A source of samples of at most ``context_tokens`` LLM tokens, with what became of the longer ones.
 
-    A sample of which truncation leaves nothing is dropped.
-
-    Args:
-        source: all samples; returned as it is if it has no longer ones.
-        context_tokens: of the model.
-        on_overlong: ``TRUNCATE`` or ``DROP``.
+    A sample of which truncation leaves nothing is dropped; a source without longer ones is returned itself.
     """
     longer = source.shapes.llm_tokens > context_tokens
     if not np.any(longer):

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
-from entrain_bench.specs.items import Items, concatenate, shapes_of
+from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import stable_rng, stream_blocks
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
+from .blocks import BlockSource, Generated
 from .marginals import Marginal, parse_marginal
-
-# The unit of random access.
-BLOCK_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWorkload:
+class PackedWorkload(Generated):
     """Samples of ``sequence_tokens`` LLM tokens, packed from pairs of a caption and an image in the order of the draw.
 
     A sample takes pairs as long as they fit; the pair that does not starts the next one. What is left is padding, which
-    the LLM processes like text.
-
-    Attributes:
-        name: of the workload; seeds its samples.
-        sequence_tokens: LLM tokens of every sample.
-        caption: distribution of text tokens of a pair, at least 1 (``marginals``).
-        image: distribution of encoder tokens (patches) of a pair, at least 1.
+    the LLM processes like text. ``caption`` is a distribution of text tokens, ``image`` of patches, both at least 1.
     """
 
     name: str
@@ -50,15 +42,10 @@ class PackedWorkload:
             allowed = f"at most half of sequence_tokens={self.sequence_tokens}; set max"
             require(fits, f"workload.{key}", f"{largest:g} (at most)", allowed)
 
-    def fingerprint(self) -> str:
-        """Empty: the YAML says it all."""
-        return ""
-
     def source(self, rules: TokenRules) -> PackedSource:
         """The generator of samples; a square of ``merge_patches`` patches becomes one LLM token.
 
-        Raises:
-            UserError: for sequences longer than the LLM takes: planners draw thousands before a run would say so.
+        Raises ``UserError`` for sequences longer than the LLM takes: planners draw thousands before a run would say so.
         """
         most = rules.context_tokens or MAX_TOKENS
         field, allowed = "workload.sequence_tokens", f"at most {most}, the LLM's context_tokens"
@@ -68,33 +55,24 @@ class PackedWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedSource:
+class PackedSource(BlockSource):
     """Generator of packed samples; attributes as in ``PackedWorkload``, and the patches of an LLM token."""
 
-    name: str
+    BLOCK_SAMPLES: ClassVar[int] = 256
+
     sequence_tokens: int
     caption: Marginal
     image: Marginal
     merged_patches: int
-    _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
 
-    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
-        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
-        blocks = stream_blocks(iteration, num_samples, seed, BLOCK_SAMPLES)
-        return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
+    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
+        """A block of samples, numbered from ``first_id``."""
+        return self._pack(rng, self.BLOCK_SAMPLES, first_id)
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
         """Independent samples."""
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         return self._pack(rng, num_samples, 0)
-
-    def _block(self, seed: int, block: int) -> SampleShapes:
-        if (seed, block) not in self._blocks:
-            while len(self._blocks) > 1:  # the stream moves on: the last two are enough
-                del self._blocks[next(iter(self._blocks))]
-            rng = stable_rng(self.name, seed, block)
-            self._blocks[seed, block] = self._pack(rng, BLOCK_SAMPLES, block * BLOCK_SAMPLES)
-        return self._blocks[seed, block]
 
     def _pack(self, rng: np.random.Generator, num_samples: int, first_id: int) -> SampleShapes:
         patches, ends, bounds = np.zeros(0, np.int64), list[int](), [0]

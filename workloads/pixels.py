@@ -14,7 +14,7 @@ from entrain_bench.specs.parse import check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .blocks import BLOCK_SAMPLES, BlockSource
+from .blocks import BLOCK_SAMPLES, BlockSource, Generated
 from .marginals import Marginal, parse_marginal
 from .synthetic import drawn_sizes
 from .tokens import MAX_ASPECT_RATIO, image_items, video_items
@@ -39,7 +39,7 @@ class _VideoConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PixelWorkload:
+class PixelWorkload(Generated):
     """Samples of text with images or with a video, drawn from given distributions (``marginals``), all independent.
 
     Attributes:
@@ -62,10 +62,6 @@ class PixelWorkload:
             raise UserError("workload: must have images or video")
         self._parse()
 
-    def fingerprint(self) -> str:
-        """Empty: the YAML says it all."""
-        return ""
-
     def source(self, rules: TokenRules) -> PixelSource:
         """The generator of samples for a model."""
         text, images, video = self._parse()
@@ -84,14 +80,7 @@ class PixelWorkload:
 
 @dataclass(frozen=True, slots=True)
 class PixelSource(BlockSource):
-    """Generator of the samples of a ``PixelWorkload``.
-
-    Attributes:
-        text: text tokens per sample.
-        images: distributions of images by name; empty: none.
-        video: distributions of videos by name; empty: none.
-        rules: of the model.
-    """
+    """Generator of the samples of a ``PixelWorkload``; an empty mapping: no images, or no videos."""
 
     text: Marginal
     images: Mapping[str, Marginal]

@@ -15,14 +15,7 @@ MAX_TEXT = float(2**31 - 1)
 class Column:
     """One column of a trace.
 
-    Attributes:
-        kind: type of its values.
-        unit: of its values; empty for what has none.
-        required: whether a trace must have it.
-        meaning: what it holds.
-        high: largest value; 0 where there are no bounds.
-        whole: whether values are whole numbers from ``low`` on, and else numbers above 0.
-        low: smallest whole number.
+    Values are whole numbers from ``low`` to ``high``, or, unless ``whole``, numbers above 0; no bounds if it is 0.
     """
 
     kind: str

@@ -15,7 +15,7 @@ from entrain_bench.specs.parse import parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .blocks import BLOCK_SAMPLES, BlockSource
+from .blocks import BLOCK_SAMPLES, BlockSource, Generated
 from .copula import RankCorrelation, draw_latents, latent_root, match_ranks
 from .marginals import Marginal, parse_marginal
 
@@ -42,7 +42,7 @@ class _Modality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticWorkload:
+class SyntheticWorkload(Generated):
     """Samples drawn from given distributions (``marginals``; sizes are rounded to whole tokens).
 
     A sample's item count and the sizes of its items are independent draws. Per modality, samples with larger totals
@@ -68,16 +68,8 @@ class SyntheticWorkload:
         require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
         self._parse({})
 
-    def fingerprint(self) -> str:
-        """Empty: the YAML says it all."""
-        return ""
-
     def source(self, rules: TokenRules) -> SyntheticSource:
-        """The generator of samples.
-
-        Raises:
-            UserError: for a modality whose encoder tokens neither the YAML nor the rules determine.
-        """
+        """The generator of samples; ``UserError`` if neither YAML nor rules give a modality's encoder tokens."""
         vision = float(rules.merge_patches**2)
         source = self._parse({"image": vision, "video": vision, "audio": float(rules.audio_merge_frames)})
         for modality in source.modalities.values():
@@ -100,10 +92,7 @@ class SyntheticWorkload:
 class SyntheticSource(BlockSource):
     """Generator of a synthetic workload's samples.
 
-    Attributes:
-        text: text tokens per sample.
-        modalities: how each modality's items are drawn.
-        root: square root of the latent correlation, text first ``[1 + modalities, 1 + modalities]``.
+    ``root`` is that of the latent correlation, text first ``[1 + modalities, 1 + modalities]``.
     """
 
     text: Marginal

@@ -14,23 +14,14 @@ _ALLOWED = "all, first:3000 or first:10%"
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The first of something.
-
-    Attributes:
-        share: of all, in (0, 1]; None: a number.
-        number: of them; None: a share.
-    """
+    """The first of something: a share of all, in (0, 1], or a number."""
 
     share: float | None = 1.0
     number: int | None = None
 
     @classmethod
     def parse(cls, text: str, where: str) -> Take:
-        """``all``, ``first:3000`` or ``first:10%``.
-
-        Raises:
-            UserError: for another text, naming the field ``where``.
-        """
+        """``all``, ``first:3000`` or ``first:10%``; ``UserError`` names the field ``where``."""
         if text == ALL:
             return cls()
         found = _FIRST.fullmatch(str(text))

@@ -12,6 +12,8 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TileRules
 
+from .budget import ask_items
+
 # An image whose unpadded grid has up to this square of the limit keeps its resolution.
 SLACK = 1.1
 
@@ -19,12 +21,7 @@ SLACK = 1.1
 def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
     """Columns and rows of the grid that keeps most pixels of each image, then wastes fewest ``[images]`` each.
 
-    Of equal grids the one with fewer columns, then fewer rows, is taken.
-
-    Args:
-        widths: in pixels ``[images]``.
-        heights: in pixels ``[images]``.
-        rules: of the tiles.
+    Of equal grids the one with fewer columns, then fewer rows, is taken. Sides are in pixels ``[images]``.
     """
     most, least = np.full(len(widths), -1), np.zeros(len(widths), np.int64)
     columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
@@ -59,13 +56,8 @@ def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: In
 def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TileRules) -> Items:
     """Images as tiles: the only image of a sample on its grid and as a thumbnail, one of several padded to one tile.
 
-    An image's LLM tokens are spread evenly over its tiles.
-
-    Args:
-        counts: images of each sample ``[samples]``.
-        widths: in pixels ``[images]``.
-        heights: in pixels ``[images]``.
-        rules: of the tiles.
+    An image's LLM tokens are spread evenly over its tiles. ``counts`` are images of each sample ``[samples]``, sides in
+    pixels ``[images]``.
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
     if rules.dynamic_tiles:
@@ -75,6 +67,7 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     columns, rows = best_grids(wide[alone], high[alone], rules)
     tiles[alone] = columns * rows + 1
     tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
+    ask_items(tiles)
     of_sample = _tiles_of_samples(counts, tiles)
     place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)
     share, rest = np.divmod(np.repeat(tokens, tiles), np.repeat(tiles, tiles))
@@ -108,6 +101,7 @@ def _dynamic_images(counts: IntArray, widths: IntArray, heights: IntArray, rules
     columns, rows = nearest_grids(widths, heights, rules)
     # A grid of one tile is its own thumbnail.
     tiles = columns * rows + (columns * rows > 1)
+    ask_items(tiles)
     total = int(tiles.sum())
     encoder, llm = np.full(total, rules.encoder_side**2), np.full(total, rules.llm_side**2)
     return Items(_tiles_of_samples(counts, tiles), encoder, llm)
@@ -122,15 +116,12 @@ def _tiles_of_samples(counts: IntArray, tiles: IntArray) -> IntArray:
 def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> Items:
     """Videos as frames of one tile, pooled by 2 x 2 for the LLM, with a newline after each line.
 
-    Under dynamic tiling nothing is pooled and there is no newline.
-
-    Args:
-        seconds: length of each sample's video ``[samples]``, NaN for none.
-        frames_per_s: frames sampled from a second; longer videos are sampled evenly ``max_frames`` times.
-        rules: of the tiles.
+    Under dynamic tiling nothing is pooled and there is no newline. Of videos of ``seconds`` ``[samples]`` (NaN: none),
+    longer than ``max_frames`` at ``frames_per_s``, so many frames are sampled evenly.
     """
     frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
     counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
+    ask_items(counts)
     total, side = int(counts.sum()), -(-rules.llm_side // 2)
     tokens = rules.llm_side**2 if rules.dynamic_tiles else side * (side + 1)
     return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, tokens))

@@ -8,6 +8,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TokenRules
 
+from .budget import ask_items
 from .tiles import tiled_frames, tiled_images
 
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
@@ -26,22 +27,12 @@ def image_tokens(
 def image_grids(
     widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
 ) -> IntArray:
-    """Rows and columns of LLM tokens of resized images (Qwen2.5-VL, arXiv:2502.13923; Hugging Face ``smart_resize``).
+    """Rows and columns of LLM tokens ``[images, 2]`` of images with sides in pixels ``[images]``.
 
-    Each side goes to the nearest multiple of ``patch_pixels * merge_patches`` (halves to even). An image whose area is
-    then above ``max_tokens`` is scaled down with its proportions kept and its sides rounded down; one below
-    ``min_tokens`` is scaled up and rounded up. Where the published rule still exceeds ``max_tokens`` (very thin
-    images), the long side is cut.
-
-    Args:
-        widths: in pixels ``[images]``.
-        heights: in pixels ``[images]``.
-        rules: the model's token rules.
-        min_tokens: smallest area, in LLM tokens.
-        max_tokens: largest area, in LLM tokens; at least ``min_tokens``.
-
-    Returns:
-        ``[images, 2]``.
+    Qwen2.5-VL's rule (arXiv:2502.13923; Hugging Face ``smart_resize``): each side goes to the nearest multiple of
+    ``patch_pixels * merge_patches`` (halves to even). An image whose area is then above ``max_tokens`` is scaled down
+    with its proportions kept and its sides rounded down; one below ``min_tokens`` is scaled up and rounded up. Where
+    the published rule still exceeds ``max_tokens`` (very thin images), the long side is cut.
     """
     factor = rules.patch_pixels * rules.merge_patches
     sides = np.stack((heights, widths)).astype(np.float64)
@@ -82,23 +73,15 @@ def video_items(
     """Videos as items, one for each group of ``temporal_patch_frames`` frames.
 
     As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs what one
-    resized frame costs. There is no limit on a video's total.
-
-    Args:
-        seconds: length of each sample's video ``[samples]``, NaN for none.
-        widths: frame width in pixels ``[videos]``.
-        heights: frame height in pixels ``[videos]``.
-        rules: the model's token rules.
-        min_frame_tokens: smallest frame, in LLM tokens.
-        max_frame_tokens: largest frame, in LLM tokens.
-
-    A model that cuts images into tiles takes every frame as one tile (``tiled_frames``).
+    resized frame costs. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
+    frames in pixels ``[videos]``. A model that cuts images into tiles takes every frame as one tile (``tiled_frames``).
     """
     if rules.tiles is not None:
         return tiled_frames(seconds, rules.video_frames_per_s, rules.tiles)
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     present = ~np.isnan(seconds)
     groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)
+    ask_items(groups)
     frame_grids = image_grids(widths, heights, rules, min_frame_tokens, max_frame_tokens)
     grids = np.repeat(frame_grids, groups[present], axis=0)
     llm = grids.prod(axis=1)
@@ -106,19 +89,16 @@ def video_items(
 
 
 def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
-    """Audio as items of at most ``audio_segment_s``; all but a sample's last are full.
+    """Audio of ``seconds`` ``[samples]`` (NaN: none) as items of up to ``audio_segment_s``; all but the last are full.
 
     Encoder tokens are ``audio_frames_per_s`` times the length, rounded up; each item's LLM tokens are its encoder
     tokens divided by ``audio_merge_frames``, rounded up.
-
-    Args:
-        seconds: length of each sample's audio ``[samples]``, NaN for none.
-        rules: the model's token rules.
     """
     tokens = np.ceil(np.round(np.nan_to_num(seconds) * rules.audio_frames_per_s, _TOKEN_DECIMALS)).astype(np.int64)
     tokens = np.where(np.isnan(seconds), 0, np.maximum(1, tokens))
     full = max(1, int(round(rules.audio_segment_s * rules.audio_frames_per_s, _TOKEN_DECIMALS)))
     counts = -(-tokens // full)
+    ask_items(counts)
     encoder = np.full(counts.sum(), full, np.int64)
     present = counts > 0
     encoder[np.cumsum(counts[present]) - 1] = (tokens - (counts - 1) * full)[present]

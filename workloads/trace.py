@@ -31,23 +31,10 @@ PACKAGED_TRACES = Path(__file__).parent / "traces"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceWorkload:
-    """Samples with the sizes that a file lists.
+    """Samples with the sizes that a file lists; docs/workloads.md explains the keys.
 
-    Attributes:
-        name: of the workload; empty: the file's name without its suffix. Seeds the order of samples.
-        path: a packaged trace by its file name, or any Parquet file (write ``./x.parquet`` for one in the working
-            directory that has a packaged trace's name).
-        max_image_tokens: larger images are scaled down to this many LLM tokens.
-        min_video_frame_tokens: smaller video frames are scaled up to this many LLM tokens.
-        max_video_frame_tokens: larger video frames are scaled down to this many LLM tokens. The defaults of both are
-            those of Qwen2.5-VL's video preprocessing.
-        on_overlong: what is done with rows that are longer than the model's context: ``error``, ``truncate`` (text goes
-            first, then items from the last; ``overlong.truncated``) or ``drop``.
-        take: which rows are used: ``all``, ``first:3000`` or ``first:10%``.
-        frame_size: width and height in pixels of a video's frames where the file does not have them: the last entries
-            of the row's lists are 0, or not there. None: the file must have them.
-        text: distribution of text tokens per row (``marginals``) in place of the file's, at least 1: the same media
-            with other texts, drawn independently, once for all rows. None: the file's.
+    A ``path`` that names a packaged trace is that; ``./x.parquet`` is one in the working directory. Limits are in LLM
+    tokens; those of frames are Qwen2.5-VL's. ``text`` draws other texts (``marginals``), once for all rows.
     """
 
     name: str = ""
@@ -84,11 +71,7 @@ class TraceWorkload:
             object.__setattr__(self, "name", Path(self.path).stem)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the file's bytes.
-
-        Raises:
-            UserError: for a missing or unreadable file.
-        """
+        """SHA-256 of the file's bytes; ``UserError`` for a missing or unreadable file."""
         path = self._file()
         try:
             with path.open("rb") as file:
@@ -120,11 +103,7 @@ class TraceWorkload:
         return fitted
 
     def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
-        """What the rows of a scanned trace list, read from the scanned data.
-
-        Raises:
-            UserError: for a trace that was not scanned, and data that is not there or has changed.
-        """
+        """The samples of a scanned trace, read from its data; ``UserError`` if that is missing or has changed."""
         # Images, sounds and Parquet take a second to import.
         from .dataset.samples import samples_of
 

@@ -41,11 +41,7 @@ class TwinWorkload(TraceWorkload):
             object.__setattr__(self, "name", f"{self.name}_twin")
 
     def source(self, rules: TokenRules) -> TwinSource:  # type: ignore[override]
-        """The generator of samples.
-
-        Raises:
-            UserError: as of a trace.
-        """
+        """The generator of samples; ``UserError`` as of a trace."""
         trace = TraceWorkload(**{field.name: getattr(self, field.name) for field in fields(TraceWorkload)})
         return fit(self.name, trace.source(rules).shapes, rules.context_tokens)
 
@@ -86,16 +82,9 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True)
 class _Modality:
-    """Items of one modality.
+    """Items of one modality: their number and mean LLM tokens by sample, and, where several, sizes over that mean.
 
-    Attributes:
-        counts: items of a sample.
-        means: mean LLM tokens of a sample's items, of samples that have any.
-        spread: an item's LLM tokens over its sample's mean, of samples with several.
-        least: LLM tokens of the smallest item.
-        most: of the largest.
-        encoder_tokens: of every item; 0: in proportion to its LLM tokens.
-        encoder_ratio: encoder tokens of all items over their LLM tokens.
+    ``encoder_tokens`` are every item's; 0: ``encoder_ratio`` times its LLM tokens.
     """
 
     counts: _Counts
@@ -121,11 +110,7 @@ class _Modality:
 class TwinSource(BlockSource):
     """Generator of a twin's samples.
 
-    Attributes:
-        text: text tokens of a sample.
-        modalities: items, by modality.
-        root: square root of the latent correlation of text and, of every modality, counts and means.
-        context_tokens: longest sample; None: any.
+    ``root`` is that of the latent correlation of text and, of every modality, counts and means.
     """
 
     text: _Sizes
@@ -149,13 +134,7 @@ class TwinSource(BlockSource):
 
 
 def fit(name: str, shapes: SampleShapes, context_tokens: int | None) -> TwinSource:
-    """The twin of samples.
-
-    Args:
-        name: of the workload; seeds its samples.
-        shapes: the samples.
-        context_tokens: longest sample; None: any.
-    """
+    """The twin of samples; ``name`` seeds its own, which have at most ``context_tokens``, None: any number."""
     modalities, columns = dict[str, _Modality](), [shapes.text_tokens.astype(np.float64)]
     for modality in shapes.modalities:
         items = shapes.items_of([modality])

@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import require
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
+from .blocks import Generated
 from .synthetic import SyntheticSource, SyntheticWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UniformMix:
+class UniformMix(Generated):
     """Packed sequences of one length with images of one size (arXiv:2605.27678, section 5).
 
-    Attributes:
-        name: of the workload.
-        sequence_tokens: LLM tokens of a sample, text and vision together.
-        vision_share: share of vision tokens in a sequence, below 1; must make whole images.
-        image_tokens: LLM tokens of an image.
-        encoder_tokens_per_llm_token: of an image; None: by the model's rules.
+    Sizes are in LLM tokens. ``vision_share``, below 1, is that of vision tokens, which must make whole images.
+    Encoder tokens follow the model's rules if their ratio is None.
     """
 
     name: str
@@ -40,10 +37,6 @@ class UniformMix:
         images = self._images()
         unit = f"a multiple of image_tokens / sequence_tokens = {self.image_tokens / self.sequence_tokens}"
         require(abs(images - round(images)) < 1e-6, "workload.vision_share", self.vision_share, unit)
-
-    def fingerprint(self) -> str:
-        """Empty: the YAML says it all."""
-        return ""
 
     def source(self, rules: TokenRules) -> SyntheticSource:
         """The generator of samples."""

@@ -1,18 +1,29 @@
 """What the shapes of a workload alone say about balancing; the tables behind figures that need no run.
 
-Every table is a function of a profile (job, workload, seed) and plain parameters, so it can be cached by them.
+Every table is a function of a profile (job, workload, seed) and plain parameters, so ``analyse`` caches it by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from entrain_bench.answers.labels import label_columns
 from entrain_bench.balancing.planning import allocate_gpus, stable_samples, stages_of_gpus
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results, labels_of
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 
 
@@ -20,11 +31,6 @@ def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.D
     """Quantiles of the tokens per sample over freshly drawn samples.
 
     Every quantile is a value that occurs (no interpolation).
-
-    Args:
-        profile: holds the workload and the model.
-        num_samples: samples to draw.
-        num_points: quantiles, evenly spaced from the least to the most.
 
     Returns:
         Columns ``probability``, ``encoder_tokens`` (all encoders together), ``llm_tokens``.
@@ -44,14 +50,7 @@ def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.D
 def share_quantiles(
     profile: Profile, batch_sizes: Sequence[int], num_draws: int, num_samples: int, probabilities: Sequence[float]
 ) -> pd.DataFrame:
-    """How the encoders' share of the workload spreads over samples and over batches.
-
-    Args:
-        profile: where samples and their estimates come from.
-        batch_sizes: of each, ``num_draws`` batches are drawn.
-        num_draws: batches of each size.
-        num_samples: single samples drawn, listed first as batch size 0.
-        probabilities: the quantiles to report.
+    """How the encoders' share of the workload spreads over batches of every size, and over samples, as batch size 0.
 
     Returns:
         Columns ``batch_size``, ``num_draws``, ``probability``, ``encoder_share``.
@@ -67,12 +66,6 @@ def share_quantiles(
 
 def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: int, max_batch: int) -> pd.DataFrame:
     """How often each allocation of a replica's GPUs comes out of batches of a size.
-
-    Args:
-        profile: where batches and their estimates come from; its model has an encoder.
-        batch_sizes: sizes of the batches.
-        num_draws: batches drawn of each size.
-        max_batch: where the search for the stable batch gives up.
 
     Returns:
         Columns ``batch_size``, ``encoder_gpus``, ``llm_gpus``, ``encoder_stages``, ``llm_stages`` (what the GPUs make
@@ -104,3 +97,34 @@ def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draw
     encoder, llm = (seconds.reshape(num_draws, batch_size).sum(axis=1) for seconds in (encoder, llm))
     shares: FloatArray = encoder / (encoder + llm)
     return shares
+
+
+def analyse(
+    cells: Sequence[Cell], results: Results, figure: str, compute: Callable[..., pd.DataFrame], **parameters: Any
+) -> pd.DataFrame:
+    """Tables of ``compute(profile, **parameters)`` for every cell, read from the cache where they are there.
+
+    They are kept as ``analysis/<figure>-<key>.parquet``, the key being a hash of the run key (configuration, workload
+    data, code), the analysis code and the parameters.
+
+    Returns:
+        The tables one below the other, with the columns ``workload``, ``model`` and those of ``label_columns``.
+    """
+    code = inspect.getsource(inspect.getmodule(compute) or compute)
+    frames = []
+    for cell in cells:
+        text = json.dumps([cell.key, compute.__name__, code, parameters], sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        path = results.root / "analysis" / f"{figure}-{key}.parquet"
+        try:
+            frame = pd.read_parquet(BytesIO(path.read_bytes()))
+        except (OSError, ValueError):  # absent or damaged
+            try:
+                frame = compute(prepare(cell.config).profile, **parameters)
+            except UserError as error:
+                raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
+            write_atomically(path, frame.to_parquet(index=False))
+        labels = labels_of(cell.config)
+        columns = {name: labels[name] for name in ("workload", "model")} | label_columns(cell.config)
+        frames.append(pd.DataFrame({**dict.fromkeys(columns), **frame}).assign(**columns))
+    return pd.concat(frames, ignore_index=True)

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
 
 from entrain_bench.answers.case import Case, SeedGroup, StrategyResult, cases_of
 from entrain_bench.answers.comparison import Overall, overall, place_of, with_result
@@ -24,6 +27,22 @@ class Point:
     record: Record
     name: str
     gain: float | None
+
+
+class Pictures(Protocol):
+    """Who draws, as PNG."""
+
+    def standings(self, answer: Answer) -> bytes:
+        """Iteration times of every strategy in every case."""
+        ...
+
+    def ranks(self, record: Record) -> bytes:
+        """What the ranks of a run hold and do; its timeline is there."""
+        ...
+
+    def fidelity(self, rows: pd.DataFrame) -> bytes:
+        """Predicted against measured, of the rows of one prediction."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -113,16 +132,11 @@ class Answer:
                 return {variant: found[min(shared or found)] for variant, found in done.items()}
         return {}
 
-    @cached_property
-    def wins(self) -> Mapping[str, int]:
-        """In how many of the cases that are decided a variant is the fastest, the most frequent first."""
-        firsts = [case.groups[case.best[0]] for case in self.cases if case.best]
-        return dict(Counter(map(self.variant, firsts)).most_common())
-
     @property
     def fastest(self) -> str:
         """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
-        return next(iter(self.wins), "")
+        wins = Counter(self.variant(case.groups[case.best[0]]) for case in self.cases if case.best)
+        return wins.most_common(1)[0][0] if wins else ""
 
     @cached_property
     def overall(self) -> Mapping[str, Overall]:

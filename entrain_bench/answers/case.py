@@ -159,7 +159,9 @@ def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
     """The runs by all that tells them apart but their seed, in order of appearance."""
     alike: dict[str, list[Record]] = {}
     for record in records:
-        alike.setdefault(_without_seed(record), []).append(record)
+        # What is compared once need not be compared for every seed.
+        config = {key: value for key, value in record.config.items() if key != "seed"}
+        alike.setdefault(json.dumps([_names(record), config], default=repr), []).append(record)
     firsts = [first for first, *_ in alike.values()]
     labels = _labels(firsts)
     owned = OWNED if len({first.labels["strategy"] for first in firsts}) > 1 else (*OWNED, *ASKED)
@@ -199,15 +201,9 @@ def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
     leaves = [_leaves(record) for record in records]
     found = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
     for path, heading in _headings(swept_paths(records)).items():
-        spell = _class_name if path.endswith("_target_") else _spell
+        spell = (lambda value: _spell(value).rpartition(".")[2]) if path.endswith("_target_") else _spell
         found[heading, path.split(".")[0]] = _texts([each.get(path, ABSENT) for each in leaves], spell)
     return found
-
-
-def _without_seed(record: Record) -> str:
-    """A text that runs of different seeds share: what is compared once need not be compared for every seed."""
-    config = {key: value for key, value in record.config.items() if key != "seed"}
-    return json.dumps([_names(record), config], default=repr)
 
 
 def _leaves(record: Record) -> dict[str, Any]:
@@ -260,7 +256,3 @@ def _spell(value: object) -> str:
     if value == ABSENT:
         return "-"
     return (" ".join(value.split()) or repr(value)) if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _class_name(value: object) -> str:
-    return _spell(value).rpartition(".")[2]

@@ -43,12 +43,9 @@ def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> st
 def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
     """Command lines that give exactly the keys of some records, in order of appearance.
 
+    Of records that do not hold their overrides no command is known (``is_known``).
     Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records: the
     commands belong to the folder that the runs were started in.
-
-    Args:
-        records: runs; of those that do not hold their overrides no command is known (``num_unknown``).
-        results_dir: where the records are; named unless it is the default.
     """
     where = results_word(str(results_dir))
     groups: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], None]] = {}
@@ -59,7 +56,11 @@ def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR
     lines = []
     for (folder, keys), cells in groups.items():
         for block in _blocks([*cells]):
-            words = [_word(key, texts) for key, texts in zip(keys, block, strict=True)]
+            # Each text begins with = unless the key is only removed.
+            words = [
+                f"{key}{texts[0]}" if len(texts) == 1 else f"{key}={','.join(text[1:] or "''" for text in texts)}"
+                for key, texts in zip(keys, block, strict=True)
+            ]
             several = ["--multirun"] if prod(map(len, block)) > 1 else []
             lines.append(command_line([*several, *words, *where], folder))
     return lines
@@ -75,11 +76,6 @@ def shared_overrides(records: Sequence[Record], aside: Sequence[str] = ()) -> li
 def results_word(results_dir: str) -> list[str]:
     """The override that names a folder of results; nothing for the default one."""
     return [] if results_dir == RESULTS_DIR else [f"results_dir={quoted(results_dir)}"]
-
-
-def num_unknown(records: Iterable[Record]) -> int:
-    """How many records do not hold what made them."""
-    return sum(not is_known(record) for record in records)
 
 
 def is_known(record: Record) -> bool:
@@ -119,14 +115,6 @@ def quoted(value: Any) -> str:
     # Backslashes before a quote are doubled, the quote escaped.
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
-
-
-def _word(key: str, texts: Sequence[str]) -> str:
-    """One word of a command: a key with its values, each of which begins with ``=`` unless the key is only removed."""
-    values = [text[1:] for text in texts]
-    if len(values) == 1:
-        return f"{key}{texts[0]}"
-    return f"{key}={','.join(value or "''" for value in values)}"
 
 
 def _blocks(cells: Sequence[tuple[str, ...]]) -> Iterator[Block]:

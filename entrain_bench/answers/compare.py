@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 
@@ -38,7 +39,10 @@ class Drift:
     def __str__(self) -> str:
         if not self.column:
             return f"{self.run}: {'new' if self.after else 'gone'}"
-        return f"{self.run}: {self.column} {self.before} -> {self.after}{_relative(self.before, self.after)}"
+        relative = ""
+        with suppress(ValueError, ZeroDivisionError):
+            relative = f" ({float(self.after) / float(self.before) - 1:+.1e})"
+        return f"{self.run}: {self.column} {self.before} -> {self.after}{relative}"
 
 
 def read_text(csv: str) -> pd.DataFrame:
@@ -84,7 +88,9 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     for table in (before, after):
         if twice := table[table.duplicated(identity)][[*NAMING]].to_numpy().tolist():
             raise UserError(f"table: has a run twice ({' '.join(twice[0])})")
-    old, new = (_by_identity(table, identity) for table in (before, after))
+    old, new = (
+        {tuple(row[name] for name in identity): row for row in table.to_dict("records")} for table in (before, after)
+    )
     naming = _telling_apart(pd.concat([before, after])[identity].drop_duplicates())
     for run in dict.fromkeys((*old, *new)):
         one, other = old.get(run), new.get(run)
@@ -94,14 +100,11 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
             found.append(Drift(name, "", *("" if each is None else "yes" for each in (one, other))))
         else:
             known = [column for column in one if column in OUTCOME and column in other]
-            moved = [column for column in known if one[column] != other[column] and not _is_older(one, column)]
+            # A run with a result but not this metric is older.
+            older = {name for name in METRICS if one.get("status") == "ok" and not one.get(name)}
+            moved = [column for column in known if one[column] != other[column] and column not in older]
             found += [Drift(name, column, one[column], other[column]) for column in moved]
     return found
-
-
-def _is_older(run: Mapping[str, str], metric: str) -> bool:
-    """Whether a run has a result but not this metric."""
-    return metric in METRICS and run.get("status") == "ok" and not run[metric]
 
 
 def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -117,11 +120,6 @@ def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     return filled.assign(**{VARIANT: found.fillna("").to_numpy()})
 
 
-def _by_identity(table: pd.DataFrame, identity: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
-    rows = [{str(name): str(value) for name, value in row.items()} for row in table.to_dict("records")]
-    return {tuple(row[name] for name in identity): row for row in rows}
-
-
 def _telling_apart(runs: pd.DataFrame) -> Sequence[str]:
     """The columns that name runs: ``NAMING``, and of the others those without which two would be called the same."""
     columns = [*NAMING]
@@ -131,10 +129,3 @@ def _telling_apart(runs: pd.DataFrame) -> Sequence[str]:
         ):
             columns.append(column)
     return columns
-
-
-def _relative(before: str, after: str) -> str:
-    try:
-        return f" ({float(after) / float(before) - 1:+.1e})"
-    except (ValueError, ZeroDivisionError):
-        return ""

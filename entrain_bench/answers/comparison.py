@@ -118,14 +118,15 @@ def place_of(name: str, display_order: float | None) -> tuple[float, str]:
 
 
 def compare[Name: Hashable](
-    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float = LEVEL, num_batches: int = 1
+    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float | None = None, num_batches: int = 1
 ) -> Comparison[Name]:
     """Compare the groups of a case.
 
     Args:
         times: seconds an iteration by group and seed; None for a run that failed or was skipped.
         references: the group that another's speedup is over; who is left out has none.
-        level: how often a group as good as the fastest may be called slower, in any of the comparisons.
+        level: how often a group as good as the fastest may be called slower among those with the same seeds; None:
+            ``LEVEL`` is divided among all sets of seeds, so it holds for the case.
         num_batches: batches that a run's time is the mean of.
     """
     done = {name: with_result(own) for name, own in times.items()}
@@ -191,23 +192,32 @@ def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
 
 
 def _verdicts[Name: Hashable](
-    done: Mapping[Name, Mapping[int, float]], whole: Sequence[Name], best: Name, level: float
+    done: Mapping[Name, Mapping[int, float]], whole: Sequence[Name], best: Name, level: float | None
 ) -> dict[Name, str]:
-    """Verdicts on those without a failure."""
-    own = done[best]
-    alike = {name: [*done[name].values()] for name in whole if done[name].keys() == own.keys()}
-    good = not_worse(alike, level).best
+    """Verdicts on those without a failure.
+
+    Names that lack seeds are tested at the seeds that they share with the best, in a row with all names that have
+    these. Which rows are tested depends on who is the best, so the level is divided among all that might be.
+    """
+    seeds = {name: frozenset(done[name]) for name in whole}
+    kinds = {*seeds.values()}
+    testable = {one & other for one in kinds for other in kinds if len(one & other) > 1}
+    level = LEVEL / max(1, len(testable)) if level is None else level
+    good: dict[frozenset[int], frozenset[Name]] = {}
     found = {best: FASTEST}
     for name in whole:
-        shared = [seed for seed in own if seed in done[name]]
-        ratio = _mean_ratio(done[name], own)
-        if name in alike:
-            unsure = len(own) < 2 or name in good
-            verdict = SLOWER if not unsure else AS_GOOD if len(own) > 1 and ratio <= MARGIN else BEHIND
+        shared = seeds[best] & seeds[name]
+        if shared in testable and shared not in good:
+            row = [each for each in whole if shared <= seeds[each]]
+            good[shared] = not_worse({each: [done[each][seed] for seed in sorted(shared)] for each in row}, level)
+        if shared in good and name not in good[shared]:
+            verdict = SLOWER
+        elif _mean_ratio(done[name], done[best]) > MARGIN:
+            verdict = BEHIND
+        elif seeds[name] != seeds[best]:
+            verdict = OPEN
         else:
-            pair = {each: [done[each][seed] for seed in shared] for each in (best, name)}
-            unsure = len(shared) < 2 or name in not_worse(pair, level).best
-            verdict = SLOWER if not unsure else OPEN if ratio <= MARGIN else BEHIND
+            verdict = AS_GOOD if len(shared) > 1 else BEHIND
         found.setdefault(name, verdict)
     return found
 

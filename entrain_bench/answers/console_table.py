@@ -14,8 +14,7 @@ from rich.text import Text
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import NAMES, Case, StrategyResult
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.notices import notices
-from entrain_bench.answers.sentences import losses, problems, sentences
+from entrain_bench.answers.sentences import losses, notices, problems, sentences
 from entrain_bench.answers.text import NOTHING, decimals, ends, name_of, seconds, spell_seeds, times
 from entrain_bench.records.records import Record
 

@@ -1,15 +1,16 @@
-"""What strategies, workloads and models are called in figures, derived from their names."""
+"""What strategies, workloads and models are called in figures, and where the costs of their runs come from."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.profiled.cluster import ProfiledDevice
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"
@@ -94,3 +95,21 @@ def _spell_word(word: str) -> str:
         return word.upper()
     stem, answering = re.fullmatch(r"(.+?)([cv]?qa)?", word).groups(default="")  # type: ignore[union-attr]
     return stem[0].upper() + stem[1:] + answering.upper()
+
+
+PROFILED, FITTED, DERIVED = "profiled", "fitted", "derived"
+# Of runs that have lost their records.
+UNKNOWN = "not recorded"
+
+
+def cost_source(cluster: Mapping[str, Any]) -> str:
+    """What a cluster's configuration stands on.
+
+    Returns:
+        ``profiled`` if its layers were timed on a device; ``fitted`` if any of its constants is fitted to published
+        times, as the last word of its source says (docs/constants.md); else ``derived``.
+    """
+    if ProfiledDevice.of(cluster):
+        return PROFILED
+    provenance = {str(source).rpartition(";")[2].strip() for source in cluster["sources"].values()}
+    return FITTED if FITTED in provenance else DERIVED

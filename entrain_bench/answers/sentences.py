@@ -1,14 +1,21 @@
-"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost."""
+"""The sentences of an answer, the same wherever it is shown: who is the fastest, of whom, how sure, what is lost.
+
+And the same as JSON, and what a user should know of the runs' samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case, SeedGroup, StrategyResult
+from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, OPEN, with_result
-from entrain_bench.answers.statistics import Doubt
+from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import MAX_NAMES, count, listing, name_of, speedup, spell_seeds, times
+from entrain_bench.records.records import Record
+from entrain_bench.specs.workload import Counts
 
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 # Between what decides a sentence: what became of a case.
@@ -78,7 +85,6 @@ def losses(results: Sequence[StrategyResult]) -> str:
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
-    """A sentence for every outcome, the most frequent first."""
     outcomes: dict[Outcome, list[Case]] = {}
     for case in cases:
         outcomes.setdefault(outcome_of(answer, case), []).append(case)
@@ -188,3 +194,90 @@ def _failed(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
                     f"speedup over the fastest is {times(1 / standing.behind.mean)} at "
                     f"{count(standing.behind.num_values, 'other seed')}."
                 )
+
+
+def answer_json(answer: Answer, results_dir: str) -> list[dict[str, Any]]:
+    """Every case as plain values: the job, who is the fastest, how each strategy does, and the commands of its runs."""
+    return [_case(answer, case, results_dir) for case in answer.cases]
+
+
+def _case(answer: Answer, case: Case, results_dir: str) -> dict[str, Any]:
+    outcome, first, good = outcome_of(answer, case) if case.contested else ("nothing to compare", (), ())
+    return {
+        "job": dict(case.job),
+        "seeds": case.comparison.seeds,
+        "baseline": case.baseline or None,
+        "outcome": outcome,
+        "fastest": [*first],
+        "as_good": [*good],
+        "strategies": [_result(answer, result) for result in case.results],
+        "commands": commands_of(case.records, results_dir),
+    }
+
+
+def _result(answer: Answer, result: StrategyResult) -> dict[str, Any]:
+    standing, runs = result.standing, []
+    for seed, record in sorted(result.group.runs.items()):
+        reason = {"reason": record.reason} if record.reason else {}
+        time = {"iteration_time_s": standing.times[seed], "key": record.key}
+        runs.append({"seed": seed, "status": record.status, **reason, **time})
+    return {
+        "name": answer.variant(result.group),
+        "verdict": standing.verdict,
+        "iteration_time_s": _interval(standing.time),
+        "speedup": _interval(standing.speedup),
+        "time_over_fastest": _interval(standing.behind),
+        "runs": runs,
+    }
+
+
+def _interval(found: Interval | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    ends = {"mean": found.mean, "low": found.low, "high": found.high}
+    return {**ends, "num_seeds": found.num_values, "doubt": found.doubt}
+
+
+def notices(records: Sequence[Record]) -> list[str]:
+    """What there is to know of samples, then what runs remark."""
+    return [*sample_notices(records), *run_notices(records)]
+
+
+def sample_notices(records: Sequence[Record]) -> list[str]:
+    """A line on every workload that was not taken as it is, each line once."""
+    return list(dict.fromkeys(line for record in records for line in _lines(record)))
+
+
+def run_notices(records: Sequence[Record]) -> list[str]:
+    """What runs remark of themselves, each line once."""
+    return list(dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks))
+
+
+def _lines(record: Record) -> Iterator[str]:
+    for component, samples, share in _listed(record.samples):
+        batch = record.config["global_batch"]
+        name = f"workload {record.labels['workload']}" + (f", component {component}" if component else "")
+        listed, truncated, dropped = (int(samples[each]) for each in ("listed", "truncated", "dropped"))
+        if truncated or dropped:
+            parts = [f"{count} {done}" for count, done in ((truncated, "truncated"), (dropped, "dropped")) if count]
+            yield (
+                f"{name}: of {listed + dropped} rows {' and '.join(parts)}, longer than the context of "
+                f"model {record.labels['model']}"
+            )
+        if listed < share * batch:
+            part = f"{100 * share:.3g}% of " if component else ""
+            yield (
+                f"{name}: {listed} row{'s' if listed > 1 else ''} for {part}a global batch of {batch}: every row is "
+                f"used {share * batch / listed:.1f} times an iteration on average"
+            )
+
+
+def _listed(samples: Counts, component: str = "", share: float = 1.0) -> Iterator[tuple[str, dict[str, float], float]]:
+    """Components by their path, empty for a workload that is none, with their counts and their share of all samples."""
+    numbers = {name: value for name, value in samples.items() if not isinstance(value, Mapping)}
+    share *= numbers.get("share", 1.0)
+    if "listed" in numbers:
+        yield component, numbers, share
+    for name, value in samples.items():
+        if isinstance(value, Mapping):
+            yield from _listed(value, f"{component}.{name}".lstrip("."), share)

@@ -66,11 +66,6 @@ class Interval:
     doubt: Doubt | None = None
 
     @property
-    def trusted(self) -> bool:
-        """Whether nothing speaks against the interval."""
-        return self.doubt is None
-
-    @property
     def margin(self) -> float:
         """Half of the interval's width; not a number if there is one value only."""
         return (self.high - self.low) / 2 if self.num_values > 1 else math.nan
@@ -78,21 +73,6 @@ class Interval:
     def excludes(self, value: float) -> bool:
         """Whether there is an interval and a value is outside of it."""
         return self.num_values > 1 and not self.low <= value <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class Best[Name: Hashable]:
-    """Which strategies of a row may be the best.
-
-    Attributes:
-        least: those with the least mean: one, or several with the same mean.
-        best: those that cannot be excluded as the best; all of them if nothing is known.
-        known: whether there are several seeds, without which no strategy can be excluded.
-    """
-
-    least: frozenset[Name]
-    best: frozenset[Name]
-    known: bool
 
 
 def mean_interval(values: Sequence[float], num_batches: int = 1) -> Interval:
@@ -126,8 +106,8 @@ def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return min(1.0, 2 * min(_chance(logs), _chance([-value for value in logs])))
 
 
-def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: float = LEVEL) -> Best[Name]:
-    """Return the names that cannot be excluded as the best.
+def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: float = LEVEL) -> frozenset[Name]:
+    """Return the names that cannot be excluded as the best; with a single seed all of them.
 
     Paired t-tests of the logarithms compare all names with all. A name is excluded if it is significantly slower than
     another that remains, at ``level`` over all ordered pairs of those that remain (Bonferroni). This is repeated until
@@ -143,7 +123,7 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: floa
     shortest, num_seeds = min(sums.values()), len(next(iter(times.values())))
     least = frozenset(name for name, total in sums.items() if total == shortest)
     if num_seeds == 1:
-        return Best(least, frozenset(times), known=False)
+        return frozenset(times)
     logs = dict(zip(times, (LN_2 * log2([*times.values()])).tolist(), strict=True))
     pairs = {
         (one, other): _mean_and_error([a - b for a, b in zip(logs[one], logs[other], strict=True)])
@@ -151,7 +131,7 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: floa
     }
     while slower := _slower(pairs, num_seeds, level) - least:
         pairs = {pair: found for pair, found in pairs.items() if slower.isdisjoint(pair)}
-    return Best(least, least.union(*pairs), known=True)
+    return least.union(*pairs)
 
 
 def _slower[Name: Hashable](
@@ -161,12 +141,8 @@ def _slower[Name: Hashable](
 
     Among many pairs, a variance from few seeds is too small by chance for some. So most of the level goes to tests
     with moderated variances: ``1 - SHARED`` of the pair's own and ``SHARED`` of the mean over all pairs. The rest goes
-    to ordinary tests, which find small differences that are the same at every seed.
-
-    Args:
-        pairs: mean and standard error of the difference of logarithms, for every ordered pair.
-        num_seeds: at least two.
-        level: for all pairs together.
+    to ordinary tests, which find small differences that are the same at every seed. ``pairs`` hold mean and standard
+    error of the difference of logarithms for every ordered pair, at two seeds or more.
     """
     if not pairs:
         return set()

@@ -1,4 +1,4 @@
-"""Tidy tables for figures: of run records, of timelines, and of cached workload analyses."""
+"""Tidy tables for figures: of run records and of timelines; fastest strategies and rank correlations by setting."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare
 from entrain_bench.answers.labels import in_order, label_columns, names, orders
-from entrain_bench.answers.statistics import mean_interval, ratio_interval
+from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Results, labels_of
@@ -41,12 +42,8 @@ class Runs:
 def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, str] | None = None) -> pd.DataFrame:
     """The rows of ``table.csv`` for the given cells, by display order of the strategies, with ``label_columns``.
 
-    A cell without a record has the status ``missing``.
-
-    Args:
-        cells: what to look up.
-        results: where the records are.
-        settings: further columns, by the path of the setting in the configuration (``workload.vision_share``).
+    A cell without a record has the status ``missing``. ``settings`` are further columns, by the path of the setting in
+    the configuration (``workload.vision_share``).
     """
     rows = []
     for cell in cells:
@@ -74,11 +71,11 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
         labels = labels_of(cell.config)
         names = ("strategy", "workload", "model")
         case = tuple(labels[name] for name in names)
-        path = results.timeline_path(cell.key)
-        if case in seen or not path.exists():
+        record = None if case in seen else results.read(cell.key)
+        frame = results.timeline(record) if record else None
+        if frame is None:
             continue
         seen.add(case)
-        frame = pd.read_parquet(path)
         sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
         frame.insert(0, "side", frame["module"].map(sides))
         for name in ("seed", *reversed(names)):
@@ -93,23 +90,8 @@ def encoder_stages(layout: str, encoder: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def low(values: pd.Series[float]) -> float:
-    """Lower end of the mean's interval."""
-    return mean_interval(values.tolist()).low
-
-
-def high(values: pd.Series[float]) -> float:
-    """Upper end of the mean's interval."""
-    return mean_interval(values.tolist()).high
-
-
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
-    """One row for every combination of the keys: statistics over the runs that succeeded, and what failed.
-
-    Args:
-        data: one row a run.
-        keys: what tells cases apart.
-        **columns: metric and statistic (mean, ``low``, ``high``) of each column.
+    """One row for every combination of the keys: metrics by statistic over the runs with a result, and what failed.
 
     Returns:
         The keys, ``num_runs``, the columns, ``num_ok``, ``status`` and ``reason`` of the first run without success.
@@ -127,46 +109,34 @@ def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) ->
     """The mean of one metric by ``over_seeds``; ``<metric>_low`` and ``<metric>_high`` are its interval's ends."""
     columns: dict[str, tuple[str, Statistic]] = {
         metric: (metric, "mean"),
-        f"{metric}_low": (metric, low),
-        f"{metric}_high": (metric, high),
+        f"{metric}_low": (metric, lambda values: mean_interval(values.tolist()).low),
+        f"{metric}_high": (metric, lambda values: mean_interval(values.tolist()).high),
     }
     return over_seeds(data, keys, **columns)
 
 
 def relative_over_seeds(
-    data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str], metric: str
+    data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str]
 ) -> pd.DataFrame:
-    """A metric relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
+    """Iteration times relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
 
-    Args:
-        data: one row a run.
-        references: the runs to compare with, one for every seed and combination of ``on``.
-        keys: what tells cases apart.
-        on: those keys that a reference shares.
-        metric: a column of both.
+    There is one reference for every seed and combination of ``on``, which are some of the keys.
 
     Returns:
         ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
     """
-    own, other = (
-        table[table["status"] == "ok"].reindex(columns=[*keys, "seed", metric]) for table in (data, references)
-    )
-    pairs = own.merge(other[[*on, "seed", metric]], on=[*on, "seed"], suffixes=("", "_reference"))
+    own, other = (table[table["status"] == "ok"].reindex(columns=[*keys, "seed", TIME]) for table in (data, references))
+    pairs = own.merge(other[[*on, "seed", TIME]], on=[*on, "seed"], suffixes=("", "_reference"))
     rows = []
     for case, group in pairs.groupby([*keys], sort=False):
-        found = ratio_interval(group[metric].tolist(), group[f"{metric}_reference"].tolist())
+        found = ratio_interval(group[TIME].tolist(), group[f"{TIME}_reference"].tolist())
         rows.append((*case, found.mean, found.low, found.high))
     columns = ["relative", "relative_low", "relative_high"]
     return pd.DataFrame(rows, columns=[*keys, *columns]).set_index([*keys]).astype(float)
 
 
 def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], Comparison[str]]:
-    """How the strategies of every case do, beside the first of them (``comparison``).
-
-    Args:
-        data: one row a run.
-        case: what tells cases apart.
-    """
+    """How the strategies of every case do, beside the first of them (``comparison``)."""
     found = {}
     for key, runs in data.groupby([*case], sort=False):
         times = {str(name): times_by_seed(mine) for name, mine in runs.groupby("strategy", sort=False)}
@@ -192,3 +162,51 @@ def without_result(data: pd.DataFrame) -> list[str]:
         at = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         sentences.append(f"{strategy} {STATUSES[status]} at {at} on {model} {workload}: {runs['reason'].iloc[0]}")
     return sentences
+
+
+CASE = ["model", "workload"]
+# What stands for all models and traces together.
+ALL = "all"
+
+
+def rankings(data: pd.DataFrame) -> pd.DataFrame:
+    """Fastest strategy and rank correlation of every row, model and trace, and of all of them together.
+
+    Returns:
+        Columns ``row``, ``model``, ``workload``, ``winner`` (empty where no strategy has all its runs), ``firm``
+        (whether the first row's winner is as good as the best), ``tau``, ``tau_low``, ``tau_high``, ``num_ok`` and
+        ``num_runs``, both of all strategies.
+    """
+    first = data[data["row"] == data["row"].iloc[0]]
+    usual = compared(first, CASE)
+    found = []
+    for row, runs in data.groupby("row", sort=False):
+        comparisons, taus = compared(runs, CASE), correlations(first, runs)
+        for case, mine in taus.items():
+            names = comparisons[case].best
+            firm = bool(usual[case].best) and usual[case].best[0] in names
+            found.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
+        found.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
+    columns = ["row", *CASE, "winner", "firm", "tau", "tau_low", "tau_high"]
+    table = pd.DataFrame(found, columns=columns)
+    counts = over_seeds(data, ["row", *CASE], mean_s=("iteration_time_s", "mean"))
+    return table.merge(counts[["row", *CASE, "num_ok", "num_runs"]], on=["row", *CASE], how="left")
+
+
+def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> dict[tuple[str, ...], pd.Series[float]]:
+    """Rank correlation of the strategies' times with those of the first row, by model and trace, at every seed."""
+    one, other = (
+        table.assign(seconds=table["iteration_time_s"].where(table["status"] == "ok", np.inf))
+        for table in (first, runs)
+    )
+    pairs = one.merge(other, on=[*CASE, "seed", "strategy"], suffixes=("", "_there"))
+    taus: dict[tuple[str, ...], dict[int, float]] = {}
+    for (*case, seed), mine in pairs.groupby([*CASE, "seed"], sort=False):
+        tau = kendall_tau(mine["seconds"].tolist(), mine["seconds_there"].tolist())
+        taus.setdefault(tuple(map(str, case)), {})[int(str(seed))] = tau
+    return {case: pd.Series(by_seed) for case, by_seed in taus.items()}
+
+
+def _ends(values: pd.Series[float]) -> tuple[float, float, float]:
+    interval = mean_interval(values.tolist())
+    return interval.mean, max(interval.low, -1.0), min(interval.high, 1.0)

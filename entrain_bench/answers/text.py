@@ -1,4 +1,4 @@
-"""How numbers and names are written, wherever they are: intervals, seconds, speedups, percents, lists, seeds."""
+"""How numbers, names and tables are written, wherever they are: intervals, seconds, speedups, lists, Markdown."""
 
 from __future__ import annotations
 
@@ -97,3 +97,10 @@ def spell_seeds(seeds: Sequence[int]) -> str:
 def name_of(labels: Mapping[str, str], headings: Sequence[str]) -> str:
     """Some labels as one text: names alone, other labels with their heading."""
     return " ".join(labels[each] if each in NAMES else f"{each}={labels[each]}" for each in headings if each in labels)
+
+
+def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
+    """A table; columns whose heading is in ``right`` are aligned to the right."""
+    rule = ["---:" if name in right else "---" for name in heading]
+    lines = ([" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in (heading, rule, *rows))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -106,22 +106,13 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
-    known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
-    return _stages_of(known.extended(num_stages))
+    return _partitions_of(np.asarray(layer_s, np.float64).tobytes()).into(num_stages)
 
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
     """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers."""
-    cuts = _partitions_of(np.asarray(layer_s, np.float64).tobytes()).extended(len(layer_s))
-    return [_stages_of(cuts[:stages]) for stages in range(1, len(cuts) + 1)]
-
-
-def _stages_of(cuts: Sequence[IntArray]) -> tuple[int, ...]:
-    """Layers of each stage, as many as there are cuts; the first cut is not one."""
-    bounds = [len(cuts[0]) - 1]
-    for cut in cuts[:0:-1]:
-        bounds.append(int(cut[bounds[-1]]))
-    return tuple(np.diff([0, *reversed(bounds)]).tolist())
+    known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
+    return [known.into(stages) for stages in range(1, len(layer_s) + 1)]
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
@@ -149,11 +140,18 @@ class _Partitions:
 
     rest: Iterator[tuple[FloatArray, IntArray]]
     cuts: list[IntArray] = field(default_factory=list)
+    known: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def extended(self, num_stages: int) -> list[IntArray]:
-        """Those of which the partition into ``num_stages`` is made."""
-        self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
-        return self.cuts[:num_stages]
+    def into(self, num_stages: int) -> tuple[int, ...]:
+        """Layers of each of so many stages."""
+        if num_stages not in self.known:
+            self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
+            # The first cut is not one.
+            bounds = [len(self.cuts[0]) - 1]
+            for cut in self.cuts[num_stages - 1 : 0 : -1]:
+                bounds.append(int(cut[bounds[-1]]))
+            self.known[num_stages] = tuple(np.diff([0, *reversed(bounds)]).tolist())
+        return self.known[num_stages]
 
 
 # Planners split the same layers into every number of stages, over and over.

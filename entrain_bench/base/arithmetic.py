@@ -38,10 +38,10 @@ def matmul(a: ArrayLike, b: ArrayLike) -> FloatArray:
         ``[...]`` or ``[..., m]``.
     """
     left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    total = np.zeros((*left.shape[:-1], *right.shape[1:]))
-    for index, row in enumerate(right):
-        total += left[..., index, *(None,) * (right.ndim - 1)] * row
-    return total
+    if not len(right):
+        return np.zeros((*left.shape[:-1], *right.shape[1:]))
+    terms = left * right if right.ndim == 1 else left[..., None] * right
+    return np.asarray(np.add.accumulate(terms, axis=left.ndim - 1).take(-1, axis=left.ndim - 1))
 
 
 def solve(matrix: FloatArray, right: FloatArray) -> FloatArray:

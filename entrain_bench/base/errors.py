@@ -26,6 +26,10 @@ class IncompatibleError(UserError):
     """Parts that do not fit together; a sweep skips such a cell."""
 
 
+class UnwritableError(UserError):
+    """A folder of results that takes no more files: no cell after it would leave a record, so a sweep ends."""
+
+
 class DeadlockError(UserError):
     """The order of a program's actions contradicts their dependencies."""
 

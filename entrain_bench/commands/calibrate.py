@@ -13,9 +13,17 @@ from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.lab.calibration.anchors import Anchors, load_anchors
-from entrain_bench.lab.calibration.fit import ATTENTION, FORWARDS, ITERATIONS, PRODUCTS, fit_device, interval
+from entrain_bench.lab.calibration.fit import (
+    ATTENTION,
+    FORWARDS,
+    ITERATIONS,
+    PRODUCTS,
+    ForwardPoint,
+    IterationPoint,
+    fit_device,
+    interval,
+)
 from entrain_bench.lab.calibration.kernels import KernelPoint, Product
-from entrain_bench.lab.calibration.points import ForwardPoint, IterationPoint
 from entrain_bench.specs.cluster import DeviceSpec
 
 EXIT_DIFFERS = 1

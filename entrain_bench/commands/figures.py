@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from entrain_bench.answers.notices import notices
+from entrain_bench.answers.sentences import notices
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
 from entrain_bench.figures._discover import discover, module_of
-from entrain_bench.figures._own import check_names, file_name, own_sweeps
+from entrain_bench.figures._rows import check_names, file_name, own_sweeps
 from entrain_bench.figures._runner import SUFFIXES, Drawing
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
@@ -46,7 +46,14 @@ def main(request: Request[Storage]) -> int:
     """
     keys, overrides = request.keys, request.overrides
     study = Study(Results(Path(keys.results_dir)), request.config_dir)
-    own = [_drawing(name, overrides, study) for name in _figures(request)] if overrides else []
+    if overrides:
+        known = discover(request.config_dir)
+        if not request.words:
+            raise UserError(f"{overrides[0]}: needs the name of a figure; choices: {', '.join(known)}")
+        for name in request.words:
+            if name not in known:
+                raise unknown_choice("figure", name, known)
+    own = [_drawing(name, overrides, study) for name in dict.fromkeys(request.words)] if overrides else []
     wanted: list[Output] = [drawing.output for drawing, _ in own] or outputs(request.words, request.config_dir)
     made = make(wanted, study, keys.mlflow, keys.mlflow_uri, keys.retry == "failed")
     for drawing, cells in own:
@@ -55,17 +62,6 @@ def main(request: Request[Storage]) -> int:
         for line in (*notices(records), f"written: {written}"):
             say(line)
     return 0 if made else EXIT_FAILED
-
-
-def _figures(request: Request[Storage]) -> list[str]:
-    """The figures that overrides are for."""
-    known = discover(request.config_dir)
-    if not request.words:
-        raise UserError(f"{request.overrides[0]}: needs the name of a figure; choices: {', '.join(known)}")
-    for name in request.words:
-        if name not in known:
-            raise unknown_choice("figure", name, known)
-    return [*dict.fromkeys(request.words)]
 
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:

@@ -52,13 +52,13 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     """
     name, known = topic.partition("=")[0], groups(config_dir)
     if not name:
-        return "\n".join(_screen())
+        return "\n\n".join(_screen())
     if name in verbs():
-        return "\n".join(_verb_lines(name, config_dir))
+        return "\n\n".join(_verb(name, config_dir))
     if name == KEYS:
         return columns({f"{key.name}={key.default}": key.meaning for key in documented_keys()})
     if name in known:
-        return "\n".join(_group_lines(name, known))
+        return "\n\n".join(_group(name, known))
     group, _, choice = name.rpartition("/")
     if choice in known.get(group, {}):
         return text_of(group, choice, config_dir)
@@ -92,37 +92,30 @@ def _usages() -> Iterator[tuple[str, re.Match[str]]]:
 
 def _screen() -> Iterator[str]:
     yield TITLE
-    yield ""
     yield columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
-    yield ""
-    yield "entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:"
     shown = {command.split()[0] for command in TASKS.values()}
-    yield columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
-    yield ""
+    others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
+    yield f"entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:\n{others}"
     yield columns(OPTIONS)
 
 
-def _verb_lines(name: str, config_dir: str | None) -> Iterator[str]:
+def _verb(name: str, config_dir: str | None) -> Iterator[str]:
     """Usage, keys and examples of a verb."""
     verb, usage = takes(name), dict(_usages())[name]
     documented = {key.name: key.meaning for key in documented_keys()}
     yield f"entrain-bench {usage['usage']}: {usage['purpose']}"
-    yield ""
     own = {
         f"{each.name}={_shown(each.default)}": each.metadata["meaning"] or documented[each.name] for each in verb.fields
     }
     if own:
         yield columns(own)
-        yield ""
     if "seed" in verb.passed:
         yield f"And keys of a run, such as model=, cluster=, layout.tp=: entrain-bench --help={KEYS}"
-        yield ""
     elif passed := [key for key in verb.passed if key in RUN_KEYS]:
         yield f"And of a run (entrain-bench --help={KEYS}): {', '.join(passed)}"
-        yield ""
-    yield from (f"Example: entrain-bench {name} {example}".rstrip() for example in verb.examples)
+    if verb.examples:
+        yield "\n".join(f"Example: entrain-bench {name} {example}".rstrip() for example in verb.examples)
     if verb.more:
-        yield ""
         yield verb.more(config_dir)
 
 
@@ -140,16 +133,13 @@ def _shown(default: object) -> str:
     return "null" if default is None else json.dumps(default, separators=(",", ":")).strip('"')
 
 
-def _group_lines(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
+def _group(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
     """The choices of a group, how one is chosen, and the groups inside of it."""
     default = next((f", default {key.default}" for key in documented_keys() if key.name == group), "")
     yield f"{PLACES.get(group, group)}=NAME{default}"
-    yield ""
     yield columns(known[group])
-    yield ""
     yield f"All keys of one: --help={group}/{next(iter(known[group]))}"
     if inside := [name for name in known if name.startswith(f"{group}/")]:
-        yield ""
         yield f"Parts of it: {', '.join(f'--help={name}' for name in inside)}"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +13,7 @@ from entrain_bench.answers.documents.claims import claims_output
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_of, tables_output
 from entrain_bench.answers.tracking.local import store_path
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.figures._discover import discover
@@ -20,6 +21,7 @@ from entrain_bench.figures._rows import sweeps_of
 from entrain_bench.figures._runner import figure_output
 from entrain_bench.lab.calibration.page import calibration_output
 from entrain_bench.records.records import Results
+from entrain_bench.records.sweeps import PlannedSweep
 from entrain_bench.run.cells import Done
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 from entrain_bench.run.workers import num_processes
@@ -29,6 +31,8 @@ OF_THEIR_OWN = ("tables", "free_degrees")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one; the calibration has runs of its own that no figure shares.
 ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
+# A file in the folder of results.
+PENDING = "mlflow.pending"
 DOCUMENTS = {
     "calibration": "Predicted against published times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
@@ -51,7 +55,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
     """The named figures and documents; without names all that are not made on request only.
 
     Args:
-        names: which.
+        names: which; claims that are asked for by name are those of the user's folder alone, if it has any.
         config_dir: a folder of the user's with further figures, tables and claims; None for none.
 
     Raises:
@@ -63,7 +67,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
             raise unknown_choice("figure", name, known)
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name, config_dir) for name in known} | {
         "calibration": calibration_output,
-        "claims": partial(claims_output, config_dir),
+        "claims": partial(claims_output, config_dir, theirs=bool(names)),
         **{name: partial(results_output, name) for name in ("results", "free_degrees")},
         "tables": tables_output,
         **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},
@@ -100,30 +104,46 @@ def make(
         watch(done)
         ran += 1
 
-    unlogged = not mlflow_uri and not store_path(results).exists()
+    # There while something that was run may not have been logged, because it was ended or went wrong.
+    pending = results.root / PENDING
+    unlogged = pending.exists() or (not mlflow_uri and not store_path(results).exists())
     made: list[Output] = []
     # A thread of its own: while it logs, others run.
-    with ThreadPoolExecutor(1) as logging:
+    logging, logs, ended = ThreadPoolExecutor(1), list[Future[bool]](), False
 
-        def log(output: Output, files: Sequence[Path]) -> None:
-            if mlflow and (ran or unlogged):
-                found = [record for key in study.cells_by_key(output.sweeps) if (record := results.read(key))]
-                logging.submit(log_to_mlflow, results, found, sweep_of(output), mlflow_uri, files)
+    def log(output: Output, files: Sequence[Path]) -> None:
+        cells = study.cells_by_key(output.sweeps)
+        if ran:
+            PlannedSweep(output.name, {key: " ".join(cell.overrides) for key, cell in cells.items()}).write(results)
+        if not mlflow or not (ran or unlogged):
+            return
+        with suppress(OSError):
+            pending.touch()
+        if not ended:
+            found = [record for key in cells if (record := results.read(key))]
+            logs.append(logging.submit(log_to_mlflow, results, found, sweep_of(output), mlflow_uri, files))
 
-        try:
-            making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
-            for number, (output, problem) in enumerate(making, start=1):
-                incomplete = incomplete or bool(problem)
-                note = f": incomplete: {problem}" if problem else ""
-                say(f"[{number}/{len(wanted)}] {output.name}{note}")
-                made.append(output)
-                log(output, drawn_from(made, results))
-        finally:
-            for output in wanted:
-                if ran and output not in made:
-                    log(output, ())
-            if ran:
-                write_tables(results)
+    try:
+        making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
+        for number, (output, problem) in enumerate(making, start=1):
+            incomplete = incomplete or bool(problem)
+            note = f": incomplete: {problem}" if problem else ""
+            say(f"[{number}/{len(wanted)}] {output.name}{note}")
+            made.append(output)
+            log(output, drawn_from(made, results))
+    except (KeyboardInterrupt, UnwritableError):
+        # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
+        ended = True
+        raise
+    finally:
+        for output in wanted:
+            if ran and output not in made:
+                log(output, ())
+        if ran:
+            write_tables(results)
+        logging.shutdown(wait=not ended, cancel_futures=ended)
+    if all(each.result() for each in logs):
+        pending.unlink(missing_ok=True)
     what = "figure or document" if len(wanted) == 1 else "figures and documents"
     say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
     return not incomplete

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
 
+import pandas as pd
+
+from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.tracking.local import store_path
 from entrain_bench.answers.tracking.log import log_records
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
-from entrain_bench.commands.pictures import Pictures
 from entrain_bench.commands.watch import say
+from entrain_bench.records import tables
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import PlannedSweep
 
 # A server's answer may be a page.
 MAX_REASON = 300
@@ -24,9 +29,16 @@ TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
 
 
 def publish(
-    results: Results, planned: Mapping[str, str], name: str, mlflow: bool, mlflow_uri: str | None
+    results: Results,
+    planned: Mapping[str, str],
+    name: str,
+    mlflow: bool,
+    mlflow_uri: str | None,
+    unbegun: Sequence[str] = (),
 ) -> list[Record]:
     """Write the tables of all records, print those of some runs and log them under a name; returns them.
+
+    What a sweep was to leave is written down (``PlannedSweep``).
 
     Args:
         results: where the records are.
@@ -34,12 +46,15 @@ def publish(
         name: what the runs are called together.
         mlflow: whether they are logged.
         mlflow_uri: to which server; None for the store in the results folder.
+        unbegun: the overrides of runs that the sweep did not come to.
     """
+    sweep = PlannedSweep(name, planned, unbegun)
+    if len(planned) + len(unbegun) > 1:
+        sweep.write(results)
     write_tables(results)
     # Only now: memory holds those of the tables, or these.
-    found = {key: results.read(key) for key in planned}
-    records = [record for record in found.values() if record]
-    lost = [planned[key] for key, record in found.items() if not record]
+    records = [record for key in planned if (record := results.read(key))]
+    lost = sweep.lost(results)
     print_table(records, lost)
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri, lost=lost)
@@ -49,7 +64,7 @@ def publish(
 def write_tables(results: Results) -> None:
     """Write the tables of all records; what keeps them from being written is said, for they follow from the records."""
     try:
-        results.write_tables()
+        tables.write_tables(results)
     except OSError as error:
         say(f"entrain-bench: {results.root}: tables cannot be written ({error})")
 
@@ -84,29 +99,52 @@ def log_to_mlflow(
     uri: str | None = None,
     files: Sequence[Path] = (),
     lost: Sequence[str] = (),
-) -> None:
-    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records."""
-    place = _without_password(uri) if uri else str(store_path(results))
+) -> bool:
+    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records.
+
+    Returns:
+        Whether nothing went wrong.
+    """
+    parts = urlsplit(uri or "")
+    # A server's address without a password.
+    place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if uri else str(store_path(results))
     try:
         logged = log_records(results, records, name, uri, files, Pictures(results), lost)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
         reason = str(error) if isinstance(error, UserError) or uri else explain(error)
-        reason = reason.replace(uri, place) if uri else reason
-        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {_first_words(reason)}")
-        return
+        reason = " ".join((reason.replace(uri, place) if uri else reason).split())
+        shown = reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
+        say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {shown}")
+        return False
     if logged:
         say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui shows them)"))
+    return True
 
 
-def _without_password(uri: str) -> str:
-    """A server's address as it may be shown."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures of the runs of a results folder (``answers.answer.Pictures``)."""
 
+    results: Results
 
-def _first_words(text: str) -> str:
-    """One line of a message that may be a page long."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}..."
+    def standings(self, answer: Answer) -> bytes:
+        """Iteration times of a sweep."""
+        from entrain_bench.figures._standings import standings_png
+
+        return standings_png(answer)
+
+    def ranks(self, record: Record) -> bytes:
+        """Memory and time of the ranks of a run whose timeline is there."""
+        from entrain_bench.figures._ranks import ranks_png
+
+        return ranks_png(self.results, record)
+
+    def fidelity(self, rows: pd.DataFrame) -> bytes:
+        """Predicted against measured, of the rows of one prediction."""
+        from entrain_bench.answers.fidelity import pair_rows
+        from entrain_bench.figures._runner import render
+        from entrain_bench.lab.fidelity import figure
+
+        return render(lambda: figure.draw(rows, pair_rows(rows)))["png"]

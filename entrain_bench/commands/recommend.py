@@ -10,19 +10,20 @@ from pathlib import Path
 from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import make_console
-from entrain_bench.answers.notices import notices
 from entrain_bench.answers.recommend import megatron
-from entrain_bench.answers.recommend.frameworks import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.live import Ticker
-from entrain_bench.answers.recommend.recommendation import answer_of, plan_of_answer, reason_of
+from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
+from entrain_bench.answers.recommend.recommendation import STATED, answer_of, plan_of_answer, reason_of
 from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant, race
 from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
-from entrain_bench.answers.tracking.sweep import sweep_name
+from entrain_bench.answers.sentences import notices
+from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.plan_file import plan_text
@@ -84,10 +85,7 @@ VERB = Verb(
 
 
 def main(request: Request[Keys]) -> int:
-    """Recommend, and write the plan.
-
-    Returns:
-        0, or 2 if no strategy has a result.
+    """Recommend, and write the plan; returns 0, or 2 if no strategy has a result.
 
     Raises:
         UserError: for bad input, data that cannot be read, and a folder that cannot be written.
@@ -137,6 +135,9 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     first = composer.run([f"strategy={names[0]}", *keys.values()])
     workload_of(first).source(ModelSpec.from_config(first.model).tokens)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
+    for key, text in keys.items():
+        if key not in (*STATED, "seed", *ASIDE):
+            check_of_job("overrides", text)
     nodes = {name: composer.run([f"strategy={name}"]).strategy for name in names}
     if within:
         nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}

@@ -13,8 +13,8 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import Request, Verb, own
-from entrain_bench.records.parquet import parquet_of
-from entrain_bench.records.records import Results, iterations_parquet, sorted_records, table_of
+from entrain_bench.records.records import Results, sorted_records
+from entrain_bench.records.tables import iterations_parquet, parquet_of, table_of
 from entrain_bench.run.study import Output, Study
 
 EXIT_FAILED = 1
@@ -90,11 +90,7 @@ def main(request: Request[Keys]) -> int:
 
 
 def reference_of(keys: Committed) -> Reference:
-    """The committed results.
-
-    Raises:
-        UserError: for missing folders.
-    """
+    """The committed results; ``UserError`` for missing folders."""
     reference = Reference(Path(keys.reference_dir), Path(keys.docs_dir))
     reference.check()
     return reference

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from entrain_bench.answers.report.build import page_of, report_json
+from entrain_bench.answers.report.page import html, markdown
 from entrain_bench.answers.report.read import read_material
-from entrain_bench.answers.report.render import html, markdown
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.commands.pictures import Pictures
+from entrain_bench.commands.publish import Pictures
 from entrain_bench.commands.watch import say
 from entrain_bench.config.command_line import add_config_dir
 from entrain_bench.config.grammar import Folder, Request, Verb

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,14 +15,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.answers.tracking.sweep import sweep_name
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.answers.tracking.words import sweep_name
+from entrain_bench.base.errors import UnwritableError, UserError, require
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir
-from entrain_bench.config.compose import Composer, Sweep
-from entrain_bench.config.grammar import CONFIG_DIR, HYDRA_OPTIONS, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
-from entrain_bench.config.schema import RunConfig, plain_values, register_schema
+from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, one_line_errors
+from entrain_bench.config.compose import Composer, Sweep, check_overrides
+from entrain_bench.config.grammar import CFG, CONFIG_DIR, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
+from entrain_bench.config.schema import GROUP_KEYS, RunConfig, plain_values, register_schema
+from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
@@ -39,24 +39,16 @@ BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 RAY = "entrain_bench.run.ray_workers.work_off"
 LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
-SHELLS = re.compile(r"(install|uninstall|query)=(bash|fish|zsh)")
-VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR, *HYDRA_OPTIONS))
+VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR, CFG))
 
 
 def main(request: Request[NoKeys]) -> int:
-    """Run what is asked for.
-
-    Returns:
-        0, or 1 if a run failed.
-
-    Raises:
-        UserError: for bad input.
-    """
-    if any(option in request.options for option in HYDRA_OPTIONS):
-        shown, shell = request.options.get("--cfg", "job"), request.options.get("--shell-completion", "query=bash")
-        require(shown in ("job", "hydra", "all"), "--cfg", shown, "job, hydra or all")
-        shells = "install=, uninstall= or query=bash, fish or zsh"
-        require(bool(SHELLS.fullmatch(shell)), "--shell-completion", shell, shells)
+    """Run what is asked for; returns 0, or 1 if a run failed; ``UserError`` for bad input."""
+    if CFG in request.options:
+        shown = request.options[CFG]
+        require(shown in ("job", "hydra", "all"), CFG, shown, "job, hydra or all")
+        with one_line_errors(request.overrides):
+            check_overrides(request.overrides)
         _hand_to_hydra(request)
         return 0
     _reject_unsupported(request)
@@ -119,8 +111,10 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     results.prepare()
     tables, identifier, name = GrowingTables(results), Identifier(), sweep_name(request.overrides)
 
+    waiting = iter(sweep.cells)
+
     def unfinished() -> Iterator[Cell]:
-        for overrides in sweep.cells:
+        for overrides in waiting:
             cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
                 watch.skip()
@@ -136,10 +130,12 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 tables()
         elif [*unfinished()]:
             _hand_to_hydra(request)
-    except BaseException:
+    except BaseException as error:
         if watch.any_run:
+            # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
+            mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # As they are now, for a thread may still add to them.
-            publish(results, {**keys}, name, first.mlflow, first.mlflow_uri)
+            publish(results, {**keys}, name, mlflow, first.mlflow_uri, [" ".join(rest) for rest in [*waiting]])
         raise
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
@@ -175,7 +171,12 @@ def _hand_to_hydra(request: Request[NoKeys]) -> None:
 def _run_cell(hydra_config: DictConfig) -> None:
     """One cell of a sweep under one of Hydra's launchers. Never raises."""
     overrides = HydraConfig.get().overrides.task
-    config = RunConfig.from_values(plain_values(hydra_config))
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.provider == "command-line":
+            add_config_dir(source.path)
+    values = plain_values(hydra_config)
+    check_targets({group: values[group] for group in GROUP_KEYS})
+    config = RunConfig.from_values(values)
     try:
         shown = HydraConfig.get().job.num == 0
         cell, results = replace(Cell.of(overrides, config), timeline=shown), Results(Path(config.results_dir))

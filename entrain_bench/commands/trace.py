@@ -12,55 +12,36 @@ from entrain_bench.commands.help import columns
 from entrain_bench.commands.trace_page import page_of
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import first_sentences
-from entrain_bench.config.grammar import NoKeys, Request, Verb
-from entrain_bench.config.trace import CONFIG_NAME, RUN_KEYS, Scanned, TraceCommand, TraceSchema, compose_trace
+from entrain_bench.config.grammar import Request, Verb
+from entrain_bench.config.trace import CHOSEN, CONFIG_NAME, RUN_KEYS, TraceKeys, compose_trace
 from entrain_bench.config.tree import config_tree
 
 VERB = Verb(
-    NoKeys,
-    (*TraceSchema.__dataclass_fields__, *RUN_KEYS),
+    TraceKeys,
+    (*CHOSEN, *RUN_KEYS),
     examples=["source=webdataset source.path='shards/*.tar' output=mine.parquet"],
-    more=lambda _: "\n".join(
-        [
-            "Sources:",
-            columns(first_sentences("source")),
-            "",
-            "Keys and their defaults:",
-            "",
-            (config_tree() / f"{CONFIG_NAME}.yaml").read_text(),
-        ]
+    more=lambda _: (
+        f"Sources:\n{columns(first_sentences('source'))}\n\n"
+        "Keys of a run say whose tokens and work the summary is of; the trace is of no model.\n"
+        "Other keys and their defaults:\n\n" + (config_tree() / f"{CONFIG_NAME}.yaml").read_text()
     ),
 )
 
 
-def main(request: Request[NoKeys]) -> int:
-    """Scan a data set, or go on with a scan that was interrupted.
-
-    Returns:
-        0.
+def main(request: Request[TraceKeys]) -> int:
+    """Scan a data set, or go on with a scan that was interrupted; returns 0.
 
     Raises:
         UserError: for bad options, and data that is not there or has no good sample.
         ExecutionError: for shards that could not be read this time; the others are kept.
     """
-    command = compose_trace(request.overrides, request.config_dir)
+    command = compose_trace(request.keys, request.overrides, request.config_dir)
     if command.output.suffix != ".parquet":
         raise UserError(f"output={command.output}: must end with .parquet")
-    found = _scan(command)
-    page = page_of(command, found, request.config_dir)
-    path = command.output.with_suffix(".md")
-    write_atomically(path, page.encode())
-    make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)
-    say(f"written: {command.output}, {path}")
-    say(f"entrain-bench workload=trace workload.path={command.output} runs it")
-    return 0
-
-
-def _scan(command: TraceCommand) -> Scanned:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     samples = bad = 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*bars, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("shards", total=None)
 
         def advance(shards: int, good: int, left_out: int) -> None:
@@ -69,4 +50,11 @@ def _scan(command: TraceCommand) -> Scanned:
             what = f"{samples:,} samples, {bad:,} left out; shards"
             progress.update(task, total=shards, advance=1, description=what)
 
-        return command.scanner.run(command.output, advance)
+        found = command.scan(command.output, advance)
+    page = page_of(command, found, request.config_dir)
+    path = command.output.with_suffix(".md")
+    write_atomically(path, page.encode())
+    make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    say(f"written: {command.output}, {path}")
+    say(f"entrain-bench workload=trace workload.path={command.output} runs it")
+    return 0

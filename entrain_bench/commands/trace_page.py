@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from entrain_bench.answers.analysis import encoder_shares
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.balancing.planning import stable_samples
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
@@ -30,11 +30,7 @@ NUM_DRAWS, NUM_SAMPLES, MAX_BATCH = 59, 8192, 4096
 
 
 def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> str:
-    """The page, in Markdown.
-
-    Raises:
-        UserError: for overrides of a run that are wrong.
-    """
+    """The page, in Markdown; ``UserError`` for overrides of a run that are wrong."""
     lines = [f"# {command.output.name}", "", *_scan_lines(command, found), ""]
     of = f" of the first {MAX_ROWS:,} rows" if found.samples > MAX_ROWS else ""
     lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(command.output)), ""]
@@ -48,6 +44,7 @@ def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
     again = "; scanned before, and its files have not changed (remove the trace to scan again)" if found.again else ""
     where = command.source.get("path", kind)
     yield f"{found.samples:,} samples from {found.shards:,} shards of {where} ({kind}){again}."
+    yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in found.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
         yield ""

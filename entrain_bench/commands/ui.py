@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from entrain_bench.answers.tracking.entries import run_link, runs_link
 from entrain_bench.answers.tracking.local import ARTIFACTS, LocalStore, store_uri
-from entrain_bench.answers.tracking.page import run_link, runs_link
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.records.records import Results
@@ -47,10 +47,7 @@ VERB = Verb(Keys, options=())
 
 
 def main(request: Request[Keys]) -> int:
-    """Serve the runs until interrupted.
-
-    Returns:
-        The server's exit code.
+    """Serve the runs until interrupted; returns the server's exit code.
 
     Raises:
         UserError: where nothing is logged, and for a port that is taken.

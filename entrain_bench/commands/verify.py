@@ -1,30 +1,88 @@
-"""``entrain-bench verify [KEY=VALUE ...]``: recompute all committed results and list every difference."""
+"""``entrain-bench verify [KEY=VALUE ...]``: recompute the committed results, or verify a folder of results.
+
+Without ``results_dir`` all committed results are computed again. Of a folder every file is read: records, timelines,
+cached plans, sweeps and ``table.csv`` must be what their hashes say, keys those of their configurations, and sweeps
+complete; and a random sample of its runs is simulated again, without the folder's plans, and must give the same to the
+last digit.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import pandas as pd
+
+from entrain_bench.answers.text import count
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.commands.outputs import make, reference_outputs
 from entrain_bench.commands.reference import Committed, changes, reference_of
-from entrain_bench.config.grammar import Request, Verb
-from entrain_bench.records.records import Results
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import Request, Verb, own
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.environment import current_commit, versions
+from entrain_bench.records.index import record_files
+from entrain_bench.records.keys import Identifier
+from entrain_bench.records.plans import Plans
+from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
+from entrain_bench.records.sweeps import read_sweeps
+from entrain_bench.records.tables import table_csv
+from entrain_bench.run.cells import is_simulated, run_or_explain
 from entrain_bench.run.study import Study
 
 EXIT_FAILED = 1
-VERB = Verb(Committed, options=())
+# Letters of a commit that the verdict shows.
+COMMIT_LETTERS = 12
 
 
-def main(request: Request[Committed]) -> int:
-    """Run everything in a folder of its own and compare.
+@dataclass(frozen=True, slots=True)
+class Keys(Committed):
+    """Own keys."""
+
+    results_dir: str = own("", "folder of results to verify (default: the committed reference)")
+    sample: int = own(20, "runs of the folder that are simulated again")
+    seed: int = own(0, "which runs those are")
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(self.sample >= 0, "sample", self.sample, "at least 0")
+        require(self.seed >= 0, "seed", self.seed, "at least 0")
+
+
+VERB = Verb(Keys, examples=["verify results_dir=results sample=20 seed=0"])
+
+
+def main(request: Request[Keys]) -> int:
+    """Compare, or verify a folder.
 
     Returns:
-        0 if all is as committed to the last digit, else 1.
+        0 if all is as committed, or as the folder says, to the last digit, else 1.
 
     Raises:
         UserError: for missing folders.
     """
-    reference = reference_of(request.keys)
+    keys = request.keys
+    if not keys.results_dir:
+        require(request.config_dir is None, "--config-dir", request.config_dir, "given with results_dir, or left out")
+        return _verify_reference(keys)
+    verification = Verification(Path(keys.results_dir), request.config_dir or "")
+    verification.read_all()
+    verification.recompute(keys.sample, keys.seed)
+    for line in verification.problems:
+        print(line)
+    for line in (*verification.notes(), verification.verdict(keys.seed)):
+        print(line)
+    return 0 if verification.right else EXIT_FAILED
+
+
+def _verify_reference(keys: Committed) -> int:
+    reference = reference_of(keys)
     wanted = reference_outputs()
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         study = Study(Results(Path(folder)))
@@ -34,3 +92,134 @@ def main(request: Request[Committed]) -> int:
         print(line)
     print(f"{len(drifted)} drifts from {reference.results}" + ("" if complete else "; some cells have no result"))
     return EXIT_FAILED if drifted or not complete else 0
+
+
+class Verification:
+    """What is found out about a folder of results.
+
+    Args:
+        root: the folder.
+        config_dir: the folder of the user's whose code may run for runs that name one; empty for none.
+
+    Attributes:
+        problems: what is wrong, a line each.
+    """
+
+    def __init__(self, root: Path, config_dir: str) -> None:
+        self.problems: list[str] = []
+        self._results, self._config_dir = Results(root, self._name), config_dir
+        # Every record file; the records among them; of those the cells that today's code makes under the same keys.
+        self._files = record_files(root / "runs")
+        if not self._files:
+            raise UserError(f"results_dir={root}: must hold runs; give a folder that a sweep has written")
+        self._records: list[Record] = []
+        self._cells: dict[str, Cell] = {}
+        self._others: set[str] = set()
+        self._counts: Counter[str] = Counter()
+
+    def _name(self, path: Path, problem: str) -> None:
+        self.problems.append(f"{path}: {problem}")
+
+    def read_all(self) -> None:
+        """Let every file of the folder prove itself."""
+        results, root = self._results, self._results.root
+        # Without the index, so that every record is parsed.
+        self._records = [record for key in self._files if (record := results.read(key))]
+        for record in self._records:
+            path, known = results.timeline_path(record.key), len(self.problems)
+            if not results.has_timeline(record) and record.timeline and len(self.problems) == known:
+                self._name(path, "absent, though its run kept it")
+        for path in sorted((root / "plans").glob("*.json")):
+            Plans(root, self._name).read(path.stem)
+        for path, sweep in read_sweeps(results):
+            self._counts["sweep"] += 1
+            if sweep is None:
+                self._name(path, "its content is not that of its hash")
+            for text in sweep.lost(results) if sweep else ():
+                self._name(path, f"sweep {sweep.name} has no record of {text}" if sweep else "")
+        table = root / "table.csv"
+        if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records)).encode():
+            self._name(table, "is not the table of the records; the next sweep writes it again")
+        self._compose()
+
+    def _compose(self) -> None:
+        """Compose every run as its record says that it was given."""
+        composer, identifier = {"": Composer(None)}, Identifier()
+        for record in self._records:
+            path, theirs = self._results.record_path(record.key), self._config_dir if record.config_dir else ""
+            if record.config_dir and not theirs:
+                self._name(path, f"needs code of {record.config_dir}; if you trust it, add --config-dir FOLDER")
+                continue
+            if theirs not in composer:
+                composer[theirs] = Composer(theirs)
+            try:
+                cell = Cell.composed(record.overrides, composer[theirs], identifier)
+            except UserError as error:
+                self._name(path, f"cannot be composed: {error}")
+                continue
+            if cell.key == record.key:
+                self._cells[record.key] = replace(cell, timeline=bool(record.timeline))
+            elif cell.code_version != record.code_version:
+                self._others.add(record.key)
+            else:
+                self._name(path, f"its overrides and data give another key, {cell.key}")
+
+    def recompute(self, sample: int, seed: int) -> None:
+        """Simulate a random sample of the runs again, without the folder's plans."""
+        cells = {
+            record.key: (record, self._cells[record.key])
+            for record in self._records
+            if record.key in self._cells and record.finished and is_simulated(self._cells[record.key])
+        }
+        self._counts["simulated"] = len(cells)
+        for key in np.random.default_rng(seed).permutation(sorted(cells))[:sample].tolist():
+            record, cell = cells[key]
+            again, timeline = run_or_explain(cell, None)
+            self._counts["recomputed"] += 1
+            found = _difference(record, again, timeline)
+            if found:
+                self._counts["different"] += 1
+                self._name(self._results.record_path(key), f"{found} ({' '.join(cell.overrides)})")
+
+    def notes(self) -> list[str]:
+        """How to verify the runs that today's code would not make under their keys."""
+        others = [record for record in self._records if record.key in self._others]
+        made_by = Counter(f"commit {record.commit or 'unknown'} with {_listed(record.versions)}" for record in others)
+        return [f"{count(number, 'run')} of other code or libraries: {made}" for made, number in made_by.items()]
+
+    def verdict(self, seed: int) -> str:
+        """One line to quote."""
+        counts, problems = self._counts, len(self.problems)
+        commits = sorted({record.commit[:COMMIT_LETTERS] or "unknown" for record in self._records})
+        other = f", {len(self._others)} of other code or libraries (not compared)" if self._others else ""
+        return (
+            f"{'VERIFIED' if self.right else 'NOT VERIFIED'} {self._results.root}: {count(len(self._files), 'run')} of "
+            f"{count(counts['sweep'], 'recorded sweep')}, {len(self._cells)} proved by hash and key{other}; "
+            f"{counts['recomputed']} of {counts['simulated']} simulated again (seed {seed}), {counts['different']} "
+            f"different; {count(problems, 'problem')}; entrain-bench {version('entrain-bench')} "
+            f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}"
+        )
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is wrong, and something could be compared."""
+        return not self.problems and bool(self._cells)
+
+
+def _listed(numbers: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in numbers.items() if name != "entrain-bench")
+
+
+def _difference(record: Record, again: Record, timeline: pd.DataFrame | None) -> str:
+    """How a run came out otherwise than its record says; empty if it did not."""
+    if (record.status, {**record.layout}) != (again.status, {**again.layout}):
+        return f"now {again.status}, {again.layout or again.reason}; was {record.status}, {record.layout}"
+    for was, now in zip((record.metrics, *record.iterations), (again.metrics, *again.iterations), strict=False):
+        for name in sorted({*was, *now} - {*MEASURED}):
+            if was.get(name) != now.get(name):
+                return f"{name} is now {now.get(name)!r}, was {was.get(name)!r}"
+    if record.computed != again.computed:
+        return f"now {len(again.iterations)} iterations, was {len(record.iterations)}"
+    if timeline is not None and sha256(timeline.to_parquet(index=False)).hexdigest() != record.timeline_sha256:
+        return "its timeline is another"
+    return ""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from threading import Lock
 
@@ -19,16 +17,19 @@ from omegaconf.errors import OmegaConfBaseException
 from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
 from entrain_bench.config.parts import read_parts
 from entrain_bench.config.schema import GROUP_KEYS, ConfigSchema
+from entrain_bench.config.targets import trust
 from entrain_bench.config.tree import CONFIG_MODULE
 
 CONFIG_NAME = "config"
 LAUNCHER = "hydra/launcher"
+# Extras of this package that bring launchers: submitit brings submitit_local and submitit_slurm.
+LAUNCHER_EXTRAS = frozenset({"joblib", "ray", "submitit"})
 RAY_KEYS = ("num_cpus", "address")
 _COMPOSING = Lock()
 
 
 def add_config_dir(config_dir: str | None) -> list[str]:
-    """Make a folder of the user's visible: its YAMLs to Hydra, its Python files to imports.
+    """Make a folder of the user's visible: its YAMLs to Hydra, its Python files to imports and targets.
 
     Returns:
         The override that Hydra's compose needs for it.
@@ -38,8 +39,7 @@ def add_config_dir(config_dir: str | None) -> list[str]:
     folder = Path(config_dir).resolve()
     if not folder.is_dir():
         raise UserError(f"--config-dir={config_dir}: must be a folder")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    trust(folder)
     quoted = str(folder).replace("'", "\\'")
     return [f"hydra.searchpath=['file://{quoted}']"]
 
@@ -72,7 +72,8 @@ def one_line_errors(
     except MissingConfigException as error:
         _refuse_path(str(error.missing_cfg_file))
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if group == LAUNCHER and (extra := _missing_extra(name, error.options or ())):
+        extra, installed = name.partition("_")[0], {other.partition("_")[0] for other in error.options or ()}
+        if group == LAUNCHER and extra in LAUNCHER_EXTRAS - installed:
             raise UserError(f"{group}={name}: not installed; pip install -e '.[{extra}]' adds it") from error
         if error.options:
             raise unknown_choice(group or "config", name, error.options) from error
@@ -141,16 +142,6 @@ def _unknown_to_launcher(key: str, overrides: Sequence[str]) -> UserError:
     return UserError(
         f"{_given(key, overrides)}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}={other}"
     )
-
-
-def _missing_extra(launcher: str, installed: Iterable[str]) -> str | None:
-    """The extra of this package that brings a launcher (``submitit`` brings ``submitit_local``), unless it is there."""
-    extra = launcher.partition("_")[0]
-    try:
-        known = metadata("entrain-bench").get_all("Provides-Extra") or []
-    except PackageNotFoundError:
-        return None
-    return extra if extra in known and all(name.partition("_")[0] != extra for name in installed) else None
 
 
 def first_line(error: Exception) -> str:

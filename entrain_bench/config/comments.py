@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
@@ -120,12 +121,9 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
 def first_sentence(path: Path) -> str:
     """What a choice's first comment says first; of one without comment the class that it names."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith(PACKAGE)]
-    comment = " ".join(line.removeprefix("#").strip() for line in lines[: _num_leading_comments(lines)])
+    leading = takewhile(lambda line: line.startswith("#"), lines)
+    comment = " ".join(line.removeprefix("#").strip() for line in leading)
     if not comment:
         target = next((line for line in lines if line.startswith("_target_: ")), "")
         return target.rpartition(".")[2]
     return re.split(r"(?<=\.) (?=[A-Z])", comment)[0]
-
-
-def _num_leading_comments(lines: Sequence[str]) -> int:
-    return next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))

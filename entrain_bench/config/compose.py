@@ -26,16 +26,19 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
 from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.groups import Groups
 from entrain_bench.config.known import KnownRuns
-from entrain_bench.config.overrides import NESTED, group_of, is_choice, is_inside, is_plain, parse
+from entrain_bench.config.overrides import group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
+    NESTED,
     ConfigSchema,
     RunConfig,
     plain_values,
     register_schema,
 )
+from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import config_tree
 
 # Characters of a file's name: a choice is looked for as one.
@@ -43,12 +46,11 @@ MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
-# A sweep with so many combinations of choices has fewer choices.
-MANY_COMBINATIONS = 16
 # Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
 NUM_PROCESSES = ("n_jobs", "num_cpus")
+OF_LAUNCHER = re.compile(r"hydra/launcher|hydra\.launcher(\.[^\W_]\w*)+")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
@@ -88,7 +90,7 @@ class Composer:
         self.version = _tree_hash(config_dir)
         self._store = Store("compositions", self.version)
         self._known = KnownRuns(self.version)
-        self._by_group = False
+        self._groups = Groups(self._search)
         self._sweeps = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
@@ -101,13 +103,14 @@ class Composer:
             overrides = with_plan(overrides)
             if self._sweeps and (known := self._known.get(overrides)):
                 return known
-            _check_overrides(overrides)
+            check_overrides(overrides)
             plain = dict(_plain(text) for text in overrides if is_plain(parse(text)))
             values = self._choices(tuple(text for text in overrides if not is_plain(parse(text))))
             for group in NESTED:
                 given = values[group].items()
                 values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
             resolved, by_itself = _resolved(values | plain)
+            check_targets({group: resolved[group] for group in GROUP_KEYS})
             config = RunConfig.from_values(resolved)
         if self._sweeps and by_itself:
             self._known.put(overrides, resolved)
@@ -123,13 +126,11 @@ class Composer:
         stored = self._store.get(key)
         if stored is None:
             with one_line_errors([*self._search, *overrides]), in_tree():
-                _check_overrides(overrides)
+                check_overrides(overrides)
                 stored = self._expand(overrides)
             self._store.put(key, stored)
         if not stored["cells"]:
             raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
-        combinations = {tuple(text for text in cell if is_choice(parse(text))) for cell in stored["cells"]}
-        self._by_group = self._by_group or len(combinations) >= MANY_COMBINATIONS
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
 
     def save(self) -> None:
@@ -158,23 +159,19 @@ class Composer:
         return values
 
     def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """What Hydra composes of overrides; in large sweeps, of those of each group by themselves.
-
-        So choices are composed once, rather than every combination of them: a group's part of a configuration does not
-        depend on other groups. Where a choice reaches into others all are composed together.
-        """
-        if not self._by_group:
-            return self._composed_together(overrides)
+        """What Hydra composes of overrides: of those of each group alone, as long as no choice reaches into others."""
         by_group: dict[str, list[str]] = {}
         for text in overrides:
             by_group.setdefault(group_of(text), []).append(text)
-        if len(by_group) < 2 or not by_group.keys() <= GROUP_KEYS.keys():
+        parts: dict[str, Any] = {}
+        for group, own in by_group.items():
+            parts[group] = self._store.get(["group", *own])
+            if parts[group] is None:
+                parts[group] = self._groups.part(group, own)
+                self._store.put(["group", *own], parts[group])
+        if None in parts.values():
             return self._composed_together(overrides)
-        plain = self._composed_together(())
-        parts = {group: self._composed_together(tuple(own)) for group, own in by_group.items()}
-        if any(part[key] != plain[key] for group, part in parts.items() for key in plain if key != group):
-            return self._composed_together(overrides)
-        return plain | {group: part[group] for group, part in parts.items()}
+        return self._composed_together(()) | parts
 
     def _composed_together(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         key = ["run", *overrides]
@@ -233,6 +230,10 @@ class Composer:
         found: dict[str, Any] | None = self._store.get(key)
         if found is None:
             composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
+            # What a run of these overrides is, so that it is not composed again.
+            self._store.put(
+                ["run", *overrides], {k: v for k, v in plain_values(composed, False).items() if k != "hydra"}
+            )
             launcher, params = composed.hydra.launcher, composed.hydra.sweeper.params or {}
             # A sweep that is no figure's finds them all.
             usual = IN_FIGURES[:1] if any(text.startswith("figure=") for text in overrides) else IN_FIGURES
@@ -279,17 +280,23 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     return config
 
 
-def _check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse what Hydra's parser lets pass and its composition breaks over.
+def check_overrides(overrides: Iterable[str]) -> None:
+    """Refuse what Hydra's parser lets pass and its composition breaks over, and what would reach past the choices.
 
     Raises:
-        UserError: for an override without a key, and for choices of a group that are no names.
+        UserError: for an override without a key, for choices of a group that are no names, and for keys of Hydra's
+            other than a launcher's: they name places to search and classes to build.
     """
     for text in overrides:
         override = parse(text)
         group = override.key_or_group
         if not group:
             raise UserError(f"{text}: names no key")
+        if group.startswith("hydra") and not OF_LAUNCHER.fullmatch(group):
+            raise UserError(
+                f"{text}: is not supported; of Hydra's keys hydra/launcher and hydra.launcher.* are. A folder of "
+                "yours is named by --config-dir"
+            )
         value = override.value()
         chosen = _choices_of(value) if group in GROUP_KEYS or "/" in group else []
         if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
@@ -362,11 +369,7 @@ def _resolved_text(text: str) -> dict[str, Any]:
 
 
 def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A mapping with one of its values exchanged.
-
-    Raises:
-        KeyError: if there is no such value.
-    """
+    """A mapping with one of its values exchanged; ``KeyError`` if there is no such value."""
     first, *rest = path
     if not isinstance(node, dict) or isinstance(old := node[first], list) or (not rest and isinstance(old, dict)):
         raise KeyError(first)
@@ -391,7 +394,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "known.py", "overrides.py", "parts.py", "schema.py"):
+    for module in ("compose.py", "groups.py", "known.py", "overrides.py", "parts.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")

@@ -13,19 +13,17 @@ from omegaconf.errors import OmegaConfBaseException
 from entrain_bench.base.errors import UserError, nearest, unknown_key
 from entrain_bench.config.command_line import first_line, one_line_errors
 from entrain_bench.config.comments import groups
-from entrain_bench.config.overrides import NESTED, parse
-from entrain_bench.config.schema import ConfigSchema, check_storage
+from entrain_bench.config.overrides import parse
+from entrain_bench.config.schema import NESTED, ConfigSchema, check_storage
 from entrain_bench.specs.parse import parse as parse_values
 
 RUN = "run"
 MULTIRUN, CONFIG_DIR, HELP, VERSION = "--multirun", "--config-dir", "--help", "--version"
-# Those that Hydra itself answers.
-HYDRA_OPTIONS = ("--cfg", "--shell-completion")
+# Hydra itself answers it.
+CFG = "--cfg"
 # Every option by what may be typed; those of the second line take a value.
 FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
-VALUED = {CONFIG_DIR: CONFIG_DIR, "--cfg": "--cfg", "-c": "--cfg"} | dict.fromkeys(
-    ("--shell-completion", "-sc"), "--shell-completion"
-)
+VALUED = {CONFIG_DIR: CONFIG_DIR, CFG: CFG, "-c": CFG}
 HELP_OPTIONS = (HELP, "-h")
 # Top-level keys of a run, and those that Hydra and a plan add to them.
 RUN_KEYS = (*ConfigSchema.__dataclass_fields__, "plan", "hydra")
@@ -144,11 +142,7 @@ class Line:
 
 
 def split(arguments: Sequence[str]) -> Line:
-    """Sort the words of a command line; options may stand anywhere.
-
-    Raises:
-        UserError: for an option without its value.
-    """
+    """Sort the words of a command line; options may stand anywhere; ``UserError`` for an option without its value."""
     words, overrides, options, unknown = list[str](), list[str](), dict[str, str](), dict[str, str]()
     rest = [*arguments]
     while rest:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
-from entrain_bench.config.schema import ASIDE, LayoutConfig, SpeedConfig
+from entrain_bench.config.schema import ASIDE, NESTED
 from entrain_bench.specs.framework import Framework
 
-# Mappings of plain keys.
-NESTED: Mapping[str, type[LayoutConfig | SpeedConfig]] = {"layout": LayoutConfig, "speed": SpeedConfig}
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
@@ -39,11 +36,6 @@ def group_of(text: str) -> str:
     """The group that an override chooses in, or inside of; nothing for what is more than a choice."""
     override = parse(text)
     return re.split(r"[./]", override.key_or_group)[0] if _changes(override) else ""
-
-
-def is_choice(override: Override) -> bool:
-    """Whether an override chooses, rather than giving a value that can be put in afterwards."""
-    return not is_plain(override) and not is_inside(override)
 
 
 def is_inside(override: Override) -> bool:

@@ -17,10 +17,10 @@ from hydra._internal.core_plugins.importlib_resources_config_source import Impor
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
-from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-TARGET = "_target_"
+from entrain_bench.config.targets import TARGET, class_of, is_trusted
+
 PART = re.compile(r"/?strategy/(planner|assigner|scheduler)/[^/]+")
 # In a docstring: the section on fields, and an entry of it, whose further lines are indented.
 SECTION = re.compile(r"^Attributes:\n((?:[ ]+.*\n|\n)*)", re.MULTILINE)
@@ -33,13 +33,13 @@ def options_of(target: str) -> dict[str, Any]:
     Args:
         target: its path, ``module.Class``.
     """
-    return dict(_defaults(get_class(target)))
+    return dict(_defaults(class_of(target)))
 
 
 def meanings_of(target: str) -> dict[str, str]:
     """What docstrings say of a class's fields, its bases' included."""
     found: dict[str, str] = {}
-    for cls in reversed(get_class(target).__mro__):
+    for cls in reversed(class_of(target).__mro__):
         section = SECTION.search(inspect.cleandoc(cls.__doc__ or "") + "\n")
         for names, text in ENTRY.findall(textwrap.dedent(section[1])) if section else ():
             found |= dict.fromkeys(names.split(", "), _plain(text))
@@ -49,10 +49,10 @@ def meanings_of(target: str) -> dict[str, str]:
 def with_options(group_and_name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """A choice's YAML, with the options of the class that it names if it is a part and names nothing else.
 
-    A class that cannot be found has none: the run that builds the part says what is wrong.
+    A class that cannot be found, or must not be named, has none: the run that builds the part says what is wrong.
     """
     target = values.get(TARGET)
-    if not PART.fullmatch(group_and_name) or {*values} - {"defaults"} != {TARGET}:
+    if not PART.fullmatch(group_and_name) or {*values} - {"defaults"} != {TARGET} or not is_trusted(target):
         return dict(values)
     try:
         return {**values, **options_of(str(target))}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -15,68 +15,6 @@ from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.job import LayoutRequest
 
-
-@dataclass
-class LayoutConfig:
-    """``layout.*`` as the user writes it; null leaves a value to the planner."""
-
-    tp: int | None = MISSING
-    cp: int | None = MISSING
-    pp: int | None = MISSING
-    dp: int | None = MISSING
-    recompute: list[str] | None = MISSING
-
-
-@dataclass
-class SpeedConfig:
-    """``speed.*`` as the user writes it."""
-
-    gemm: float = MISSING
-    attention: float = MISSING
-    memory: float = MISSING
-    network: float = MISSING
-
-
-@dataclass
-class ConfigSchema:
-    """Top-level keys and their types; values are in experiments/config.yaml. Hydra rejects others and wrong types."""
-
-    strategy: Any = MISSING
-    workload: Any = MISSING
-    model: Any = MISSING
-    cluster: Any = MISSING
-    harness: Any = MISSING
-    seed: int = MISSING
-    iterations: int = MISSING
-    global_batch: int = MISSING
-    microbatch_size: int | None = MISSING
-    layout: LayoutConfig = field(default_factory=LayoutConfig)
-    belief_error: float = MISSING
-    belief_bias: float = MISSING
-    action_noise: float = MISSING
-    speed: SpeedConfig = field(default_factory=SpeedConfig)
-    memory_fraction: float = MISSING
-    distributed_optimizer: bool = MISSING
-    overlap_grad_reduce: bool = MISSING
-    overlap_param_gather: bool = MISSING
-    align_param_gather: bool = MISSING
-    p2p: str = MISSING
-    sequence_parallel: bool = MISSING
-    encoder_sp: bool = MISSING
-    encoder_cp: bool = MISSING
-    cp_split: str = MISSING
-    encoder_optimizers: int = MISSING
-    recompute_granularity: str = MISSING
-    tp_overlap: float = MISSING
-    freeze: list[str] = MISSING
-    results_dir: str = MISSING
-    mlflow: bool = MISSING
-    mlflow_uri: str | None = MISSING
-    retry: str | None = MISSING
-    # Of a figure's sweep, not of a run.
-    figure: Any = None
-
-
 # Keys that each group's choice must have.
 GROUP_KEYS = {
     "strategy": ("name", "planner", "assigner", "scheduler"),
@@ -85,17 +23,13 @@ GROUP_KEYS = {
     "cluster": ("name", "device", "tiers", "sources"),
     "harness": ("label", "_target_"),
 }
+# What experiments/config.yaml calls the schema.
+SCHEMA = "schema"
 # Metrics of every iteration are in the record.
 MAX_ITERATIONS = 10**6
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
-
-
-@cache
-def register_schema() -> None:
-    """Make the schema known to Hydra under the name that experiments/config.yaml extends."""
-    ConfigStore.instance().store(name="schema", node=ConfigSchema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +107,40 @@ class RunConfig:
         content["speed"] = asdict(self.speed)
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
         return content
+
+
+def _schema(name: str, hints: Mapping[str, Any], *optional: tuple[str, Any, Any]) -> Any:
+    """A class of which Hydra learns keys and types; all values but those of optional keys must be given."""
+    return make_dataclass(name, [*((key, *_typed(hint)) for key, hint in hints.items()), *optional])
+
+
+def _typed(hint: Any) -> tuple[Any, Any]:
+    """A type as OmegaConf takes it, and the default: a class of ours as the keys of its fields."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        keys = _schema(hint.__name__, get_type_hints(hint))
+        return keys, field(default_factory=keys)
+    return hint, MISSING
+
+
+def _hints() -> dict[str, Any]:
+    """The types of a run's top-level keys; groups are checked later."""
+    found: dict[str, Any] = {}
+    for key, hint in get_type_hints(RunConfig).items():
+        found |= get_type_hints(Framework) if key == "framework" else {key: Any if key in GROUP_KEYS else hint}
+    return found
+
+
+# Top-level keys and their types; values are in experiments/config.yaml. Hydra rejects others and wrong types.
+# A figure's key says how to sweep.
+ConfigSchema = _schema("ConfigSchema", _hints(), ("figure", Any, None))
+# Mappings of plain keys.
+NESTED: Mapping[str, type[LayoutRequest | Speed]] = {"layout": LayoutRequest, "speed": Speed}
+
+
+@cache
+def register_schema() -> None:
+    """Make the schema known to Hydra under the name that experiments/config.yaml extends."""
+    ConfigStore.instance().store(name=SCHEMA, node=ConfigSchema)
 
 
 def check_storage(mlflow_uri: str | None, retry: str | None) -> None:

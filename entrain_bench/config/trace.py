@@ -1,40 +1,44 @@
-"""The configuration of ``entrain-bench trace``: a source of data, and the options of experiments/trace.yaml."""
+"""The keys of ``entrain-bench trace``, and who scans what: a source and limits, chosen in experiments/trace.yaml."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.command_line import add_config_dir, in_tree, one_line_errors
+from entrain_bench.config.grammar import own
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import plain_values
+from entrain_bench.config.targets import TARGET, check_targets
 
 CONFIG_NAME = "trace"
-# Keys of a run that change what a summary says.
+# What its YAML has, and keys of a run that change what a summary says.
+CHOSEN = ("source", "limits", "scan")
 RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatch_size")
 
 
-@dataclass
-class TraceSchema:
-    """Keys and their types; values are in experiments/trace.yaml. Hydra rejects others and wrong types."""
+@dataclass(frozen=True, slots=True)
+class TraceKeys:
+    """Own keys; who scans checks their ranges."""
 
-    source: Any = MISSING
-    output: str = MISSING
-    tokenizer: str | None = MISSING
-    engine: str = MISSING
-    workers: int | None = MISSING
-    ray_address: str | None = MISSING
-    timeout_s: float = MISSING
-    limits: Any = MISSING
-    scan: Any = MISSING
+    output: str = own("trace.parquet", "the trace; beside it a page that sums it up (trace.md)")
+    tokenizer: str | None = own(
+        None,
+        "a tokenizer.json; bytes: a token a byte; null: characters only, a model makes tokens by its ratio",
+    )
+    engine: str = own(
+        "processes", "of this machine; or ray: the same on a Ray cluster, whose machines all have these folders"
+    )
+    workers: int | None = own(None, "shards at a time; null: one a core, up to 8, or all CPUs of the cluster")
+    ray_address: str | None = own(None, "host:port of a running cluster; null: one on this machine, for this scan")
+    timeout_s: float = own(60.0, "a sample that takes longer ends the process that reads it, and is left out")
 
 
 class Scanned(Protocol):
@@ -43,29 +47,18 @@ class Scanned(Protocol):
     Attributes:
         samples: rows of the trace.
         shards: scanned.
+        items: texts, images, sounds and videos, by these names.
         counts: of what was left out, by reason.
         listed: the first of them: name, what the data calls it, what is wrong.
         again: whether nothing had to be scanned.
     """
 
-    @property
-    def samples(self) -> int: ...  # noqa: D102
-    @property
-    def shards(self) -> int: ...  # noqa: D102
-    @property
-    def counts(self) -> Mapping[str, int]: ...  # noqa: D102
-    @property
-    def listed(self) -> Sequence[tuple[str, str, str]]: ...  # noqa: D102
-    @property
-    def again(self) -> bool: ...  # noqa: D102
-
-
-class Scanner(Protocol):
-    """Who scans: an outside part, found by its ``_target_``."""
-
-    def run(self, output: Path, advance: Callable[[int, int, int], None]) -> Scanned:
-        """Scan to a trace; ``advance`` is told of every shard: shards in all, its samples, those left out."""
-        ...
+    samples: int
+    shards: int
+    items: Mapping[str, int]
+    counts: Mapping[str, int]
+    listed: Sequence[tuple[str, str, str]]
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +66,40 @@ class TraceCommand:
     """What ``entrain-bench trace`` is to do.
 
     Attributes:
-        scanner: who scans.
+        scan: writes the trace to a path; its second argument is told of every shard: shards in all, its samples, those
+            left out.
         output: the trace.
         source: of the data, as configured.
         run: overrides of the run that the summary is of.
     """
 
-    scanner: Scanner
+    scan: Callable[[Path, Callable[[int, int, int], None]], Scanned]
     output: Path
     source: Mapping[str, Any]
     run: tuple[str, ...]
 
 
-def compose_trace(overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
-    """The scan that overrides describe.
+def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
+    """The scan that keys and overrides describe.
 
     Args:
+        keys: of the command.
         overrides: ``key=value``; those of keys that a scan does not have are of the run that its summary is of.
         config_dir: a folder of the user's with further sources.
 
     Raises:
         UserError: for unknown keys, unknown sources, wrong types and values out of range.
     """
-    ConfigStore.instance().store(name="trace_schema", node=TraceSchema)
     search = add_config_dir(config_dir)
-    keys = TraceSchema.__dataclass_fields__
-    mine = [text for text in overrides if _group(text) in keys]
-    run = tuple(text for text in overrides if _group(text) not in keys)
-    with one_line_errors([*search, *mine], CONFIG_NAME, keys), in_tree():
+    mine = [text for text in overrides if re.split(r"[=./@]", text.lstrip("+~"))[0] in CHOSEN]
+    with one_line_errors([*search, *mine], CONFIG_NAME, CHOSEN), in_tree():
         values = plain_values(hydra.compose(CONFIG_NAME, overrides=[*search, *mine]))
+    check_targets(values)
     missing = [key for key, value in values["source"].items() if value == MISSING]
     if missing:
-        raise UserError(f"source.{missing[0]}: missing; {values['source']['_target_'].rpartition('.')[2]} needs it")
+        raise UserError(f"source.{missing[0]}: missing; {values['source'][TARGET].rpartition('.')[2]} needs it")
+    options = {**asdict(keys), "limits": values["limits"]}
+    output = Path(options.pop("output")).expanduser()
     source = instantiate(values["source"], "source", "shards")
-    options = {name: values[name] for name in ("tokenizer", "engine", "workers", "ray_address", "timeout_s", "limits")}
     scanner = instantiate({**values["scan"], **options}, "scan", "run", source=source)
-    return TraceCommand(scanner, Path(values["output"]).expanduser(), values["source"], run)
-
-
-def _group(text: str) -> str:
-    """The top-level key of an override."""
-    return re.split(r"[=./@]", text.lstrip("+~"))[0]
+    return TraceCommand(scanner.run, output, values["source"], tuple(text for text in overrides if text not in mine))

@@ -1,18 +1,27 @@
-"""The conformance suite: which checks a strategy goes through, on which runs."""
+"""The conformance suite: checks of every strategy, and the runs that they are done on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import product
+from math import isfinite
 from time import perf_counter
-from typing import Any
 
+import numpy as np
+
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.conformance import checks
-from entrain_bench.conformance.checks import ViolationError, require_valid
+from entrain_bench.conformance.walls import trespasses
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.records import METRICS
+from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.run.experiment import Feed, Trainer, prepare, run_experiment
+from entrain_bench.specs.cluster import ClusterSpec
 
 SMALL = ("global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1", "mlflow=false")
 MODELS = ("tiny", "tiny_av")
@@ -23,6 +32,30 @@ VALID = "valid and within memory"
 PARTS = ("planner", "assigner", "scheduler")
 # Its parts take the place of a part beside those of this strategy.
 PARTNER = "megatron"
+# How wrong estimates are when a strategy has to cope with wrong ones.
+WRONG_BELIEF = 0.2
+# Iterations over which decisions must not see the truth: an observer has learnt by then.
+WATCHED_ITERATIONS = 3
+# Rounding of shares that are 1 together.
+SHARES_TOLERANCE = 1e-9
+# Constants of the truth times these; sizes, memory, the datasheet's peak and the host link are what everybody knows.
+OTHER_TRUTH = {
+    "gemm_efficiency": 0.6,
+    "attention_forward_efficiency": 0.9,
+    "attention_backward_efficiency": 0.4,
+    "memory_bandwidth_bytes_per_s": 0.5,
+    "memory_efficiency": 0.7,
+    "kernel_launch_s": 7.0,
+    "sustained_fraction": 0.8,
+    "gemm_half_flops": 3.0,
+    "attention_half_tokens": 0.2,
+    "attention_half_head_dim": 2.0,
+}
+OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0}
+
+
+class ViolationError(Exception):
+    """A strategy does what none may; says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +93,15 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
     nodes = [composed(model=MODELS[1], workload=workload, cluster=NODES[1]) for workload in WORKLOADS]
     partner = composer.run([text for text in SMALL if text not in given] + [f"strategy={PARTNER}"]).strategy
     found = [
-        Case("imports what is open to strategies", "source", lambda: checks.require_walls(settings[0])),
+        Case("imports what is open to strategies", "source", lambda: require_walls(settings[0])),
         *(run(VALID, each, require_valid) for each in settings),
-        *(run("repeatable, also with wrong estimates", each, checks.require_repeatable) for each in nodes),
-        *(run("blind to the truth behind its estimates", each, checks.require_blind) for each in nodes),
-        *(run("parts mix", mixed(nodes[0], partner, part), require_valid, f", {PARTNER}'s {part}") for part in PARTS),
+        *(run("repeatable, also with wrong estimates", each, require_repeatable) for each in nodes),
+        *(run("blind to the truth behind its estimates", each, require_blind) for each in nodes),
     ]
+    for part in PARTS:
+        mixed = replace(nodes[0], strategy={**nodes[0].strategy, "name": "mixed", part: partner[part]})
+        found.append(run("parts mix", mixed, require_valid, f", {PARTNER}'s {part}"))
     return list({(case.check, case.name): case for case in found}.values())
-
-
-def mixed(config: RunConfig, partner: Any, part: str) -> RunConfig:
-    """The run with one part of its strategy replaced."""
-    return replace(config, strategy={**config.strategy, "name": "mixed", part: partner[part]})
 
 
 def examine(each: Sequence[Case]) -> Iterator[Verdict]:
@@ -88,3 +118,97 @@ def examine(each: Sequence[Case]) -> Iterator[Verdict]:
         except Exception as error:
             outcome, detail = "failed", explain(error)
         yield Verdict(case, outcome, detail, perf_counter() - started)
+
+
+def require_walls(config: RunConfig) -> None:
+    """Its modules import nothing that is closed to strategies; ``ViolationError`` names files and lines."""
+    strategy = prepare(config).strategy
+    modules = {type(part).__module__ for part in (strategy.planner, strategy.assigner, strategy.scheduler)}
+    if found := trespasses(modules):
+        raise ViolationError("; ".join(found))
+
+
+def require_valid(config: RunConfig) -> Outcome:
+    """A run ends with a valid program within memory, all metrics, and no time below the lower bound.
+
+    ``UserError`` names an invalid program, or one that does not fit memory; ``ViolationError`` impossible metrics.
+    """
+    outcome = run_experiment(config)
+    metrics = outcome.metrics
+    wrong = [name for name in METRICS if name not in metrics or not isfinite(metrics[name])]
+    shares = ((name, 0.0, 1.0) for name in ("bubble_ratio", *TIME_SHARES))
+    for name, least, most in (("gap_to_lower_bound", 0.0, np.inf), *shares):
+        wrong += [f"{name}={metrics[name]}"] if name not in wrong and not least <= metrics[name] < most else []
+    if not wrong and abs(sum(metrics[name] for name in TIME_SHARES) - 1.0) > SHARES_TOLERANCE:
+        wrong.append("time_*_share, which are not 1 together")
+    if wrong:
+        raise ViolationError(f"metrics that cannot be: {', '.join(wrong)}")
+    return outcome
+
+
+def require_repeatable(config: RunConfig) -> None:
+    """Two runs of one seed give one timeline, and wrong estimates still a valid program; raises as above."""
+    first, again = require_valid(config), require_valid(config)
+    # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
+    if first.timeline is None or again.timeline is None or not first.timeline.equals(again.timeline):
+        raise ViolationError("two runs of one seed have different timelines")
+    require_valid(replace(config, belief_error=WRONG_BELIEF))
+
+
+def require_blind(config: RunConfig) -> None:
+    """With the truth changed behind beliefs, all decisions stay the same; ``ViolationError`` names what changed."""
+    config = replace(config, belief_error=WRONG_BELIEF)
+    names = ["layout", *(f"program of iteration {i}" for i in range(WATCHED_ITERATIONS))]
+    for name, here, there in zip(names, decisions(config), decisions(config, elsewhere), strict=True):
+        if changed := difference(here, there):
+            raise ViolationError(f"the {name} changes with a truth that no strategy may know ({changed})")
+
+
+def decisions(
+    config: RunConfig, seen: Callable[[ClusterSpec], ClusterSpec] = lambda cluster: cluster
+) -> list[Layout | Program]:
+    """Layout and programs of the first iterations, each executed before the next; ``seen`` is what is shown."""
+    setting = prepare(config)
+    assert not isinstance(setting.executor, Trainer)
+    job = replace(setting.job, cluster=seen(setting.job.cluster))
+    profile = Profile(job, setting.truth, setting.source, config.seed, config.belief_error, config.belief_bias)
+    layout = setting.strategy.plan(profile)
+    feed, made = Feed(replace(setting, profile=profile), layout, config.seed), list[Layout | Program]([layout])
+    for iteration in range(WATCHED_ITERATIONS):
+        program, _ = feed.program(feed.batch(iteration))
+        feed.observe(setting.executor.execute(program))
+        made.append(program)
+    return made
+
+
+def elsewhere(cluster: ClusterSpec) -> ClusterSpec:
+    """A cluster that looks the same and is another."""
+    device = replace(cluster.device, **{name: getattr(cluster.device, name) * by for name, by in OTHER_TRUTH.items()})
+    tiers = [
+        replace(tier, **{name: getattr(tier, name) * by for name, by in OTHER_LINKS.items()}) for tier in cluster.tiers
+    ]
+    return replace(cluster, device=device, tiers=tuple(tiers))
+
+
+def difference(one: object, other: object, path: str = "") -> str:
+    """Where two values made of dataclasses, tuples and arrays differ first; empty if they do not."""
+    if type(one) is not type(other):
+        return path or type(one).__name__
+    if isinstance(one, np.ndarray):
+        return "" if np.array_equal(one, np.asarray(other)) else path
+    parts, others = _parts(one), _parts(other)
+    if not parts and not others:
+        return "" if one == other else path
+    if parts.keys() != others.keys():
+        return path
+    found = (difference(part, others[name], f"{path}.{name}".lstrip(".")) for name, part in parts.items())
+    return next(filter(None, found), "")
+
+
+def _parts(value: object) -> dict[str, object]:
+    """What a value is made of, by name; nothing if it is plain."""
+    if isinstance(value, tuple | list):
+        return {str(index): part for index, part in enumerate(value)}
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value) if not field.name.startswith("_")}
+    return {}

@@ -22,29 +22,24 @@ HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startsw
 
 
 def trespasses(modules: Collection[str]) -> list[str]:
-    """Where these modules, and those of the same author that they import, reach for what is closed to strategies.
+    """Lines of these modules, and of their author's that they import, that reach for code closed to strategies.
 
-    Raises:
-        UserError: for a module that does not exist, and a file that is not Python.
+    ``UserError`` names a module that does not exist, and a file that is not Python.
     """
     found = []
     for module, source in sorted(sources_of(modules).items()):
-        if module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
+        if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
             continue
         package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
         tree = ast.parse(source.path.read_bytes())
-        found += [f"{source.path}:{line}: {what}" for line, what in sorted(_in_tree(tree, package))]
+        own = [(node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or node.attr not in HIDDEN:
+                continue
+            if getattr(node.value, "id", "") not in ("self", "cls"):
+                own.append((node.lineno, f"reads {ast.unparse(node)}"))
+        found += [f"{source.path}:{line}: {what}" for line, what in sorted(own)]
     return found
-
-
-def _in_tree(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    for node in import_statements(tree):
-        for name in _closed(node, package):
-            yield node.lineno, f"imports {name}"
-    for attribute in ast.walk(tree):
-        own = getattr(getattr(attribute, "value", None), "id", "") in ("self", "cls")
-        if isinstance(attribute, ast.Attribute) and attribute.attr in HIDDEN and not own:
-            yield attribute.lineno, f"reads {ast.unparse(attribute)}"
 
 
 def _closed(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ alone bounds every chunk that holds it, as layer times rise with what they are g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -43,6 +43,14 @@ class Need:
     gpu_s: float
     bound_s: float
     flops: float
+    _bounds: dict[tuple[object, bool], float] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def lower_bound_s(self, truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> float:
+        """As the function of this name, for the same samples; many strategies come to the same layout."""
+        key = layout.content, split
+        if key not in self._bounds:
+            self._bounds[key] = lower_bound_s(truth, layout, shapes, split)
+        return self._bounds[key]
 
 
 def need_of(truth: CostTruth, shapes: SampleShapes) -> Need:

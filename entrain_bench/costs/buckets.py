@@ -7,9 +7,11 @@ through (megatron-core 0.19.2, param_and_grad_buffer.py).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 
 # Parameters of a bucket: the larger of a constant and a number for each rank that holds the same weights
 # (megatron-core 0.19.2, distributed_data_parallel.py).
@@ -38,11 +40,19 @@ def _reached_s(
         parameters: ascending, at most all ``[points]``.
         begins: when the next parameter begins instead, which layers without any (frozen ones) may precede.
     """
-    ends = np.cumsum(layer_parameters)
-    layer = np.minimum(np.searchsorted(ends, parameters, side="right" if begins else "left"), len(ends) - 1)
-    inside = (parameters - (ends[layer] - layer_parameters[layer])) / np.maximum(layer_parameters[layer], 1.0)
+    layer, inside = _points(layer_parameters.tobytes(), parameters.tobytes(), begins)
     before = np.cumsum(layer_s, axis=1) - layer_s
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
+
+
+# Every price of a program asks for the points of each of its stages.
+@lru_cache(maxsize=1024)
+def _points(layer_parameters: bytes, parameters: bytes, begins: bool) -> tuple[IntArray, FloatArray]:
+    """The layer in which each number of parameters is reached, and the share of it that is through by then."""
+    held, wanted = np.frombuffer(layer_parameters), np.frombuffer(parameters)
+    ends = np.cumsum(held)
+    layer = np.minimum(np.searchsorted(ends, wanted, side="right" if begins else "left"), len(ends) - 1)
+    return layer, (wanted - (ends[layer] - held[layer])) / np.maximum(held[layer], 1.0)
 
 
 def sync_lag_s(

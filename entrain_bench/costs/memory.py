@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.base.arithmetic import matmul
-from entrain_bench.base.arrays import FloatArray, IntArray, rows_of, sum_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of, sum_rows
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -17,6 +17,8 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
+# Layouts whose states are remembered.
+MAX_KNOWN = 16
 # Both Adam moments.
 MOMENT_BYTES = 2 * FP32_BYTES
 
@@ -67,6 +69,11 @@ class Memory:
     model: ModelSpec
     framework: Framework = field(default_factory=Framework)
     element_bytes: int = BF16_BYTES
+    # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
+    _tokens: dict[tuple[object, ...], tuple[ModuleSpec, tuple[FloatArray, FloatArray]]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+    _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
         """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter.
@@ -122,10 +129,18 @@ class Memory:
         Returns:
             What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
         """
+        if remade is None or placed.recompute:
+            asked = module.name, placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
+            known, found = self._tokens.get(asked, (None, None))
+            if known is not module or found is None:
+                kept, working = self.layer_bytes(module, placed)
+                counts = module.kind_counts(placed.layers_per_stage)
+                found = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+                freeze(*found)
+                self._tokens[asked] = module, found
+            return found
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        if remade is None or placed.recompute:
-            return matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
         less, more = self.layer_bytes(module, replace(placed, recompute=True))
         again = remade_kinds(module, placed.layers_per_stage, remade)
         stays = counts - again
@@ -156,9 +171,16 @@ class Memory:
         )
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
-        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``, all its modules together."""
-        placed = zip(self.model.modules, layout.modules, strict=True)
-        return layout.lane_sums([self.stage_state_bytes(module, own) for module, own in placed])
+        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
+        known, states = self._states.get(id(layout), (None, np.zeros(0)))
+        if known is not layout:
+            placed = zip(self.model.modules, layout.modules, strict=True)
+            states = layout.lane_sums([self.stage_state_bytes(module, own) for module, own in placed])
+            freeze(states)
+            self._states[id(layout)] = layout, states
+            if len(self._states) > MAX_KNOWN:
+                del self._states[next(iter(self._states))]
+        return states
 
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back.
@@ -295,7 +317,8 @@ class Memory:
             away[window.last_forward + 1] += window.state_bytes
             away[window.first_backward] -= window.state_bytes
         after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1] + buffers
-        frees = np.isin(program.kind[action], (Pass.BACKWARD, Pass.WEIGHT))
+        kind = program.kind[action]
+        frees = (kind == Pass.BACKWARD) | (kind == Pass.WEIGHT)
         during = np.where(frees, np.maximum(after - change[action], after), after) + working[action]
         return np.stack([during, after])
 
@@ -307,8 +330,8 @@ class Memory:
 def _rank_sets(program: Program) -> IntArray:
     """A number for the set of ranks that run each action of a forward or backward, 0 for others ``[actions]``."""
     layout = program.layout
-    numbers = np.zeros(len(program.kind), np.int64)
-    for index, (placed, blocks) in enumerate(zip(layout.modules, layout.blocks, strict=True)):
-        for actions in (program.forward_actions(index), program.backward_actions(index), program.weight_actions(index)):
-            numbers[actions] = blocks.rank_set[program.replica[actions] * placed.pp + program.stage[actions]]
-    return numbers
+    sets = np.concatenate([blocks.rank_set for blocks in layout.blocks])
+    stages = np.array([placed.pp for placed in layout.modules])
+    first = np.cumsum([0, *(len(blocks.rank_set) for blocks in layout.blocks)])
+    block = first[program.module] + program.replica * stages[program.module] + program.stage
+    return np.where(program.is_pass, sets[block], 0)

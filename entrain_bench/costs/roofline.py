@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_rows
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
@@ -36,6 +37,9 @@ ELEMENTWISE_BACKWARD = 2.0
 # Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
 # bf16 weight.
 OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
+# Loads whose layer times are remembered, for strategies ask for the same again and again; and chunks they may have.
+MAX_KNOWN = 512
+MAX_KNOWN_CHUNKS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,15 @@ class Loads:
     areas: Mapping[str, FloatArray]
     segments: Mapping[str, FloatArray] = field(default_factory=dict)
     packs: Packs | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of everything that the roofline reads of them."""
+        packed = () if self.packs is None else (self.packs.lengths, self.packs.offsets)
+        digest = blake2b(repr([*self.areas, *(column.dtype for column in packed)]).encode(), digest_size=16)
+        for column in (self.tokens, *self.areas.values(), *packed):
+            digest.update(np.ascontiguousarray(column))
+        return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +159,19 @@ def remade_layers(module: ModuleSpec, counts: FloatArray, recompute: bool | Floa
     return counts * [recompute and layer.recomputed for layer in module.kinds]
 
 
+# What decides the times of a module's layers: its name, degrees, whether backwards are split, and the loads.
+type _Asked = tuple[str, int, int, bool, bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """Layer times on one cluster under the settings of the framework."""
 
     cluster: ClusterSpec
     framework: Framework = field(default_factory=Framework)
+    _known: dict[_Asked, tuple[ModuleSpec, list[PassTimes]]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def beyond(self) -> Roofline:
@@ -259,13 +279,27 @@ class Roofline:
         return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
-        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
-        own, parts = self.of(module), self.framework.sequence_parts(module, cp)
-        times = [own.layer_s(layer, loads, tp, parts, split) for layer in module.kinds]
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; read-only."""
+        parts = self.framework.sequence_parts(module, cp)
+        if len(loads.tokens) > MAX_KNOWN_CHUNKS:
+            return self._layers_s(module, loads, tp, parts, split)
+        asked = module.name, tp, parts, split, loads.digest
+        known, times = self._known.get(asked, (None, []))
+        if known is not module:
+            times = self._layers_s(module, loads, tp, parts, split)
+            self._known[asked] = module, times
+            if len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        return times
+
+    def _layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool) -> list[PassTimes]:
+        own = self.of(module)
+        times = [own.layer_s(layer, loads, tp, cp, split) for layer in module.kinds]
         for index, layer in enumerate(module.kinds):
             if layer.remade is not None:
-                again = own.layer_s(layer.remade, loads, tp, parts)
+                again = own.layer_s(layer.remade, loads, tp, cp)
                 times[index] = replace(times[index], remade_s=(again.forward_s, again.forward_comm_s))
+            freeze(*times[index].columns, *(times[index].remade_s or ()))
         return times
 
     def of(self, module: ModuleSpec) -> Roofline:

@@ -9,15 +9,16 @@ from hashlib import blake2b
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, freeze, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.roofline import Loads
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
-from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
@@ -124,6 +125,7 @@ class StepCosts:
     layer_times: LayerTimes
     cluster: ClusterSpec
     _known: OrderedDict[_Placed, _Known] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _rings: dict[tuple[tuple[int, ...], bytes], list[LinkTier]] = field(default_factory=dict, repr=False, compare=False)
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
@@ -183,12 +185,12 @@ class StepCosts:
         framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
-        across = self.cluster.ring_tiers(rings[:, ::sharing])
+        across = self._ring_tiers(rings[:, ::sharing])
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
         of_layers = np.split(self._layer_parameters(module, placed), np.cumsum(placed.layers_per_stage[:-1]))
         held = self._parameters(module, placed).tolist()
-        stages = zip(of_layers, held, self.cluster.ring_tiers(rings), across, strict=True)
+        stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
         found = list[Traffic]()
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
@@ -207,17 +209,22 @@ class StepCosts:
             found.append(Traffic(layers, parameters, sync_s, gather_s))
         return found
 
-    def ends(self, program: Program) -> list[Ends]:
-        """Where the passes of a program's modules begin and end."""
-        modules = zip(program.model.modules, program.layout.modules, strict=True)
-        return [self._ends(program, index, module, placed) for index, (module, placed) in enumerate(modules)]
+    def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
+        """As the cluster's; layouts that differ in layers alone have the same rings."""
+        key = rings.shape, blake2b(np.ascontiguousarray(rings), digest_size=16).digest()
+        if key not in self._rings:
+            self._rings[key] = self.cluster.ring_tiers(rings)
+            if len(self._rings) > MAX_KNOWN:
+                del self._rings[next(iter(self._rings))]
+        return self._rings[key]
 
-    def _ends(self, program: Program, index: int, module: ModuleSpec, placed: ModuleLayout) -> Ends:
+    def ends(self, program: Program, loads: Sequence[Loads]) -> list[Ends]:
+        """Where the passes of a program's modules begin and end, given what the chunks of each carry."""
+        return [self._ends(program, index, each) for index, each in enumerate(loads)]
+
+    def _ends(self, program: Program, index: int, loads: Loads) -> Ends:
+        module, placed = program.model.modules[index], program.layout.modules[index]
         firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
-        rows = program.chunks[index]
-        chunks = np.unique(program.chunk[np.concatenate([*firsts, *lasts])]).astype(np.int64)
-        offsets, entries = take_rows(rows.offsets, chunks)
-        loads = self.layer_times.loads(module, module.lengths(program.shapes, rows.members[entries]), offsets)
         split = program.splits_backward(index)
         kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp, split)
         # [chunks, kinds]
@@ -234,8 +241,7 @@ class StepCosts:
         layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
-            found = [np.searchsorted(chunks, program.chunk[stage]) for stage in actions]
-            return [seconds[row[:, None], held] for row, held in zip(found, layers, strict=True)]
+            return [seconds[program.chunk[own][:, None], held] for own, held in zip(actions, layers, strict=True)]
 
         layer_s = of_stages(backward_s, lasts)
         if program.remade:

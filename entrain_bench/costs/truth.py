@@ -11,7 +11,7 @@ from entrain_bench.costs.edges import Edges, edges_of, held_after_s, moved_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.roofline import PassTimes, Roofline
+from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
@@ -78,6 +78,9 @@ class CostTruth:
         framework: how the framework runs the job.
         noise: of executed actions.
         measured: layer times of a profile of the device; None: the roofline's.
+        layer_times: layer times on the cluster.
+        memory: memory sizes under the same settings.
+        step_costs: times of gradient synchronisation, optimizer and weight gathering.
     """
 
     model: ModelSpec
@@ -85,25 +88,19 @@ class CostTruth:
     framework: Framework = field(default_factory=Framework)
     noise: ActionNoise = field(default_factory=ActionNoise)
     measured: LayerTimes | None = None
-    _step_costs: StepCosts = field(init=False, repr=False, compare=False)
+    layer_times: LayerTimes = field(init=False, repr=False, compare=False)
+    memory: Memory = field(init=False, repr=False, compare=False)
+    step_costs: StepCosts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
-
-    @property
-    def layer_times(self) -> LayerTimes:
-        """Layer times on the cluster."""
-        return self.measured or Roofline(self.cluster, self.framework)
+        object.__setattr__(self, "layer_times", self.measured or Roofline(self.cluster, self.framework))
+        object.__setattr__(self, "memory", Memory(self.model, self.framework))
+        object.__setattr__(self, "step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
 
     @property
     def beyond(self) -> CostTruth:
         """The same truth, with layer times also outside what was measured: for estimates, which may be wrong."""
         return replace(self, measured=self.measured.beyond) if self.measured else self
-
-    @property
-    def memory(self) -> Memory:
-        """Memory sizes under the same settings."""
-        return Memory(self.model, self.framework)
 
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
         """Times of sequences that each form a chunk alone ``[sequences, stages]``; see ``chunk_times``."""
@@ -125,8 +122,15 @@ class CostTruth:
         By default all layers that recomputation covers, or none, as the layout says. With ``split`` a pass of its own
         makes the weights' gradients.
         """
+        return self._stages_s(module, placed, self._loads(module, shapes, chunks), remade, split)
+
+    def _loads(self, module: ModuleSpec, shapes: SampleShapes, chunks: Chunks) -> Loads:
+        return self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
+
+    def _stages_s(
+        self, module: ModuleSpec, placed: ModuleLayout, loads: Loads, remade: IntArray | None, split: bool
+    ) -> PassTimes:
         counts = module.kind_counts(placed.layers_per_stage)
-        loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
         recompute: bool | FloatArray = placed.recompute
         if remade is not None and not recompute:
             recompute = remade_kinds(module, placed.layers_per_stage, remade)
@@ -137,19 +141,15 @@ class CostTruth:
         prices, factors = self.price(program), self.noise.factors(program)
         return replace(prices, duration_s=factors * prices.duration_s, comm_s=factors * prices.comm_s)
 
-    @property
-    def step_costs(self) -> StepCosts:
-        """Times of gradient synchronisation, optimizer and weight gathering."""
-        return self._step_costs
-
     def price(self, program: Program) -> Prices:
         """Durations and delays of a whole program."""
         duration, comm = np.zeros(program.num_actions), np.zeros(program.num_actions)
-        layout = program.layout
+        layout, loads = program.layout, []
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
             remade = program.remade[index] if program.remade else None
             split = program.splits_backward(index)
-            times = self.chunk_times(module, placed, program.shapes, program.chunks[index], remade, split)
+            loads.append(self._loads(module, program.shapes, program.chunks[index]))
+            times = self._stages_s(module, placed, loads[index], remade, split)
             first, size = int(program.first_action[index]), times.forward_s.size
             forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
@@ -163,7 +163,7 @@ class CostTruth:
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
-        ends = costs.ends(program)
+        ends = costs.ends(program, loads)
         release, stall = costs.gathers(program, ends)
         steps = costs.steps(program, ends)
         duration += comm

@@ -1,4 +1,4 @@
-"""Strategies side by side within a model, a panel a trace: the grid that several figures of runs share."""
+"""Strategies side by side within a model, and lines over a swept number: what several figures of runs share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from typing import Any
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.labels import names, orders
-from entrain_bench.answers.tables import relative_over_seeds, run_table
-from entrain_bench.figures._style import INK, Colour, strategy_colours
+from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.figures._style import (
+    INK,
+    Colour,
+    facets,
+    legend_above,
+    marker_of,
+    show_reason,
+    strategy_colours,
+    strategy_handles,
+)
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -64,10 +74,34 @@ def run_tables(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.Data
 
 def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
     """``speedup`` with its ends over reference runs that share keys (``relative_over_seeds``), by the keys."""
-    slower = relative_over_seeds(data, reference, keys, on, "iteration_time_s")
+    slower = relative_over_seeds(data, reference, keys, on)
     # A ratio's ends are those of its inverse the other way round.
     ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
     return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
+
+
+def draw_metrics(
+    data: pd.DataFrame, metrics: Mapping[str, str], height_in: float, **options: Any
+) -> tuple[list[Axes], Figure, pd.DataFrame]:
+    """A row of panels for every metric with its label, a panel a trace, bars of the strategies for every model.
+
+    Returns:
+        The panels, the figure, and the table of all metrics (``interval_over_seeds``).
+    """
+    grid, case = Grid.of(data), ["workload", "model", "strategy"]
+    tables = {metric: interval_over_seeds(data, case, metric) for metric in metrics}
+    figure, axes = facets([*metrics], [*grid.workloads], height_in, **options)
+    for metric, workload, panel in axes:
+        draw_bars(panel, grid, workload, tables[metric], metric)
+        if metric == next(iter(metrics)):
+            panel.set_title(grid.workloads[workload])
+        if workload == next(iter(grid.workloads)):
+            panel.set_ylabel(metrics[metric])
+    table, *others = tables.values()
+    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *interval_handle(table)])
+    for other in others:
+        table = table.merge(other[[*case, *other.columns.difference(table.columns, sort=False)]], on=case)
+    return [panel for *_, panel in axes], figure, table
 
 
 def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:
@@ -109,3 +143,39 @@ def interval_handle(table: pd.DataFrame) -> list[Artist]:
     """What whiskers are, if several seeds have any."""
     style: dict[str, Any] = {"color": INK, "linewidth": 0.7, "marker": "|", "linestyle": "", "markersize": 7}
     return [Line2D([], [], **style, label="95 % interval")] if (table["num_ok"] > 1).any() else []
+
+
+MARKER_SIZE = 3.5
+
+
+def draw_lines(
+    panel: Axes, table: pd.DataFrame, x: str, y: str, by: str, colours: Mapping[str, Colour], labels: Mapping[str, str]
+) -> None:
+    """A line a name, its points in the order of x; lines without all their points, or seeds of them, are named.
+
+    Where the table has ``<y>_low`` and ``<y>_high``, whiskers show that interval.
+    """
+    if table[y].notna().sum() == 0:
+        show_reason(panel, "; ".join(table["reason"].unique()) or "no data")
+        return
+    lacking = []
+    for name, marker in marker_of(colours).items():
+        rows = table[table[by] == name].sort_values(x)
+        panel.plot(rows[x], rows[y], color=colours[name], marker=marker, markersize=MARKER_SIZE, mec="white", mew=0.3)
+        if f"{y}_low" in rows:
+            panel.vlines(rows[x], rows[f"{y}_low"], rows[f"{y}_high"], color=colours[name], linewidth=0.7)
+        without = int((rows["num_runs"] - rows["num_ok"]).sum())
+        if without or rows.empty:
+            state = next((s for s in rows["status"] if s != "ok"), "missing")
+            lacking.append(f"{labels[name]}: {without} {state}")
+    if lacking:
+        style = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
+        panel.text(0.03, 0.97, "\n".join(lacking), transform=panel.transAxes, va="top", color=INK, bbox=style)
+
+
+def line_handles(colours: Mapping[str, Colour], labels: Mapping[str, str]) -> list[Artist]:
+    """A line with its marker for each name."""
+    return [
+        Line2D([], [], color=colours[name], marker=marker, markersize=MARKER_SIZE, label=labels[name])
+        for name, marker in marker_of(colours).items()
+    ]

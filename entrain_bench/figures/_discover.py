@@ -7,36 +7,15 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-import pandas as pd
-from matplotlib.figure import Figure
+from types import ModuleType
 
 import entrain_bench.figures as package
 from entrain_bench.base.errors import UserError, explain, unknown_choice
 from entrain_bench.config.comments import first_sentence
 from entrain_bench.figures._rows import drawing_of
-from entrain_bench.records.records import Results
 
 # In a folder of the user's: modules, and sweeps that name one as their ``figure.drawing``.
 MODULES, SWEEPS = "figures", "figure"
-
-
-class FigureModule(Protocol):
-    """A module that draws a figure; the package's docstring says what its members mean."""
-
-    __name__: str
-    EXPERIMENT: str
-    RUNS: bool
-    TIMELINES: bool
-
-    def load(self, cells: Any, results: Results) -> Any:
-        """The tidy data of the cells; raises ``UserError`` if there is none."""
-        ...
-
-    def draw(self, data: Any) -> tuple[Figure, pd.DataFrame]:
-        """The figure and the table of what it shows."""
-        ...
 
 
 def discover(config_dir: str | None = None) -> dict[str, str]:
@@ -44,7 +23,7 @@ def discover(config_dir: str | None = None) -> dict[str, str]:
     return {name: _summary(path) for name, path in _files(config_dir).items()}
 
 
-def module_of(name: str, config_dir: str | None = None) -> tuple[FigureModule, str]:
+def module_of(name: str, config_dir: str | None = None) -> tuple[ModuleType, str]:
     """The module that draws a figure, and its sweep's YAML; ``UserError`` for one that cannot be imported."""
     files = _files(config_dir)
     if files[name].suffix == ".py":
@@ -81,9 +60,9 @@ def _summary(path: Path) -> str:
         raise UserError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
 
 
-def _imported(path: Path) -> FigureModule:
+def _imported(path: Path) -> ModuleType:
     if path.parent == Path(package.__path__[0]):
-        return cast(FigureModule, importlib.import_module(f"{package.__name__}.{path.stem}"))
+        return importlib.import_module(f"{package.__name__}.{path.stem}")
     # Not by its name: something that is installed may be called alike.
     name = f"{package.__name__}._theirs_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -101,4 +80,4 @@ def _imported(path: Path) -> FigureModule:
     for member in ("EXPERIMENT", "RUNS", "load", "draw"):
         if not hasattr(module, member):
             raise UserError(f"{path}: must define EXPERIMENT, RUNS, load and draw; {member} is missing")
-    return cast(FigureModule, module)
+    return module

@@ -28,14 +28,13 @@ MAX_TICKS = 8
 
 def ranks_png(results: Results, record: Record) -> bytes:
     """The picture of a run's first iteration, whose timeline is there; the same bytes for the same data."""
-    table = rank_table(pd.read_parquet(results.timeline_path(record.key)))
-    return small_png(lambda: draw(table, budget_bytes(record)))
-
-
-def budget_bytes(record: Record) -> float | None:
-    """Memory of a rank that programs may use; None where a profile of the device states it."""
+    timeline = results.timeline(record)
+    assert timeline is not None
+    table = rank_table(timeline)
+    # None where a profile of the device states it.
     memory_bytes = record.config["cluster"]["device"].get("memory_bytes")
-    return None if memory_bytes is None else float(memory_bytes * record.config["memory_fraction"])
+    budget_bytes = None if memory_bytes is None else float(memory_bytes * record.config["memory_fraction"])
+    return small_png(lambda: draw(table, budget_bytes))
 
 
 def rank_table(actions: pd.DataFrame) -> pd.DataFrame:

@@ -1,17 +1,20 @@
-"""What a figure's YAML sweeps; one with rows has a sweep for each, by the overrides that are added to its own."""
+"""What a figure's YAML sweeps, row by row, and the same over a job of the user's."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from entrain_bench.base.errors import require
-from entrain_bench.config.compose import IN_FIGURES, SHOWN
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.compose import IN_FIGURES, SHOWN, swept_keys
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import labels_of
 from entrain_bench.run.study import Study, SweepOverrides
 
 # The sweeps of a figure by the labels of its rows; one sweep without a label if it has none.
@@ -19,19 +22,9 @@ type Sweeps = Mapping[str, SweepOverrides]
 UNLABELLED = ""
 
 
-def params_of(experiment: str, config_dir: str | None = None) -> dict[str, str]:
-    """Values that ``experiments/figure/<experiment>.yaml`` combines, by key, as on the command line."""
-    return {str(key): str(value) for key, value in _yaml(experiment, config_dir)["hydra"]["sweeper"]["params"].items()}
-
-
-def shown_in(experiment: str, config_dir: str | None = None) -> SweepOverrides:
-    """The override that has ``glob(*)`` find the strategies that it finds for a figure."""
-    return (f"+{SHOWN}=[{','.join(_figure(experiment, config_dir).get('strategies', IN_FIGURES[:1]))}]",)
-
-
 def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
     """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others."""
-    rows = _figure(experiment, config_dir).get("rows", {})
+    rows = (_yaml(experiment, config_dir).get("figure") or {}).get("rows", {})
     for label, overrides in rows.items():
         listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
         require(listed, f"figure.rows.{label}", overrides, "a list of overrides")
@@ -57,14 +50,79 @@ def drawing_of(path: Path) -> str:
     return str((values.get("figure") or {}).get("drawing") or "")
 
 
-def _figure(experiment: str, config_dir: str | None) -> dict[str, Any]:
-    values: dict[str, Any] = _yaml(experiment, config_dir).get("figure") or {}
-    return values
-
-
 def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
     folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
     files = [file for folder in folders if (file := folder / "figure" / f"{experiment}.yaml").is_file()]
     require(bool(files), "EXPERIMENT", experiment, "the name of a YAML in figure/")
     values: dict[str, Any] = yaml.safe_load(files[0].read_text())
     return values
+
+
+# What a figure shows several of, whichever: the user's may take their place.
+REPLACED = ("workload", "model")
+# Of Hydra's own, and sweeps of other figures.
+NOT_OF_A_RUN = ("figure", "hydra")
+HASH_DIGITS = 8
+MAX_NAME = 60
+
+
+def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
+    """The sweeps of a figure with overrides of the user's: several values for what is ``REPLACED``, or inside of it.
+
+    An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
+    nothing about is added.
+
+    Raises:
+        UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
+    """
+    content, rows = _yaml(experiment, config_dir), rows_of(experiment, config_dir)
+    params = {str(key): str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
+    # Has ``glob(*)`` find the strategies that it finds for the figure.
+    shown = f"+{SHOWN}=[{','.join((content.get('figure') or {}).get('strategies', IN_FIGURES[:1]))}]"
+    compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
+    compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
+    given = swept_keys(overrides)
+    for key, several in given.items():
+        _check(figure, key, several, compared)
+    texts = dict(zip(given, overrides, strict=True))
+    kept = {key: text for key, text in params.items() if not any(key.startswith(f"{other}.") for other in given)}
+    merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
+    sweeps = {}
+    for label, row in (rows or {UNLABELLED: ()}).items():
+        # What a row says goes before what the figure sweeps.
+        own = swept_keys(row)
+        rest = [text for key, text in merged.items() if key not in own]
+        sweeps[label] = (shown, *rest, *row)
+    return sweeps
+
+
+def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
+    """What the files of such a figure are called: the figure, its workloads, and a hash of the overrides."""
+    if not overrides:
+        return figure
+    workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
+    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
+    return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
+    for group in REPLACED:
+        seen: dict[str, object] = {}
+        for cell in cells:
+            name, values = str(labels_of(cell.config)[group]), getattr(cell.config, group)
+            if seen.setdefault(name, values) != values:
+                raise UserError(f"{group}: several are called {name}; must have names of their own")
+
+
+def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
+    group = re.split(r"[./]", key)[0]
+    if group in NOT_OF_A_RUN:
+        raise UserError(f"{key}: says nothing about a run; must be left out")
+    inside = [other for other in compared if other.startswith(f"{key}.")]
+    for other in inside or ([key] if key in compared and key not in REPLACED else []):
+        raise UserError(
+            f"{key}: figure {figure} compares values of {other} itself ({compared[other]}); must be left out"
+        )
+    if several and group not in REPLACED:
+        raise UserError(f"{key}: must be one value; a figure takes several of {' and '.join(REPLACED)} only")

@@ -1,24 +1,30 @@
-"""Figures as files: loaded, drawn, written."""
+"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``.
+
+That is a file of its own, for a comment in the CSV would break programs that read it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from types import ModuleType
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from entrain_bench.answers.commands import command_line
+from entrain_bench.answers.labels import cost_source
+from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._accuracy import MEASURED, state_model_error
-from entrain_bench.figures._discover import FigureModule, module_of
+from entrain_bench.figures._discover import module_of
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
-from entrain_bench.figures._sidecar import sidecar
-from entrain_bench.figures._style import empty_figure, styled
+from entrain_bench.figures._style import MEASURED, empty_figure, state_model_error, styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 
@@ -31,7 +37,7 @@ class Drawing:
     """A figure (``name`` is of its files), the sweeps of its cells, and the arguments that draw it again."""
 
     name: str
-    module: FigureModule
+    module: ModuleType
     sweeps: Sweeps
     command: Sequence[str]
 
@@ -101,3 +107,51 @@ def render(draw: Callable[[], tuple[Figure, pd.DataFrame]], stated: bool = False
         figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
     csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
     return {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv}
+
+
+def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:
+    """The file of a figure that is drawn of these cells.
+
+    Returns:
+        JSON: ``command``, ``caption``, ``setting`` (every value that the cells have, by its key), ``seeds``,
+        ``cost_source`` by cluster.
+    """
+    configs = [cell.config for cell in cells]
+    setting = {
+        "cluster": _distinct(config.cluster["name"] for config in configs),
+        "harness": _distinct(config.harness["label"] for config in configs),
+        **{
+            name: _distinct(getattr(config, name) for config in configs) for name in ("global_batch", "microbatch_size")
+        },
+        **{f"layout.{name}": _distinct(c.layout.values[name] for c in configs) for name in ("tp", "cp", "pp", "dp")},
+    }
+    seeds = sorted({config.seed for config in configs})
+    sources = {str(config.cluster["name"]): cost_source(config.cluster) for config in configs}
+    return described(title, command, setting, seeds, sources)
+
+
+def described(
+    title: str, command: str, setting: Mapping[str, Sequence[Any]], seeds: Sequence[int], sources: Mapping[str, str]
+) -> bytes:
+    """The same of a figure that is not drawn of cells."""
+    texts = {name: ["null" if value is None else str(value) for value in values] for name, values in setting.items()}
+    words = ", ".join(f"{name} {' or '.join(each)}" for name, each in texts.items())
+    costs = ", ".join(f"{source} ({cluster})" for cluster, source in sorted(sources.items()))
+    parts = (
+        title,
+        words and f"Setting: {words}.",
+        f"Seeds: {consecutive(seeds)}." if seeds else "",
+        costs and f"Costs: {costs}.",
+    )
+    content = {
+        "command": command,
+        "caption": " ".join(filter(None, parts)),
+        "setting": {name: [*values] for name, values in setting.items()},
+        "seeds": [*seeds],
+        "cost_source": dict(sorted(sources.items())),
+    }
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))

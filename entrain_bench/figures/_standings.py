@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.case import Case, StrategyResult
 from entrain_bench.answers.text import times
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -61,7 +60,16 @@ def draw(answer: Answer) -> Figure:
         named = case.best if bar_in >= LABEL_IN else case.best[:1]
         labelled = {answer.variant(case.groups[own]) for own in named}
         rows = {answer.variant(row.group): row for row in case.results}
-        _draw_case(panel, place, rows, {name: _label(case, rows[name]) for name in labelled}, colours)
+        for step, (name, colour) in enumerate(colours.items()):
+            time = rows[name].standing.time if name in rows else None
+            if not time:
+                continue
+            position = place + (step + 0.5) * FILLED / len(colours) - FILLED / 2
+            panel.bar(position, time.mean, 0.9 * FILLED / len(colours), color=colour)
+            panel.vlines(position, time.low, time.high, color=INK, linewidth=0.7)
+            gain = rows[name].standing.speedup if rows[name].group.strategy != case.baseline else None
+            text = "" if name not in labelled else f"  best, {times(gain.mean)}" if gain else "  best"
+            panel.text(position, time.high, text, ha="center", va="bottom", rotation=90, color=INK)
     panel.set_ylabel("Iteration time (s)")
     bars = [(row.standing.time, row.best) for case in cases for row in case.results if row.standing.time]
     # Above all bars, and above the labels of the best.
@@ -117,27 +125,3 @@ def _colours(answer: Answer) -> dict[str, Colour]:
         colours[name] = lighter(colour) if colour in taken else colour
         taken.add(colour)
     return colours
-
-
-def _draw_case(
-    panel: Axes,
-    place: int,
-    rows: Mapping[str, StrategyResult],
-    labels: Mapping[str, str],
-    colours: Mapping[str, Colour],
-) -> None:
-    width = FILLED / len(colours)
-    for step, (variant, colour) in enumerate(colours.items()):
-        time = rows[variant].standing.time if variant in rows else None
-        if not time:
-            continue
-        position = place + (step + 0.5) * width - FILLED / 2
-        panel.bar(position, time.mean, 0.9 * width, color=colour)
-        panel.vlines(position, time.low, time.high, color=INK, linewidth=0.7)
-        text = labels.get(variant, "")
-        panel.text(position, time.high, f"  {text}", ha="center", va="bottom", rotation=90, color=INK)
-
-
-def _label(case: Case, row: StrategyResult) -> str:
-    gain = row.standing.speedup if row.group.strategy != case.baseline else None
-    return f"best, {times(gain.mean)}" if gain else "best"

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import speedup_over
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels
+from entrain_bench.figures._style import FAINT, INK, facets, legend_above, show_grid
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -51,19 +51,16 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     traces, models = names(data, "workload"), names(data, "model")
     jobs = [(model, trace) for model in models for trace in traces]
     planners, assigners, schedulers = ([*map(str, data[part].unique())] for part in PARTS)
-    panel_in = PANEL_IN + ROW_IN * len(planners)
-    figure, axes = panels(
-        len(schedulers), len(jobs), DOUBLE_COLUMN_IN, HEAD_IN + panel_in * len(schedulers), sharex=True, sharey=True
-    )
+    height_in = HEAD_IN + (PANEL_IN + ROW_IN * len(planners)) * len(schedulers)
+    figure, axes = facets(schedulers, jobs, height_in, sharex=True, sharey=True)
     colours = ScalarMappable(LogNorm(1 / EXTREME, EXTREME), sns.color_palette("vlag_r", as_cmap=True))
-    for place, panel in enumerate(axes):
-        (model, trace), scheduler = jobs[place % len(jobs)], schedulers[place // len(jobs)]
+    for scheduler, (model, trace), panel in axes:
         one = (table["model"] == model) & (table["workload"] == trace) & (table["scheduler"] == scheduler)
         rows = {(row["planner"], row["assigner"]): row for row in table[one].to_dict("records")}
         _draw_panel(panel, rows, planners, assigners, colours)
-        if place < len(jobs):
+        if scheduler == schedulers[0]:
             panel.set_title(f"{models[model]}, {traces[trace]}" if len(models) > 1 else traces[trace])
-        if place % len(jobs) == len(jobs) - 1:
+        if (model, trace) == jobs[-1]:
             panel.yaxis.set_label_position("right")
             panel.set_ylabel(f"scheduler\n{scheduler}", rotation=270, va="bottom")
     figure.supylabel("planner", fontsize="medium")
@@ -105,11 +102,4 @@ def _draw_panel(
             lacking = "*" if row["num_ok"] < row["num_runs"] else ""
             text = f"{row['speedup']:.2f}{lacking}"
             panel.text(x, y, text, ha="center", va="center", color=INK, style="normal" if clear else "italic")
-    panel.set_xticks(range(len(assigners)), assigners, rotation=90)
-    panel.set_yticks(range(len(planners)), planners)
-    panel.set_xlim(-0.5, len(assigners) - 0.5)
-    panel.set_ylim(len(planners) - 0.5, -0.5)
-    panel.tick_params(length=0)
-    panel.grid(visible=False)
-    for side in ("left", "bottom"):
-        panel.spines[side].set_visible(False)
+    show_grid(panel, assigners, planners, rotation=90)

@@ -15,10 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from seaborn import light_palette
 
-from entrain_bench.answers.analysis import allocation_shares
+from entrain_bench.answers.analysis import allocation_shares, analyse
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._analysis import analyse
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, palette, panels, show_reason
+from entrain_bench.figures._style import INK, facets, palette, show_reason
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -45,15 +44,16 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     low, high = used.min() - 1, used.max() + 1
     shown = data[data["encoder_gpus"].between(low, high)]
     height = 0.55 + len(models) * (0.42 + 0.17 * (shown["encoder_gpus"].nunique()))
-    figure, axes = panels(len(models), len(traces), DOUBLE_COLUMN_IN, height)
+    figure, axes = facets([*models], [*traces], height)
+    first_model, *_, last_model = [*models, *models]
+    first_trace = next(iter(traces))
     num_gpus = data["encoder_gpus"].iloc[0] + data["llm_gpus"].iloc[0]
-    for place, panel in enumerate(axes):
-        model, trace = list(models)[place // len(traces)], list(traces)[place % len(traces)]
+    for model, trace, panel in axes:
         rows = shown[(shown["model"] == model) & (shown["workload"] == trace)]
-        _draw_panel(panel, rows, first=place % len(traces) == 0, last=place >= len(axes) - len(traces))
-        if place % len(traces) == 0:
+        _draw_panel(panel, rows, first=trace == first_trace, last=model == last_model)
+        if trace == first_trace:
             panel.set_ylabel(f"{models[model]}\nEncoder GPUs (of {num_gpus})")
-        if place < len(traces):
+        if model == first_model:
             panel.set_title(traces[trace], pad=12)
     draws = data["num_draws"].iloc[0]
     figure.supxlabel(f"Batch size (samples); numbers: % of {draws} draws with this allocation", fontsize="medium")

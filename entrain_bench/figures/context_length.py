@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._bars import Grid
-from entrain_bench.figures._lines import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
+from entrain_bench.figures._bars import Grid, draw_lines, line_handles
+from entrain_bench.figures._style import facets, legend_above
 
 EXPERIMENT = "context_length"
 RUNS = True
@@ -30,10 +29,9 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     grid = Grid.of(data)
     table = interval_over_seeds(data, ["model", "strategy", *SETTINGS], "tflops_per_gpu")
     shares = sorted(table["vision_share"].unique())
-    figure, axes = panels(len(grid.models), len(shares), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models), sharey="row")
+    figure, axes = facets([*grid.models], shares, 0.4 + 1.7 * len(grid.models), sharey="row")
     lengths = sorted(table["sequence_tokens"].unique())
-    for place, panel in enumerate(axes):
-        model, share = [*grid.models][place // len(shares)], shares[place % len(shares)]
+    for model, share, panel in axes:
         rows = table[(table["model"] == model) & (table["vision_share"] == share)]
         draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", grid.colours, grid.strategies)
         panel.set_title(f"{grid.models[model]}, {100 * share:g} % vision tokens")
@@ -42,7 +40,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens / KIBI:g}K"))
         panel.set_ylim(bottom=0)
-        if place % len(shares) == 0:
+        if share == shares[0]:
             panel.set_ylabel("TFLOP/s of a GPU")
     figure.supxlabel("Context length (tokens)", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))

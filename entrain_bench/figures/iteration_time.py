@@ -115,7 +115,9 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[S
         for step, members in enumerate(groups or [[name] for name in grid.strategies]):
             left = place - FILLED / 2 + step * width
             rows = [cases[model, name] for name in members if (model, name) in cases]
-            ran = sorted((row for row in rows if row["num_ok"]), key=_place)
+            # The fastest first; those that fail at some seeds come after all others.
+            ran = [row for row in rows if row["num_ok"]]
+            ran.sort(key=lambda row: (row["num_ok"] < row["num_runs"], row["iteration_time_s"]))
             if not ran:
                 mark_gap(panel, left + bar / 2, bar, rows[0]["status"] if rows else "no cell")
                 continue
@@ -127,8 +129,3 @@ def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[S
     panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     grid.label_models(panel)
-
-
-def _place(row: Mapping[Hashable, Any]) -> tuple[bool, float]:
-    """The fastest first; those that fail at some seeds come after all others."""
-    return row["num_ok"] < row["num_runs"], row["iteration_time_s"]

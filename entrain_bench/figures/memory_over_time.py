@@ -8,9 +8,9 @@ YAML after the first are panels of their own: Entrain with the warm-up of 1F1B, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.labels import in_order, names, spell
 from entrain_bench.answers.tables import Runs, run_actions, run_table
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures._replicas import extreme_replica
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Colour, legend_above, palette, panels, show_reason
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, palette, panels, show_reason
+from entrain_bench.figures.schedule_gantt import extreme_replica
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -67,7 +67,12 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
             panel.set_title(labels[name], loc="left")
             key = (model, trace, name)
             if key in lanes:
-                _draw_lanes(panel, lanes[key], colours)
+                for _, steps in lanes[key].groupby("lane"):
+                    look: Any = {"color": colours[steps["holds"].iloc[0]], "linewidth": 0.6, "drawstyle": "steps-post"}
+                    panel.plot(steps["time_s"], steps["bytes"] / GIB, **look)
+                panel.set_title(f"{lanes[key]['bytes'].max() / GIB:.1f}", loc="right")
+                panel.set_xlim(left=0)
+                panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
             else:
                 runs = data.table[(data.table[[*CASE, "strategy"]] == [*key]).all(axis=1)]
                 states = zip(runs["status"], runs["reason"], strict=True)
@@ -116,12 +121,3 @@ def memory_steps(frame: pd.DataFrame) -> pd.DataFrame:
     ended = lanes.assign(time_s=frame["end_s"], bytes=frame["memory_after_bytes"])
     # Entries of a lane follow each other in time: alternating them keeps the order where times are equal.
     return pd.concat([running, ended]).sort_index(kind="stable").reset_index(drop=True)
-
-
-def _draw_lanes(panel: Axes, lanes: pd.DataFrame, colours: dict[str, Colour]) -> None:
-    for _, rows in lanes.groupby("lane"):
-        gib = rows["bytes"] / GIB
-        panel.plot(rows["time_s"], gib, color=colours[rows["holds"].iloc[0]], linewidth=0.6, drawstyle="steps-post")
-    panel.set_title(f"{lanes['bytes'].max() / GIB:.1f}", loc="right")
-    panel.set_xlim(left=0)
-    panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._bars import Grid
-from entrain_bench.figures._lines import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
+from entrain_bench.figures._bars import Grid, draw_lines, line_handles
+from entrain_bench.figures._style import facets, legend_above
 
 EXPERIMENT = "misprediction"
 RUNS = True
@@ -29,16 +28,15 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a model and trace, a line a strategy."""
     grid, keys = Grid.of(data), [*CASE, "belief_error"]
     # NaN without a run without error at the same seed.
-    ratios = relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE, "iteration_time_s")
+    ratios = relative_over_seeds(data, data[data["belief_error"] == 0], keys, CASE)
     table = interval_over_seeds(data, keys, "iteration_time_s").join(ratios, on=keys)
-    figure, axes = panels(len(grid.models), len(grid.workloads), DOUBLE_COLUMN_IN, 0.4 + 1.7 * len(grid.models))
-    for place, panel in enumerate(axes):
-        model, workload = [*grid.models][place // len(grid.workloads)], [*grid.workloads][place % len(grid.workloads)]
+    figure, axes = facets([*grid.models], [*grid.workloads], 0.4 + 1.7 * len(grid.models))
+    for model, workload, panel in axes:
         rows = table[(table["workload"] == workload) & (table["model"] == model)]
         draw_lines(panel, rows, "belief_error", "relative", "strategy", grid.colours, grid.strategies)
         panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
         panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        if place % len(grid.workloads) == 0:
+        if workload == next(iter(grid.workloads)):
             panel.set_ylabel("Iteration time,\nrelative to no error")
     figure.supxlabel("Relative error of the estimates", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))

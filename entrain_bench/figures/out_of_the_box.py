@@ -8,7 +8,7 @@ intervals, pale where they include 1; hollow marks lack seeds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,15 +20,14 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.tables import interval_over_seeds
 from entrain_bench.figures._bars import Grid, run_tables, speedup_over
 from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
     FAINT,
     INK,
     Colour,
+    facets,
     legend_above,
     lighter,
     marker_of,
     palette,
-    panels,
     show_reason,
 )
 
@@ -51,9 +50,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     balancers = [*grid.strategies][1:]
     step_in = TRACE_IN * len(grid.workloads) + GAP_IN
     height_in = HEAD_IN + len(grid.models) * (0.25 + step_in * max(1, len(balancers)))
-    figure, axes = panels(len(grid.models), len(stacks), DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
-    for place, panel in enumerate(axes):
-        model, stack = [*grid.models][place // len(stacks)], stacks[place % len(stacks)]
+    figure, axes = facets([*grid.models], stacks, height_in, sharex=True, sharey=True)
+    for model, stack, panel in axes:
         mine = table[(table["row"] == stack) & (table["model"] == model)]
         _draw_stack(panel, mine, balancers, grid, colours)
         several = f"{grid.models[model]}, " if len(grid.models) > 1 else ""
@@ -100,7 +98,10 @@ def _draw_stack(
             clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
             colour = colours[workload] if clear else lighter(colours[workload], 0.35)
             panel.hlines(height, row["speedup_low"], row["speedup_high"], color=colour, linewidth=0.9, zorder=2)
-            panel.plot(row["speedup"], height, marker, color=colour, zorder=3, **_mark(row, colour))
+            mark: dict[str, Any] = {"markersize": MARK, "mec": "white", "mew": 0.3}
+            if row["num_ok"] < row["num_runs"]:
+                mark = {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
+            panel.plot(row["speedup"], height, marker, color=colour, zorder=3, **mark)
     panel.set_yticks(range(len(balancers)), [grid.strategies[name] for name in balancers])
     panel.set_ylim(len(balancers) - 0.5, -0.5)
     panel.set_yticks([place - 0.5 for place in range(1, len(balancers))], minor=True)
@@ -108,10 +109,3 @@ def _draw_stack(
     panel.grid(visible=True, axis="y", which="minor")
     panel.tick_params(axis="y", length=0)
     panel.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-
-
-def _mark(row: Mapping[Hashable, Any], colour: Colour) -> dict[str, Any]:
-    """How a mark is filled: full, or hollow where seeds have no result."""
-    if row["num_ok"] < row["num_runs"]:
-        return {"markersize": MARK - 0.6, "mfc": "white", "mec": colour, "mew": 0.8}
-    return {"markersize": MARK, "mec": "white", "mew": 0.3}

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from entrain_bench.answers.rankings import ALL, rankings
+from entrain_bench.answers.tables import ALL, rankings
 from entrain_bench.figures._bars import Grid, run_tables
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, lighter, panels, show_reason
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, lighter, panels, show_grid, show_reason
 
 EXPERIMENT = "robustness"
 RUNS = True
@@ -74,15 +74,8 @@ def _draw_winners(
         letter = letters.get(row["winner"], "none")
         panel.text(x, y, f"{letter}  {row['tau']:.2f}", ha="center", va="center", color=INK)
     labels = [f"{grid.models[model]}\n{grid.workloads[workload]}" for model, workload in cases]
-    panel.set_xticks(range(len(cases)), labels)
+    show_grid(panel, labels, rows)
     panel.xaxis.tick_top()
-    panel.set_xlim(-0.5, len(cases) - 0.5)
-    panel.set_yticks(range(len(rows)), rows)
-    panel.set_ylim(len(rows) - 0.5, -0.5)
-    panel.tick_params(length=0)
-    for side in ("left", "bottom"):
-        panel.spines[side].set_visible(False)
-    panel.grid(visible=False)
 
 
 def _draw_correlations(panel: Axes, table: pd.DataFrame, rows: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from matplotlib.patches import Patch, Rectangle
 from entrain_bench.answers.labels import names, spell
 from entrain_bench.answers.tables import Runs, run_actions, run_table
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures._replicas import extreme_replica
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     INK,
@@ -33,6 +32,7 @@ from entrain_bench.figures._style import (
 )
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
+from entrain_bench.specs.module_layers import Role
 
 EXPERIMENT = "schedule_gantt"
 RUNS = True
@@ -129,7 +129,13 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
     panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
     held = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"])
     lanes = held.sort_values(["lane", "side", "module", "stage"])
-    places = [_lane_name(stages) for _, stages in lanes.groupby("lane")]
+    places = [
+        " + ".join(
+            f"{spell(str(module))} {', '.join(map(str, own['stage']))}"
+            for module, own in stages.groupby("module", sort=False)
+        )
+        for _, stages in lanes.groupby("lane")
+    ]
     panel.set_yticks(range(len(places)), places)
     panel.set_ylim(rows["lane"].max() + 0.6, -0.6)
     panel.set_xlim(*window)
@@ -137,8 +143,26 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
     panel.grid(visible=False, axis="y")
 
 
-def _lane_name(stages: pd.DataFrame) -> str:
-    return " + ".join(
-        f"{spell(str(module))} {', '.join(map(str, rows['stage']))}"
-        for module, rows in stages.groupby("module", sort=False)
-    )
+def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The actions on the lanes of the LLM replica where a column of forwards and backwards is highest."""
+    replicas = actions[(actions["side"] == Role.LLM) & (actions["replica"] >= 0)]["replica"].unique()
+    frames = [replica_lanes(actions, replica) for replica in replicas]
+    return max(frames, key=lambda frame: float(frame[frame["replica"] >= 0][column].max()))
+
+
+def replica_lanes(actions: pd.DataFrame, replica: int) -> pd.DataFrame:
+    """The actions, steps included, of the lanes that hold an LLM replica and of the encoder stages that feed it.
+
+    Encoders on lanes of their own with another DP feed the LLM's replicas in order. Lanes are counted from 0, those
+    with encoder work first.
+    """
+    work = actions[actions["replica"] >= 0]
+    llm, encoder = (work[work["side"] == side] for side in (Role.LLM, Role.ENCODER))
+    lanes = {*llm[llm["replica"] == replica]["lane"]}
+    encoding = {*encoder["lane"]}
+    if not lanes & encoding:
+        feeding = replica * encoder["replica"].nunique() // llm["replica"].nunique()
+        lanes |= {*encoder[encoder["replica"] == feeding]["lane"]}
+    place = {lane: index for index, lane in enumerate(sorted(lanes, key=lambda lane: (lane not in encoding, lane)))}
+    mine = actions[actions["lane"].isin(lanes)]
+    return mine.assign(lane=mine["lane"].map(place)).reset_index(drop=True)

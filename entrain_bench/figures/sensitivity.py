@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import encoder_stages, interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.figures._lines import draw_lines, line_handles
+from entrain_bench.figures._bars import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -73,7 +73,7 @@ def relative_times(data: pd.DataFrame) -> pd.DataFrame:
     forced = data[data["forced_stages"].notna()].astype({"encoder_stages": int})
     table = interval_over_seeds(forced, keys, "iteration_time_s")
     best = table.sort_values("iteration_time_s", kind="stable").drop_duplicates(CASE)[keys]
-    ratios = relative_over_seeds(forced, forced.merge(best, on=keys), keys, CASE, "iteration_time_s")
+    ratios = relative_over_seeds(forced, forced.merge(best, on=keys), keys, CASE)
     own = data[data["forced_stages"].isna() & data["encoder_stages"].notna()]
     chosen = set(own[keys].astype({"encoder_stages": int}).itertuples(index=False, name=None))
     planned = [case in chosen for case in table[keys].itertuples(index=False, name=None)]

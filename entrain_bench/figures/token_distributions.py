@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from entrain_bench.answers.analysis import token_quantiles
+from entrain_bench.answers.analysis import analyse, token_quantiles
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._analysis import analyse
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, legend_above, palette, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results

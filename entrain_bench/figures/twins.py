@@ -7,7 +7,7 @@ strategies that run on both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 
 import numpy as np
@@ -41,7 +41,10 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, a point a strategy; on the dashed line a strategy gains the same on both."""
     table = speedups(data)
-    traces = _titles(table["trace"].unique())
+    # The first words of their names, if these tell them apart.
+    first = {trace: trace.partition("_")[0] for trace in table["trace"].unique()}
+    labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
+    traces = {trace: labels.get(word) or labels[trace] for trace, word in first.items()}
     strategies, colours = names(data, "strategy"), strategy_colours(orders(data))
     figure, axes = panels(1, len(traces), DOUBLE_COLUMN_IN, 2.1)
     markers = marker_of(strategies)
@@ -83,10 +86,3 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
         tau = float(stats.kendalltau(gains[TRACE], gains[TWIN]).statistic) if len(gains) > 1 else np.nan
         parts.append(gains.rename(columns={side: f"{side}_speedup" for side in SIDES}).assign(tau=tau))
     return pd.concat(parts).reset_index()
-
-
-def _titles(traces: Iterable[str]) -> dict[str, str]:
-    """Labels of traces: of the first word of their names, if that tells them apart."""
-    first = {trace: trace.partition("_")[0] for trace in traces}
-    labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
-    return {trace: labels.get(word) or labels[trace] for trace, word in first.items()}

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.tables import over_seeds, run_table
-from entrain_bench.figures._bars import Grid
-from entrain_bench.figures._lines import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels
+from entrain_bench.figures._bars import Grid, draw_lines, line_handles
+from entrain_bench.figures._style import facets, legend_above
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -43,18 +42,17 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     ticks = sorted(table["max_extra_forwards"].unique(), key=lambda text: (text == UNLIMITED, text.zfill(9)))
     table = table.assign(place=table["max_extra_forwards"].map(ticks.index))
     cases = [(model, workload) for model in grid.models for workload in grid.workloads]
-    figure, axes = panels(len(ROWS), len(cases), DOUBLE_COLUMN_IN, 3.4, sharex=True)
-    for place, panel in enumerate(axes):
-        column, (model, workload) = [*ROWS][place // len(cases)], cases[place % len(cases)]
+    figure, axes = facets([*ROWS], cases, 3.4, sharex=True)
+    for column, (model, workload), panel in axes:
         rows = table[(table["workload"] == workload) & (table["model"] == model)]
         draw_lines(panel, rows, "place", column, "strategy", grid.colours, grid.strategies)
         panel.yaxis.set_major_locator(MaxNLocator(5))
         panel.set_xticks(range(len(ticks)), ticks)
         if column == "peak_memory_gib":
             panel.set_ylim(bottom=0)
-        if place < len(cases):
+        if column == next(iter(ROWS)):
             panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
-        if place % len(cases) == 0:
+        if (model, workload) == cases[0]:
             panel.set_ylabel(ROWS[column])
     figure.supxlabel("Forwards that encoder stages run ahead of 1F1B, at most", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))

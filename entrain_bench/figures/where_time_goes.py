@@ -9,7 +9,6 @@ with the same samples on the same cluster are as fast as they are.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -37,19 +36,10 @@ BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 0.85
 DIGIT = 0.085
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How a class is drawn: computation blue, communication yellow, unequal load red, what remains grey."""
-
-    colour: str
-    hatch: str | None = None
-
-
+# Computation is blue, communication yellow, unequal load red, what remains grey; white is hatched.
 COLOURS = ["#123c69", "#5b8fc0", "#b9d3ea", "#e8b02f", "#7f1d1d", "#cf4a3c", "#f3a08c", "#bdbdbd", "#757575", "#ffffff"]
-LOOKS = {
-    name: Look(colour, "//////" if colour == "#ffffff" else None)
-    for name, colour in zip(TIME_SHARES, COLOURS, strict=True)
-}
+HATCHES = {"#ffffff": "//////"}
+LOOKS = dict(zip(TIME_SHARES, COLOURS, strict=True))
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -60,7 +50,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     strategies = by_family(data)
     wide = -(-len(grid.workloads) // -(-len(grid.workloads) // MAX_COLUMNS))
     deep = -(-len(grid.workloads) // wide)
-    height_in = HEAD_IN + len(grid.models) * deep * (PANEL_IN + BAR_IN * _height(strategies))
+    height_in = HEAD_IN + len(grid.models) * deep * (PANEL_IN + BAR_IN * (max(strategies.values()) + 1.0))
     figure, axes = panels(len(grid.models) * deep, wide, DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
     places = [(model, workload) for model in grid.models for workload in [*grid.workloads, *[""] * wide][: deep * wide]]
     for place, (panel, (model, workload)) in enumerate(zip(axes, places, strict=True)):
@@ -87,10 +77,6 @@ def by_family(data: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def _height(positions: Mapping[str, float]) -> float:
-    return max(positions.values()) + 1.0
-
-
 def _draw_panel(
     panel: Axes, rows: Mapping[str, Mapping[Hashable, Any] | None], positions: Mapping[str, float], grid: Grid
 ) -> None:
@@ -101,9 +87,10 @@ def _draw_panel(
             panel.text(0.02, position, text, va="center_baseline", color=FAINT, style="italic")
             continue
         left = 0.0
-        for name, look in LOOKS.items():
-            style: dict[str, Any] = {"color": look.colour, "edgecolor": "#9a9a9a" if look.hatch else "white"}
-            panel.barh(position, row[name], 0.86, left, hatch=look.hatch, linewidth=0.25, zorder=2, **style)
+        for name, colour in LOOKS.items():
+            hatch = HATCHES.get(colour)
+            style: dict[str, Any] = {"color": colour, "edgecolor": "#9a9a9a" if hatch else "white"}
+            panel.barh(position, row[name], 0.86, left, hatch=hatch, linewidth=0.25, zorder=2, **style)
             left += row[name]
         work = row[TIME_SHARES[0]]
         text = f"{100 * work:.0f}{'*' if row['num_ok'] < row['num_runs'] else ''}"
@@ -115,12 +102,12 @@ def _draw_panel(
             ha="right",
             va="center_baseline",
             color="white",
-            path_effects=[withStroke(linewidth=1.5, foreground=LOOKS[TIME_SHARES[0]].colour)],
+            path_effects=[withStroke(linewidth=1.5, foreground=COLOURS[0])],
             zorder=3,
         )
     panel.set_xlim(0, 1)
     panel.set_xticks([0, 0.5, 1], ["0", "50", "100"])
-    panel.set_ylim(_height(positions) - 0.5, -0.5)
+    panel.set_ylim(max(positions.values()) + 0.5, -0.5)
     panel.set_yticks([*positions.values()], [grid.strategies[name] for name in positions])
     panel.tick_params(axis="y", length=0)
     panel.grid(visible=False, axis="y")
@@ -128,10 +115,10 @@ def _draw_panel(
 
 def _handles(table: pd.DataFrame) -> list[Artist]:
     """What the colours and numbers are; classes that nobody has any of are left out."""
-    shown = {TIME_WORDS[name]: look for name, look in LOOKS.items() if (table[name] > 0).any()}
-    patches: list[Artist] = [
-        Patch(facecolor=look.colour, edgecolor="#9a9a9a" if look.hatch else "none", hatch=look.hatch, label=label)
-        for label, look in shown.items()
-    ]
+    patches: list[Artist] = []
+    for name, colour in LOOKS.items():
+        if (table[name] > 0).any():
+            style: dict[str, Any] = {"edgecolor": "#9a9a9a" if colour in HATCHES else "none", "label": TIME_WORDS[name]}
+            patches.append(Patch(facecolor=colour, hatch=HATCHES.get(colour), **style))
     lacking = "; *: some seeds fail" if table["num_ok"].between(1, table["num_runs"] - 1).any() else ""
     return [*patches, Patch(facecolor="none", label=f"number: ideal work in %{lacking}")]

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from entrain_bench.answers.analysis import share_quantiles
+from entrain_bench.answers.analysis import analyse, share_quantiles
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._analysis import analyse
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, NUMBER_FORMAT, Colour, lighter, palette, split
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results

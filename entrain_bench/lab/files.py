@@ -12,8 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._runner import render
-from entrain_bench.figures._sidecar import described
+from entrain_bench.figures._runner import described, render
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:

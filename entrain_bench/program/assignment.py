@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray, freeze, offsets_from_counts
+from entrain_bench.base.arrays import IntArray, freeze
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -61,6 +61,10 @@ class Chunks:
 
     def __len__(self) -> int:
         return len(self.replica)
+
+    def units(self, chunk: int) -> IntArray:
+        """The units of a chunk, in order."""
+        return self.members[self.offsets[chunk] : self.offsets[chunk + 1]]
 
 
 def same_microbatches(
@@ -133,19 +137,21 @@ def group_chunks(
         labels: the module's assignment.
         part: splits microbatches further ``[units]``; None keeps them whole.
     """
-    units = module.units(shapes)
-    part = np.zeros(len(units), np.int64) if part is None else part
+    num_microbatches, num_parts = 1 + int(labels.microbatch.max(initial=0)), 1
     # One integer key sorts several times faster than lexsort; units keep their order inside a chunk.
-    num_microbatches, num_parts = (1 + int(a.max(initial=0)) for a in (labels.microbatch, part))
-    key = (labels.replica.astype(np.int64) * num_microbatches + labels.microbatch) * num_parts + part
+    key = labels.replica.astype(np.int64) * num_microbatches + labels.microbatch
+    if part is not None:
+        num_parts += int(part.max(initial=0))
+        key = key * num_parts + part
     order = np.argsort(key, kind="stable")
     key = key[order]
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    chunk_key = key[first]
+    first = np.flatnonzero(np.concatenate((np.ones(min(1, len(key)), bool), key[1:] != key[:-1])))
+    offsets = np.append(first, len(key))
+    chunk_key = key[offsets[:-1]]
     return Chunks(
         chunk_key // (num_microbatches * num_parts),
         chunk_key // num_parts % num_microbatches,
         chunk_key % num_parts,
-        offsets_from_counts(np.diff(first, append=len(key))),
-        units[order],
+        offsets,
+        module.units(shapes)[order],
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import IntArray, freeze, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Blocks, Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -97,10 +100,38 @@ def _module_columns(index: int, num_passes: int, chunks: Chunks, pp: int) -> Int
     return columns.reshape(5, -1)
 
 
+# The orders of lanes that were last asked for, by blocks and chunks: batches often differ in what chunks hold alone.
+_orders: OrderedDict[bytes, tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]] = OrderedDict()
+MAX_ORDERS = 64
+MAX_ORDERED = 2**14
+
+
 def _lane_order(
     layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Lanes per action, and every lane's actions in order (CSR)."""
+    """Lanes per action, and every lane's actions in order (CSR); read-only."""
+    if first_action[-1] > MAX_ORDERED:
+        return _ordered(layout, chunks, slots, first_action)
+    columns = [
+        (rows.replica, rows.microbatch, rows.part, *slot.passes) for rows, slot in zip(chunks, slots, strict=True)
+    ]
+    place = blake2b(repr((id(layout.blocks), [[(a.dtype, a.shape) for a in own] for own in columns])).encode())
+    for column in chain.from_iterable(columns):
+        place.update(np.ascontiguousarray(column))
+    key = place.digest()
+    blocks, found = _orders.get(key, (None, None))
+    if blocks is not layout.blocks or found is None:
+        found = _ordered(layout, chunks, slots, first_action)
+        freeze(*found)
+        _orders[key] = layout.blocks, found
+        if len(_orders) > MAX_ORDERS:
+            _orders.popitem(last=False)
+    return found
+
+
+def _ordered(
+    layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
     num_groups = 3 * len(chunks)
     num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
     last_slot = max(int(times.max(initial=0)) for own in slots for times in own.passes)

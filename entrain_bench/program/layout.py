@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModuleLayout:
     """Parallel layout of one module.
 
@@ -45,13 +46,13 @@ class ModuleLayout:
         """Number of pipeline stages, virtual ones included."""
         return len(self.layers_per_stage)
 
-    @property
+    @cached_property
     def stages_per_rank(self) -> int:
         """Stages that a rank holds at most: virtual pipeline stages if more than one."""
         _, held = np.unique(self.ranks[0], return_counts=True)
         return int(held.max())
 
-    @property
+    @cached_property
     def is_closed(self) -> bool:
         """Whether the first and the last stage are on the same ranks."""
         return bool(np.array_equal(self.ranks[:, 0], self.ranks[:, -1]))
@@ -116,37 +117,21 @@ class Layout:
     blocks: tuple[Blocks, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        num_ranks = 1 + max(int(module.ranks.max()) for module in self.modules)
-        block_of_rank = np.full((len(self.modules), num_ranks), -1)
-        # Virtual stages hold the same ranks: number blocks by the first one that does.
-        rank_sets: dict[bytes, int] = {}
-        numbers, firsts = [], []
-        for row, module in zip(block_of_rank, self.modules, strict=True):
-            flat = module.ranks.reshape(module.dp * module.pp, -1)
-            ranks = (block.tobytes() for block in np.sort(flat, axis=1))
-            number = np.array([rank_sets.setdefault(block, len(rank_sets)) for block in ranks])
-            _, index, inverse = np.unique(number, return_index=True, return_inverse=True)
-            numbers.append(number)
-            firsts.append(index[inverse])
-            row[flat] = firsts[-1][:, None]
+        for module in self.modules:
             freeze(module.ranks)
-        used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
-        # Ranks with the same blocks in every module are one lane: number the combinations.
-        combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
-        _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
-        # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
-        order = np.argsort(first, kind="stable")
-        renumber = np.argsort(order, kind="stable")
-        object.__setattr__(self, "lane_width", width[order])
-        object.__setattr__(self, "lane_first_rank", used[first[order]])
-        blocks = []
-        for row, module, number, same in zip(block_of_rank[:, used], self.modules, numbers, firsts, strict=True):
-            held = row >= 0
-            block, block_lane = np.divmod(np.unique(row[held] * len(order) + renumber[lane[held]]), len(order))
-            offsets = offsets_from_counts(np.bincount(block, minlength=module.dp * module.pp))
-            offsets, entries = take_rows(offsets, same)
-            blocks.append(Blocks(offsets, block_lane[entries], module.pp, number))
-        object.__setattr__(self, "blocks", tuple(blocks))
+        ranks = (np.ascontiguousarray(module.ranks, np.int64).tobytes() for module in self.modules)
+        width, first_rank, blocks = _lanes(tuple(module.ranks.shape for module in self.modules), tuple(ranks))
+        object.__setattr__(self, "lane_width", width)
+        object.__setattr__(self, "lane_first_rank", first_rank)
+        object.__setattr__(self, "blocks", blocks)
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What layouts of one model differ in, but for what the planner counted on."""
+        return self.single_rank_boundary, *(
+            (m.tp, m.cp, m.layers_per_stage, m.recompute, m.offload, m.sharded, m.ranks.shape, m.ranks.tobytes())
+            for m in self.modules
+        )
 
     @property
     def num_lanes(self) -> int:
@@ -183,6 +168,45 @@ class Layout:
             + (" sharded" if m.sharded else "")
             for m in self.modules
         }
+
+
+@lru_cache(maxsize=64)
+def _lanes(
+    shapes: tuple[tuple[int, ...], ...], contents: tuple[bytes, ...]
+) -> tuple[IntArray, IntArray, tuple[Blocks, ...]]:
+    """Width, lowest rank and blocks of the lanes of modules on the given ranks; many layouts have the same."""
+    modules = [np.frombuffer(own, np.int64).reshape(shape) for shape, own in zip(shapes, contents, strict=True)]
+    num_ranks = 1 + max(int(ranks.max()) for ranks in modules)
+    block_of_rank = np.full((len(modules), num_ranks), -1)
+    # Virtual stages hold the same ranks: number blocks by the first one that does.
+    rank_sets: dict[bytes, int] = {}
+    numbers, firsts = [], []
+    for row, ranks in zip(block_of_rank, modules, strict=True):
+        flat = ranks.reshape(ranks.shape[0] * ranks.shape[1], -1)
+        held = (block.tobytes() for block in np.sort(flat, axis=1))
+        number = np.array([rank_sets.setdefault(block, len(rank_sets)) for block in held])
+        _, index, inverse = np.unique(number, return_index=True, return_inverse=True)
+        numbers.append(number)
+        firsts.append(index[inverse])
+        row[flat] = firsts[-1][:, None]
+    used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
+    # Ranks with the same blocks in every module are one lane: number the combinations.
+    combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
+    _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
+    # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
+    order = np.argsort(first, kind="stable")
+    renumber = np.argsort(order, kind="stable")
+    blocks = []
+    for row, (dp, pp, _), number, same in zip(block_of_rank[:, used], shapes, numbers, firsts, strict=True):
+        inside = row >= 0
+        block, block_lane = np.divmod(np.unique(row[inside] * len(order) + renumber[lane[inside]]), len(order))
+        offsets = offsets_from_counts(np.bincount(block, minlength=dp * pp))
+        offsets, entries = take_rows(offsets, same)
+        blocks.append(Blocks(offsets, block_lane[entries], pp, number))
+        freeze(offsets, blocks[-1].lanes, number)
+    lanes = width[order], used[first[order]]
+    freeze(*lanes)
+    return *lanes, tuple(blocks)
 
 
 def check_tensor_parallel(module: ModuleSpec, tp: int) -> None:

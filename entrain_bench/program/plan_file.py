@@ -7,7 +7,7 @@ a training loop by it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 import yaml
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.program.layout import Layout
-from entrain_bench.program.layout_json import layout_of_values, layout_values
-from entrain_bench.specs.parse import parse
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout_json import layout_values
+from entrain_bench.specs.parse import check_keys, parse
 
 VERSION = 1
+# A plan of 200,000 ranks has less.
+MAX_BYTES = 4 * 2**20
 HEADER = (
     "# A plan of entrain-bench: entrain-bench plan=THIS_FILE runs it, with harness=train on real ranks.\n"
     "# layers_per_stage counts embedding and head; ranks are [replica][stage], TP innermost.\n"
@@ -95,47 +97,45 @@ class _File:
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A layout as the file has it (``program.layout.Layout``)."""
+class _Loader(yaml.SafeLoader):
+    """Plain values without aliases, of which a few lines could make billions of values."""
 
-    modules: tuple[Mapping[str, Any], ...]
-    num_microbatches: int
-    single_rank_boundary: bool = False
-    split_backward: bool = False
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not supported")
+        return super().compose_node(parent, index)
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """A module's layout as the file has it (``program.layout.ModuleLayout``)."""
+class _OneLine(list[Any]):
+    """A list that is written on one line."""
 
-    module: str
-    tp: int
-    cp: int
-    layers_per_stage: tuple[int, ...]
-    ranks: Any
-    recompute: bool = False
-    offload: bool = False
-    sharded: bool = False
+
+class _Dumper(yaml.SafeDumper):
+    """Plain values without aliases, and lists on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+_Dumper.add_representer(
+    _OneLine, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+)
 
 
 def plan_text(plan: TrainingPlan) -> str:
     """A plan as the text of its file."""
-    job = asdict(plan.job) | {"overrides": [*plan.job.overrides]}
+    layout = layout_values(plan.layout)
+    modules = layout.pop("modules")
+    lists = [{name: _OneLine(module[name]) for name in ("layers_per_stage", "ranks")} for module in modules]
     values = {
         "version": VERSION,
         "strategy": plan.strategy,
         "options": [*plan.options],
-        "job": job,
+        "job": asdict(plan.job) | {"overrides": [*plan.job.overrides]},
         "expected": asdict(plan.expected),
+        "layout": layout | {"modules": [module | own for module, own in zip(modules, lists, strict=True)]},
     }
-    layout = layout_values(plan.layout)
-    modules = layout.pop("modules")
-    lines = [HEADER.rstrip("\n"), _yaml(values), "layout:", _indented(_yaml(layout), 2), "  modules:"]
-    for module in modules:
-        first, *rest = [f"{name}: {_flow(value)}" for name, value in module.items()]
-        lines += [f"    - {first}", *(f"      {text}" for text in rest)]
-    return "\n".join(lines) + "\n"
+    return HEADER + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
 
 
 def read_plan(path: str | Path) -> TrainingPlan:
@@ -147,11 +147,15 @@ def read_plan(path: str | Path) -> TrainingPlan:
     """
     where = f"plan={path}"
     try:
-        values = yaml.safe_load(Path(path).read_text())
+        size = Path(path).stat().st_size
+        require(size <= MAX_BYTES, where, f"{size} bytes", f"at most {MAX_BYTES} bytes")
+        values = yaml.load(Path(path).read_text(), _Loader)  # noqa: S506 (safe: plain values only)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except yaml.YAMLError as error:
         raise UserError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: is nested too deep") from error
     try:
         return _parsed(values)
     except UserError as error:
@@ -207,18 +211,18 @@ def _parsed(values: Any) -> TrainingPlan:
 
 
 def _layout(values: Mapping[str, Any]) -> Layout:
-    placed = parse(_Layout, values, "layout")
-    require(len(placed.modules) >= 1, "layout.modules", [], "at least one")
-    require(placed.num_microbatches >= 1, "layout.num_microbatches", placed.num_microbatches, "at least 1")
-    modules = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(placed.modules)]
-    return layout_of_values(
-        {**{name: getattr(placed, name) for name in _Layout.__dataclass_fields__}, "modules": modules}
-    )
+    check_keys(Layout, values, "layout")
+    modules = values["modules"]
+    require(isinstance(modules, list) and bool(modules), "layout.modules", modules, "at least one")
+    placed = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(modules)]
+    layout = parse(Layout, {**values, "modules": placed}, "layout")
+    require(layout.num_microbatches >= 1, "layout.num_microbatches", layout.num_microbatches, "at least 1")
+    return layout
 
 
-def _module(values: Any, where: str) -> dict[str, Any]:
-    """A module's values, its ranks as whole numbers of the shape that its degrees ask for."""
-    module = parse(_Module, values, where)
+def _module(values: Any, where: str) -> ModuleLayout:
+    """A module's layout, its ranks whole numbers of the shape that its degrees ask for."""
+    module = parse(ModuleLayout, values, where)
     for name in ("tp", "cp"):
         require(getattr(module, name) >= 1, f"{where}.{name}", getattr(module, name), "at least 1")
     stages = module.layers_per_stage
@@ -230,18 +234,4 @@ def _module(values: Any, where: str) -> dict[str, Any]:
     except ValueError:
         fits = False
     require(fits and ranks.size > 0 and int(ranks.min()) >= 0, f"{where}.ranks", module.ranks, shape)
-    return {**{name: getattr(module, name) for name in _Module.__dataclass_fields__}, "ranks": ranks}
-
-
-def _yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10**6).rstrip("\n")
-
-
-def _flow(value: Any) -> str:
-    """A value on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
-    return text.removesuffix("...\n").rstrip("\n")
-
-
-def _indented(text: str, width: int) -> str:
-    return "\n".join(" " * width + line for line in text.splitlines())
+    return replace(module, ranks=ranks)

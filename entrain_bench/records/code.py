@@ -1,4 +1,8 @@
-"""What code a run uses: the modules that its targets import, and theirs, comments and docstrings left out."""
+"""What code a run uses: the modules that its targets import, and theirs, comments and docstrings left out.
+
+Of an installed library that they import its version counts, and of Python the minor version: from 3.12 on, for one,
+``sum`` adds floats otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from entrain_bench.base.errors import OWN_PACKAGES, UserError
 from entrain_bench.base.store import Store
+from entrain_bench.records.environment import releases_of
 
 # What runs every run, whatever it is made of.
 DRIVER = "entrain_bench.run.experiment"
@@ -21,24 +27,31 @@ SETTING_UP = (DRIVER, "entrain_bench.run.shared")
 # What a strategy is made of and sees.
 PLANNING = "entrain_bench.balancing.interface"
 INIT = "__init__.py"
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A module's file, and a hash of what it does."""
+    """A module's file, and a hash of what it does; of an installed library no file, and its version."""
 
-    path: Path
+    path: Path | None
     meaning: str
 
 
 @cache
-def code_version(targets: frozenset[str]) -> str:
+def code_version(targets: frozenset[str], folder: str = "") -> str:
     """Hash of all modules that a run with these ``_target_``s uses, of this suite and of who wrote a target.
+
+    Versions of Python and of the libraries that they import are in it.
+
+    Args:
+        targets: of the run.
+        folder: looked into before ``sys.path`` is; nothing of it is imported. Empty for none.
 
     Raises:
         UserError: for a target whose module does not exist, and a file that is not Python.
     """
-    return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}))
+    return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}, folder))
 
 
 @cache
@@ -54,8 +67,12 @@ def planning_version(targets: frozenset[str]) -> str:
     return hash_of(planning | {name: driving[name] for name in SETTING_UP})
 
 
-def sources_of(modules: Collection[str]) -> dict[str, Source]:
+def sources_of(modules: Collection[str], folder: str = "") -> dict[str, Source]:
     """The modules that these import, and those import: of this suite, and of whoever wrote the first.
+
+    Args:
+        modules: names to begin with.
+        folder: looked into before ``sys.path`` is; empty for none.
 
     Raises:
         UserError: for a module that does not exist, and a file that is not Python.
@@ -63,7 +80,7 @@ def sources_of(modules: Collection[str]) -> dict[str, Source]:
     roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
     for module in sorted(modules):
         top = module.partition(".")[0]
-        root = roots.get(top) or _root_of(top)
+        root = roots.get(top) or _root_of(top, folder)
         if root is None:
             raise UserError(f"_target_: no module named {top or repr(module)}")
         # A lone module may import its neighbours; a package holds all it needs.
@@ -76,12 +93,12 @@ def sources_of(modules: Collection[str]) -> dict[str, Source]:
 
 @cache
 def _store() -> Store:
-    return Store("code", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return Store("code", PYTHON)
 
 
 def hash_of(sources: Mapping[str, Source]) -> str:
-    """One hash for what all the modules do."""
-    text = "\n".join(f"{module} {sources[module].meaning}" for module in sorted(sources))
+    """One hash for what all the modules do, under this Python."""
+    text = "\n".join([PYTHON, *(f"{module} {sources[module].meaning}" for module in sorted(sources))])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -90,7 +107,7 @@ def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Sto
 
     Args:
         modules: names to begin with.
-        roots: the top-level modules that count, by name: a package's folder, or a file; others are not followed.
+        roots: the top-level modules that are followed, by name: a package's folder, or a file.
         store: remembers what files mean by what is in them.
 
     Raises:
@@ -102,14 +119,16 @@ def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Sto
         module = waiting.pop()
         if module in found:
             continue
-        path = _path_of(module, roots)
+        path, top = _path_of(module, roots), module.partition(".")[0]
         if path is None:
+            if top not in roots and (releases := releases_of(top)):
+                found[top] = Source(None, releases)
             continue
         # Strategies share most of what they import, and a sweep asks for all of them.
         known = _own.get((module, path))
         if known is None:
             known = _read_module(module, path, store)
-            if module.partition(".")[0] in OWN_PACKAGES:
+            if top in OWN_PACKAGES:
                 _own[module, path] = known
         found[module] = known[0]
         waiting += known[1] - found.keys()
@@ -205,10 +224,10 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
-def _root_of(top: str) -> Path | None:
+def _root_of(top: str, folder: str = "") -> Path | None:
     """The folder of a package, or the file of a lone module."""
     try:
-        spec = importlib.util.find_spec(top) if top else None
+        spec = (PathFinder.find_spec(top, [folder]) if folder else None) or importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
     if spec is None:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-# Libraries whose arithmetic, solvers, random numbers or parsers decide what a simulation comes to.
-DECISIVE = ("hydra-core", "numba", "numpy", "omegaconf", "ortools", "pandas", "pyarrow", "scipy")
+# Libraries that a record names: their arithmetic, solvers, random numbers, compilers or parsers decide results.
+DECISIVE = ("numba", "llvmlite", "numpy", "ortools", "pandas", "pyarrow", "scipy", "torch", "megatron-core")
+# What modules belong to, where it is not called as they are; a compiler decides with what it compiles by.
+DISTRIBUTIONS = {
+    "PIL": ("pillow",),
+    "matplotlib": ("matplotlib", "pillow"),
+    "megatron": ("megatron-core",),
+    "numba": ("numba", "llvmlite"),
+}
+# Resolve configurations, which keys hold resolved, or start processes: they decide no result.
+INDIFFERENT = frozenset({"hydra", "omegaconf", "ray", "yaml"})
 GIT_TIMEOUT_S = 10.0
 
 
@@ -34,13 +47,32 @@ class Commit:
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python, of the suite and of the decisive libraries, by name; a library that is absent is left out."""
-    found = {"python": platform.python_version()}
-    for name in ("entrain-bench", *DECISIVE):
-        try:
+    return {"python": platform.python_version()} | _installed(("entrain-bench", *DECISIVE))
+
+
+@cache
+def releases_of(module: str) -> str:
+    """Versions of the library that a top-level module belongs to, as keys hold them.
+
+    Empty for Python's own modules, for those that decide nothing, and for a library that is absent.
+    """
+    if module in INDIFFERENT or module in sys.stdlib_module_names:
+        return ""
+    return " ".join(f"{name}=={one}" for name, one in _installed(DISTRIBUTIONS.get(module, (module,))).items())
+
+
+def _installed(names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
+
+
+def made_by() -> dict[str, Any]:
+    """What a file says of its making: ``versions``, ``commit`` and ``made_at``."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"versions": versions(), "commit": str(current_commit()), "made_at": now}
 
 
 @cache
@@ -51,11 +83,6 @@ def current_commit() -> Commit:
         return Commit("", dirty=False)
     dirty = bool(_git(here.parent, "status", "--porcelain", "--untracked-files=no"))
     return Commit(_git(here.parent, "rev-parse", "HEAD"), dirty)
-
-
-def now() -> str:
-    """The time as ISO 8601, UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _git(folder: Path, *arguments: str) -> str:

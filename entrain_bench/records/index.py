@@ -1,9 +1,10 @@
 """One file that holds what thousands of record files say: a cache, which only saves the time of reading them.
 
-``runs.index`` in a folder of results has a row a record file, known by its name, size and time of change. Parts of
-configurations, which many runs share, are stored once. Whoever writes the file replaces it whole; a reader takes a row
-only if its record file is as it was, and reads the record file otherwise. The file is a table in the Parquet format
-after its own SHA-256, so what was damaged is not taken.
+``runs.index`` in a folder of results has a row a record file that proved itself (``sealed``), known by its name and the
+SHA-256 of its bytes: size and time of change may be what they were though the file is not. Parts of configurations,
+which many runs share, are stored once. Whoever writes the file replaces it whole; a reader hashes every record file and
+parses it only if its hash is not that of the row. The file is a table in the Parquet format after its own SHA-256, so
+what was damaged is not taken.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import pyarrow.parquet as pq
 
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.schema import GROUP_KEYS
+from entrain_bench.records.sealed import unsealed
 
 FILE = "runs.index"
 # What is left of a configuration without its groups; and their columns.
 PARTS = ("rest", *GROUP_KEYS)
 SCHEMA = pa.schema(
     [
-        *(("key", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64())),
-        *(("digest", pa.string()), ("record", pa.string())),
+        *(("key", pa.string()), ("digest", pa.string()), ("record", pa.string())),
         *((name, pa.dictionary(pa.int32(), pa.string())) for name in PARTS),
     ]
 )
@@ -39,27 +40,9 @@ HASH_BYTES = 32
 MAX_PARTS = 4096
 
 
-class Stamp(NamedTuple):
-    """What a file is known by, besides its name."""
-
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: str) -> Stamp | None:
-        """The stamp of a file; None if there is none."""
-        try:
-            # A path object would take ten times as long, for every cell of a sweep.
-            status = os.stat(path)  # noqa: PTH116
-        except OSError:
-            return None
-        return cls(status.st_size, status.st_mtime_ns)
-
-
 class Row(NamedTuple):
-    """A record file: its stamp, a hash of its content, the content without configuration, texts of ``PARTS``."""
+    """A record file: a hash of its bytes, what it says without the configuration, texts of ``PARTS``."""
 
-    stamp: Stamp
     digest: str
     record: str
     parts: tuple[str | None, ...]
@@ -90,6 +73,8 @@ class Index:
         self._path = root / FILE
         self._rows: dict[str, Row] = {}
         self._stored: Mapping[str, Row] = {}
+        # Size and time of change of the files that this process has read: what it took from them was right.
+        self._seen: dict[str, tuple[int, int]] = {}
 
     def load(self) -> None:
         """Read the file, unless that was done; one that is absent or damaged has no rows."""
@@ -100,21 +85,31 @@ class Index:
             self._rows = {**self._stored, **self._rows}
 
     def row(self, key: str, *paths: str) -> Row | None:
-        """The row of a record file, which is read if it is not known as it is; None if there is no file.
+        """The row of a record file, which is parsed if it is not known as it is; None if there is no file.
 
         Args:
             key: of the record.
             *paths: where the file may be, the first that is there counts.
 
         Raises:
-            ValueError, KeyError, AttributeError, TypeError: for a file that is no record.
+            OSError: for a file that cannot be read.
+            ValueError, KeyError, AttributeError, TypeError: for a file that is no record of the key.
         """
         for path in paths:
-            if stamp := Stamp.of(path):
-                known = self._rows.get(key)
-                if known is None or known.stamp != stamp:
-                    known = self._rows[key] = _row_of(Path(path).read_bytes(), stamp)
-                return known
+            try:
+                # A path object would take ten times as long, for every cell of a sweep.
+                status = os.stat(path)  # noqa: PTH116
+            except FileNotFoundError:
+                continue
+            seen = status.st_size, status.st_mtime_ns
+            if self._seen.get(key) != seen:
+                content = Path(path).read_bytes()
+                known, digest = self._rows.get(key), hashlib.sha256(content).hexdigest()
+                if known is None or known.digest != digest:
+                    self._rows.pop(key, None)
+                    self._rows[key] = _row_of(content, key, digest)
+                self._seen[key] = seen
+            return self._rows[key]
         return None
 
     def save(self, keys: Mapping[str, str]) -> None:
@@ -143,19 +138,16 @@ def _record_files(folder: str, below: bool) -> Iterator[tuple[str, str]]:
             yield from _record_files(entry.path, below=False)
 
 
-def _row_of(content: bytes, stamp: Stamp) -> Row:
-    values = json.loads(content)
+def _row_of(content: bytes, key: str, digest: str) -> Row:
+    values = unsealed(content, key)
     config = dict(values.pop("config"))
     groups = [json.dumps(config.pop(name)) if name in config else None for name in GROUP_KEYS]
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    return Row(stamp, digest, json.dumps(values), (json.dumps(config), *groups))
+    return Row(digest, json.dumps(values), (json.dumps(config), *groups))
 
 
 def _file_of(rows: Mapping[str, Row]) -> bytes:
     columns: list[list[Any]] = [
         [*rows],
-        [row.stamp.size for row in rows.values()],
-        [row.stamp.mtime_ns for row in rows.values()],
         [row.digest for row in rows.values()],
         [row.record for row in rows.values()],
         *([row.parts[place] for row in rows.values()] for place in range(len(PARTS))),
@@ -173,8 +165,8 @@ def _rows_of(content: bytes) -> Iterator[tuple[str, Row]]:
         raise ValueError
     table = pq.read_table(BytesIO(written), schema=SCHEMA)
     columns = [_values(table[name].combine_chunks()) for name in SCHEMA.names]
-    for key, size, mtime_ns, digest, record, *parts in zip(*columns, strict=True):
-        yield key, Row(Stamp(size, mtime_ns), digest, record, tuple(parts))
+    for key, digest, record, *parts in zip(*columns, strict=True):
+        yield key, Row(digest, record, tuple(parts))
 
 
 def _values(column: Any) -> list[Any]:

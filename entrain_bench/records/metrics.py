@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.base.hosttime import HostTime
-from entrain_bench.costs.bound import Need, lower_bound_s, need_of
+from entrain_bench.costs.bound import Need, need_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
@@ -79,7 +79,7 @@ def measure(
     need = need_of(truth, program.shapes) if need is None else need
     flops_per_s = need.flops / seconds / cluster.num_ranks
     split = any(program.splits_backward(index) for index in range(len(program.chunks)))
-    bound_s = lower_bound_s(truth, program.layout, program.shapes, split)
+    bound_s = need.lower_bound_s(truth, program.layout, program.shapes, split)
     busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
     exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
     return {

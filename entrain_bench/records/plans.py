@@ -6,7 +6,7 @@ Not files of ``program.plan_file``, though layouts have the same values: a key k
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,9 @@ from pathlib import Path
 from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.records.environment import made_by
+from entrain_bench.records.ranges import check_numbers
+from entrain_bench.records.sealed import log_warning, sealed, unsealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +32,26 @@ class Plans:
     """The folder ``plans/<key>.json`` of a results folder; one that cannot be read or written only costs time."""
 
     root: Path
+    warn: Callable[[Path, str], None] = log_warning
 
     def read(self, key: str) -> Plan | None:
         """The plan of a key; None if there is none."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            values = json.loads(self._path(key).read_text())
+        path = self._path(key)
+        try:
+            values = unsealed(path.read_bytes(), key)
+            check_numbers({"planning_time_s": values["planning_time_s"]})
             return Plan(layout_from_json(values["layout"]), float(values["planning_time_s"]))
-        return None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.warn(path, f"not used ({' '.join(str(error).split())}); the layout is planned again")
+            return None
 
     def write(self, key: str, plan: Plan) -> None:
         """Keep a plan."""
-        values = {"layout": layout_to_json(plan.layout), "planning_time_s": plan.planning_time_s}
+        values = {"layout": layout_to_json(plan.layout), "planning_time_s": plan.planning_time_s, **made_by()}
         with suppress(OSError):
-            write_atomically(self._path(key), json.dumps(values).encode())
+            write_atomically(self._path(key), sealed(key, values))
 
     def _path(self, key: str) -> Path:
         return self.root / "plans" / f"{key}.json"

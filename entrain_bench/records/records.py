@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock
 
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.base.files import remove_partial, write_atomically
 from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.environment import current_commit, now, versions
+from entrain_bench.records.environment import made_by
 from entrain_bench.records.index import Index, Row, record_files
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.records.parquet import parquet_of
+from entrain_bench.records.ranges import check_results
+from entrain_bench.records.sealed import log_warning, say_nothing, sealed
 from entrain_bench.records.time_shares import TIME_SHARES
-from entrain_bench.records.variants import VARIANT, variant_text
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.workload import Counts
 
-logger = logging.getLogger(__name__)
-
-LOCK_TIMEOUT_S = 60.0
 # Processes that a run may take with it before sweeps leave it alone.
 MAX_DEATHS = 2
 # Characters of a key that name its subfolder: 256 of them keep folders of many runs small.
 SHARD = 2
-# What reading a file raises that is no record.
-BAD = (AttributeError, ValueError, KeyError, TypeError)
+# What reading a file raises that is no record, or that cannot be read.
+BAD = (AttributeError, ValueError, KeyError, TypeError, OSError, RecursionError)
+STATUSES = ("ok", "skipped", "failed")
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
@@ -100,6 +98,7 @@ class Record:
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
         deaths: how many times in a row the process that ran it died.
         timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
+        timeline_sha256: hash of the timeline's file; empty if none was kept.
         execution: of a training run, what it ran with (``Outcome.execution``).
         remarks: what a reader of its metrics should know, a line each.
         overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
@@ -123,6 +122,7 @@ class Record:
     settled: bool = False
     deaths: int = 0
     timeline: bool | None = False
+    timeline_sha256: str = ""
     execution: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ def new_record(
         }
     labels, content = labels_of(cell.config), cell.config.content()
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
-    result |= {"versions": versions(), "commit": str(current_commit()), "made_at": now()}
+    result |= made_by()
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
 
 
@@ -229,10 +229,17 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
 class Results:
     """The results folder: runs, timelines, and the tables of all runs (results/README.md).
 
-    A record is read once, and again if its file changes.
+    A record is read once, and again if its file changes. One that does not prove itself (``sealed``), or whose numbers
+    cannot be, is as if it were not there, and so is a timeline that is not that of its record.
+
+    Attributes:
+        root: the folder.
+        warn: told once of every file that is not believed, and why not.
     """
 
     root: Path
+    warn: Callable[[Path, str], None] = field(default=log_warning, repr=False, compare=False)
+    _named: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
     _records: dict[str, tuple[Row, Record]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -243,9 +250,9 @@ class Results:
     def _runs(self) -> str:
         return str(self.root / "runs")
 
-    def __reduce__(self) -> tuple[type[Results], tuple[Path]]:
-        """Processes that run cells read few records."""
-        return Results, (self.root,)
+    def __reduce__(self) -> tuple[type[Results], tuple[Path, Callable[[Path, str], None]]]:
+        """Processes that run cells read few records, of which whoever gives them the cells has warned."""
+        return Results, (self.root, say_nothing)
 
     def prepare(self) -> None:
         """Raise ``UserError`` if the folder cannot be made or written to; removes what killed runs were writing."""
@@ -272,23 +279,27 @@ class Results:
         return flat if flat.exists() else self.root / folder / name[:SHARD] / name
 
     def read(self, key: str) -> Record | None:
-        """The record of a key; None if there is none."""
+        """The record of a key; None if there is none that may be believed."""
         try:
             row = self._index.row(key, f"{self._runs}/{key}.json", f"{self._runs}/{key[:SHARD]}/{key}.json")
+            if row is None:
+                return None
+            known = self._records.get(key)
+            if known is None or known[0] is not row:
+                known = self._records[key] = row, _record_of(row.values)
+            return known[1]
         except BAD as error:
-            raise _no_record(self.record_path(key), error) from error
-        if row is None:
+            self._name(self.record_path(key), error, "the run counts as not run")
             return None
-        known = self._records.get(key)
-        if known is None or known[0] is not row:
-            known = self._records[key] = row, _record_of(row.values, self.record_path(key))
-        return known[1]
+
+    def _name(self, path: Path, error: Exception, consequence: str) -> None:
+        if path not in self._named:
+            self._named.add(path)
+            self.warn(path, f"not used ({' '.join(str(error).split())}); {consequence}")
 
     def digest(self, key: str) -> str:
         """Hash of the record of a key; empty if there is none."""
-        self.read(key)
-        known = self._records.get(key)
-        return known[0].digest if known else ""
+        return self._records[key][0].digest if self.read(key) else ""
 
     def load(self) -> None:
         """Read what is known of all records, at once."""
@@ -304,76 +315,57 @@ class Results:
         return record is not None and record.is_left_alone(retry_failed)
 
     def has_timeline(self, record: Record) -> bool:
-        """Whether the timeline of a record is there; also if there was none to keep."""
-        return record.timeline is False or self.timeline_path(record.key).exists()
+        """Whether the timeline of a record is there, as it was written; also if there was none to keep."""
+        return record.timeline is False or self._timeline_bytes(record) is not None
 
-    def write(self, record: Record, timeline: pd.DataFrame | None) -> None:
-        """Store a run: its timeline first, so that a record always finds it.
+    def timeline(self, record: Record) -> pd.DataFrame | None:
+        """The timeline of a record (``timeline_frame``); None if there is none that may be believed."""
+        content = self._timeline_bytes(record)
+        return None if content is None else pd.read_parquet(BytesIO(content))
+
+    def _timeline_bytes(self, record: Record) -> bytes | None:
+        path = self.timeline_path(record.key)
+        try:
+            content = path.read_bytes() if record.timeline else None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._name(path, error, "it is made again when it is asked for")
+            return None
+        if content is not None and sha256(content).hexdigest() != record.timeline_sha256:
+            self._name(path, ValueError("it is not that of its run"), "it is made again when it is asked for")
+            return None
+        return content
+
+    def write(self, record: Record, timeline: pd.DataFrame | None) -> Record:
+        """Store a run: its timeline first, so that a record always finds it; returns the record with its hash.
 
         Raises:
-            UserError: if the folder cannot be written to.
+            UnwritableError: if the folder cannot be written to.
         """
         try:
             if timeline is not None:
-                write_atomically(self.timeline_path(record.key), timeline.to_parquet(index=False))
-            text = json.dumps(asdict(record), indent=1, sort_keys=True)
-            write_atomically(self.record_path(record.key), text.encode())
+                content = timeline.to_parquet(index=False)
+                record = replace(record, timeline=True, timeline_sha256=sha256(content).hexdigest())
+                write_atomically(self.timeline_path(record.key), content)
+            write_atomically(self.record_path(record.key), sealed(record.key, asdict(record)))
         except OSError as error:
-            raise UserError(f"results_dir={self.root}: cannot be written to ({error})") from error
+            raise UnwritableError(f"results_dir={self.root}: cannot be written to ({error})") from error
+        return record
 
     def write_trace(self, key: str) -> None:
         """Write the Chrome trace of a key from its timeline, if it has one; ten times as large, so not for sweeps."""
-        if self.timeline_path(key).exists():
-            trace = chrome_trace(pd.read_parquet(self.timeline_path(key)))
-            write_atomically(self.trace_path(key), json.dumps(trace).encode())
+        record = self.read(key)
+        timeline = self.timeline(record) if record else None
+        if timeline is not None:
+            write_atomically(self.trace_path(key), json.dumps(chrome_trace(timeline)).encode())
 
     def records(self) -> list[Record]:
-        """All readable records, in the order of tables; a warning names the others."""
+        """All records that may be believed, in the order of tables."""
         self.load()
-        found = []
-        for key in record_files(self.root / "runs"):
-            try:
-                found.append(self.read(key))
-            except UserError as error:
-                logger.warning("left out of the table: %s", error)
+        found = [self.read(key) for key in record_files(self.root / "runs")]
         self.keep()
         return sorted_records(record for record in found if record)
-
-    def write_tables(self) -> None:
-        """Write ``table.csv`` and ``iterations.parquet``, the tidy tables of all records and of their iterations."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(self.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
-            records = self.records()
-            write_atomically(self.root / "table.csv", table_csv(records).encode())
-            write_atomically(self.root / "iterations.parquet", iterations_parquet(records))
-
-
-def table_of(records: Sequence[Record]) -> pd.DataFrame:
-    """Records as a table: ``Record.row`` and ``variant``."""
-    table = pd.DataFrame([record.row() for record in records])
-    if len(table):
-        place = table.columns.tolist().index("workload_parameters") + 1
-        table.insert(place, VARIANT, [variant_text(record.config) for record in records])
-    # Whole numbers, also beside those that are left to the planner.
-    whole = (*DEGREES, "microbatch_size")
-    return table.astype({name: "Int64" for name in whole if name in table})
-
-
-def table_csv(records: Sequence[Record]) -> str:
-    """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
-    return table_of(records).to_csv(index=False, lineterminator="\n")
-
-
-def iterations_parquet(records: Iterable[Record]) -> bytes:
-    """One row an iteration: ``key`` and ``seed`` of the run, ``iteration`` from 0, and ``PER_ITERATION``; a file."""
-    rows = [
-        {"key": record.key, "seed": record.labels["seed"], "iteration": index, **values}
-        for record in records
-        for index, values in enumerate(record.iterations)
-    ]
-    table = pd.DataFrame(rows, columns=["key", "seed", "iteration", *PER_ITERATION])
-    kinds = dict.fromkeys(("seed", "iteration"), "int64") | dict.fromkeys(PER_ITERATION, "float64")
-    return parquet_of(table.astype(kinds))
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:
@@ -386,15 +378,13 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
-def _record_of(values: dict[str, Any], path: Path) -> Record:
-    try:
-        listed = {name: tuple(values.get(name, ())) for name in ("iterations", "remarks", "overrides")}
-        record = Record(**{**values, **listed})
-        record.row()
-        return record
-    except BAD as error:
-        raise _no_record(path, error) from error
-
-
-def _no_record(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: not a run record ({error}); delete it to run that cell again")
+def _record_of(values: dict[str, Any]) -> Record:
+    """Raises one of ``BAD`` for values that are no record."""
+    listed = {name: tuple(values.get(name, ())) for name in ("iterations", "remarks", "overrides")}
+    record = Record(**{**values, **listed})
+    if record.status not in STATUSES:
+        raise ValueError(f"status={record.status!r} must be one of {', '.join(STATUSES)}")
+    if record.status == "ok":
+        check_results(record.metrics, record.iterations)
+    record.row()
+    return record

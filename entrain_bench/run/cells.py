@@ -19,6 +19,7 @@ from entrain_bench.base.errors import (
     ExecutionError,
     IncompatibleError,
     OutOfMemoryError,
+    UnwritableError,
     UserError,
     explain,
 )
@@ -43,12 +44,14 @@ class Done:
         record: what it left; None if that could not be written.
         problem: why not.
         seconds: wall time.
+        ends: whether no other cell could be written either.
     """
 
     cell: Cell
     record: Record | None
     problem: str
     seconds: float
+    ends: bool = False
 
 
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
@@ -74,8 +77,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
     """
     outcome = run_experiment(cell.config, progress, plans=Plans(results.root), keep_timeline=cell.timeline)
     record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
-    results.write(record, outcome.timeline)
-    return record
+    return results.write(record, outcome.timeline)
 
 
 def _merged(known: Record | None, new: Record) -> Record:
@@ -98,13 +100,19 @@ def run_cells(
         results: where records go.
         num_processes: how many run at a time, each in a process of its own that may die; 0 runs them in this one.
         work_off: what has the processes.
+
+    Raises:
+        UnwritableError: once the folder takes no more files; the cell that met it is yielded before.
     """
     ahead = _ahead(cells)
-    if num_processes == 0:
-        yield from (attempt(cell, results) for cell in ahead)
-        return
-    for cell, done in work_off(partial(attempt, results=results), ahead, num_processes):
-        yield _after_death(cell, done, results) if isinstance(done, Died) else done
+    every = (
+        (_after_death(cell, done, results) if isinstance(done, Died) else done)
+        for cell, done in work_off(partial(attempt, results=results), ahead, num_processes)
+    )
+    for done in every if num_processes else (attempt(cell, results) for cell in ahead):
+        yield done
+        if done.ends:
+            raise UnwritableError(done.problem)
 
 
 def _after_death(cell: Cell, died: Died, results: Results) -> Done:
@@ -116,8 +124,8 @@ def _after_death(cell: Cell, died: Died, results: Results) -> Done:
             record = new_record(cell, "failed", str(died), deaths=deaths)
             results.write(record, None)
         return Done(cell, record, "", 0.0)
-    except UserError as error:
-        return Done(cell, None, str(error), 0.0)
+    except UnwritableError as error:
+        return Done(cell, None, str(error), 0.0, ends=True)
 
 
 def attempt(cell: Cell, results: Results) -> Done:
@@ -125,19 +133,18 @@ def attempt(cell: Cell, results: Results) -> Done:
     started = perf_counter()
     try:
         known = results.read(cell.key)
-        record, timeline = _run_or_explain(cell, Plans(results.root))
+        record, timeline = run_or_explain(cell, Plans(results.root))
         if known and known.status == "ok" != record.status:
             return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
         record = _merged(known, record)
-        results.write(record, timeline)
-        return Done(cell, record, "", perf_counter() - started)
-    except UserError as error:
-        return Done(cell, None, str(error), perf_counter() - started)
+        return Done(cell, results.write(record, timeline), "", perf_counter() - started)
     except Exception as error:
-        return Done(cell, None, explain(error), perf_counter() - started)
+        ends = isinstance(error, UnwritableError)
+        return Done(cell, None, str(error) if ends else explain(error), perf_counter() - started, ends)
 
 
-def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | None]:
+def run_or_explain(cell: Cell, plans: Plans | None) -> tuple[Record, pd.DataFrame | None]:
+    """What comes out of a cell: its record, not yet written, and its timeline if one is kept."""
     make = partial(new_record, cell)
     try:
         outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline)
@@ -154,7 +161,12 @@ def _run_or_explain(cell: Cell, plans: Plans) -> tuple[Record, pd.DataFrame | No
 
 def is_settled(cell: Cell, error: Exception) -> bool:
     """Whether a failure is a result: a simulated program that does not fit memory never does, a trained one may."""
-    return isinstance(error, OutOfMemoryError) and not hasattr(get_class(cell.config.harness["_target_"]), "train")
+    return isinstance(error, OutOfMemoryError) and is_simulated(cell)
+
+
+def is_simulated(cell: Cell) -> bool:
+    """Whether a cell comes out the same on every machine."""
+    return not hasattr(get_class(cell.config.harness["_target_"]), "train")
 
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
@@ -25,6 +25,7 @@ from entrain_bench.records.keys import plan_key
 from entrain_bench.records.metrics import measure
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.plans import Plan, Plans
+from entrain_bench.records.ranges import check_results
 from entrain_bench.run.shared import SharedJob, shared_job
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
@@ -201,7 +202,7 @@ def run_experiment(
     if isinstance(setting.executor, Trainer):
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: takes its samples from the configured workload")
-        return replace(setting.executor.train(config, progress), samples=counts_of(setting.source))
+        return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)))
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     setting.shared.batch(0, config.seed)
     plan = plan_of(setting, config, plans if source is None else None)
@@ -224,4 +225,13 @@ def run_experiment(
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
     metrics["planning_time_s"] = plan.planning_time_s
-    return Outcome(layout, metrics, tuple(measured), frame, counts_of(setting.source))
+    return _believable(Outcome(layout, metrics, tuple(measured), frame, counts_of(setting.source)))
+
+
+def _believable(outcome: Outcome) -> Outcome:
+    """What a run found, unless its numbers cannot be: as a record they would count as no run."""
+    try:
+        check_results(outcome.metrics, outcome.iterations)
+    except ValueError as error:
+        raise ExecutionError(f"the run ended with metrics that cannot be: {error}") from error
+    return outcome

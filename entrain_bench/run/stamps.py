@@ -7,18 +7,13 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import hash_of, sources_of
-from entrain_bench.records.environment import versions
 from entrain_bench.records.records import Results
-
-# Libraries that decide what is drawn, besides those that decide what is simulated.
-DRAWING = ("matplotlib", "pillow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +69,15 @@ def hash_of_inputs(
         return ""
     if not sources.keys() >= {*modules}:
         return ""
-    code = hash_of(sources)
-    libraries = {**versions(), **{name: version(name) for name in DRAWING}}
-    digest = hashlib.sha256(json.dumps([code, libraries, *details], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([hash_of(sources), *details]).encode())
     for cells in sweeps:
         digest.update(b"\0")
         for cell in cells:
             digest.update(f"{cell.key} {results.digest(cell.key)} {' '.join(cell.overrides)}\n".encode())
     for cell in shown:
-        path = results.timeline_path(cell.key)
-        digest.update(f"{cell.key} {path.stat().st_mtime_ns if path.exists() else ''}\n".encode())
+        record = results.read(cell.key)
+        has = record is not None and results.has_timeline(record)
+        digest.update(f"{cell.key} {record.timeline_sha256 if record and has else ''}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -16,14 +16,9 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
     """A loader of this rank's microbatches as ``accelerate`` and ``transformers.Trainer`` take it.
 
     ``Accelerator.prepare`` deals a loader's batches out to ranks, of which a ``BalancedBatchSampler`` has this rank's
-    already: the others would be lost. accelerate's function of the same name (``data_loader.prepare_data_loader``),
-    told that there is one process, does the rest: batches go to the device, epochs to the sampler, and accumulation
-    learns of an epoch's end.
-
-    Args:
-        loader: over a ``BalancedBatchSampler``; do not hand the result to ``Accelerator.prepare``.
-        device: where batches go.
-        accumulation_steps: microbatches of an optimizer step, which both count on by themselves.
+    already: do not hand it the result, the others would be lost. accelerate's ``data_loader.prepare_data_loader``, told
+    that there is one process, does the rest: batches go to the device, epochs to the sampler, and accumulation learns
+    of an epoch's end. ``accumulation_steps`` are microbatches of an optimizer step, which both count on by themselves.
 
     Raises:
         UserError: for a loader over anything else, and for iterations of another number of microbatches.
@@ -50,13 +45,8 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
 class Progress:
     """The iteration that a loop comes to next, for ``Accelerator.register_for_checkpointing``.
 
-    Loaders run ahead of training, accelerate's by a batch; what they have taken does not count here.
-
-    Args:
-        sampler: whose epochs are trained.
-
-    Attributes:
-        iteration: of the sampler's epoch, the next one to train; set by the loop.
+    Loaders run ahead of training, accelerate's by a batch; what they have taken does not count here. The loop sets
+    ``iteration``, of the sampler's epoch, the next one to train.
     """
 
     def __init__(self, sampler: BalancedBatchSampler) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.balancing.interface import Observer, Strategy
+from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require
@@ -24,12 +24,7 @@ type Timings = Mapping[str, Sequence[Sequence[Sequence[float]]]]
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """A strategy as it is at every iteration, counted over epochs.
-
-    Attributes:
-        first: iterations from which each entry of ``strategies`` assigns, rising; the first is 0.
-        strategies: with what they have learnt.
-    """
+    """A strategy at every iteration, over epochs: from each of ``first``, rising from 0, on as in ``strategies``."""
 
     first: tuple[int, ...]
     strategies: tuple[Strategy, ...]
@@ -49,19 +44,10 @@ class Lessons:
         return [[first, values_of(strategy.assigner)] for first, strategy in rows]
 
     def restored(self, rows: Sequence[Sequence[Any]]) -> Lessons:
-        """The lessons that ``since`` wrote.
-
-        Raises:
-            UserError: if they are of another assigner.
-        """
+        """The lessons that ``since`` wrote; ``UserError`` if they are of another assigner."""
         base = self.strategies[0]
         known = [replace(base, assigner=with_values(base.assigner, values, "assigner")) for _, values in rows]
         return Lessons(tuple(int(first) for first, _ in rows), tuple(known))
-
-
-def learns(strategy: Strategy) -> bool:
-    """Whether a strategy's assigner learns from executed iterations."""
-    return isinstance(strategy.assigner, Observer)
 
 
 def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Dealt, timings: Timings) -> Timeline:
@@ -126,11 +112,7 @@ def values_of(part: Any) -> Any:
 
 
 def with_values(part: Any, values: Any, where: str) -> Any:
-    """A part with the fields that ``values_of`` wrote of another of its class.
-
-    Raises:
-        UserError: for values of another class.
-    """
+    """A part with the fields that ``values_of`` wrote; ``UserError`` if of another class."""
     if is_dataclass(part) and not isinstance(part, type):
         known = [f.name for f in fields(part) if f.init]
         fits = isinstance(values, Mapping) and sorted(values) == sorted(["is", *known])

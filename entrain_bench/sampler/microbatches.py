@@ -20,11 +20,7 @@ COUNTS = (FIXED, EQUAL, ASSIGNED)
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """Microbatches of one global batch for all ranks.
-
-    Attributes:
-        ranks: positions in the global batch of each microbatch, in order, of every rank.
-    """
+    """Microbatches of a global batch: of every rank, the positions of each microbatch's samples, in order."""
 
     ranks: tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -79,10 +75,7 @@ def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_m
 
 
 def split(microbatches: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """Halves the microbatch with most samples, the first of several, until there are ``count``.
-
-    Halves stay where the whole was; the first has the sample more where there is one.
-    """
+    """Halves the microbatch with most samples, the first of several, where it stands, until there are ``count``."""
     rows = list(microbatches)
     while len(rows) < count:
         largest = max(range(len(rows)), key=lambda index: (len(rows[index]), -index))

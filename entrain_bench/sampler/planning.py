@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +32,7 @@ OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How global batches become microbatches, the same on every rank.
-
-    ``shapes`` has a row for each index of the dataset; ``name`` is a hash of the configuration and the layout.
-    """
+    """How global batches become microbatches, the same on every rank; ``name`` is a hash of all that decides."""
 
     setting: Setting
     layout: Layout
@@ -44,11 +42,7 @@ class BatchPlan:
     name: str
 
     def deal(self, strategy: Strategy, samples: np.ndarray) -> Dealt:
-        """Microbatches of all ranks, as positions in a global batch of these samples.
-
-        Raises:
-            UserError: for an assignment that is none, and one that ranks cannot be dealt.
-        """
+        """Microbatches of all ranks, as positions among these samples; ``UserError`` for what is no assignment."""
         job, batch = self.setting.job, self.shapes.take(samples)
         assignment = strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
@@ -56,44 +50,36 @@ class BatchPlan:
         return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.counts, self.num_microbatches)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked of a plan; attributes are arguments of ``BalancedBatchSampler``."""
-
-    world_size: int
-    global_batch: int
-    microbatch_size: int
-    seed: int
-    strategy: str
-    model: str
-    cluster: str
-    overrides: tuple[str, ...]
-    config_dir: str | None
-
-    def __post_init__(self) -> None:
-        for name in ("world_size", "global_batch", "microbatch_size"):
-            value = getattr(self, name)
-            require(_is_whole(value) and value >= 1, name, value, "an integer of at least 1")
-        require(_is_whole(self.seed) and 0 <= self.seed < 2**32, "seed", self.seed, "an integer in 0..2^32-1")
-        step = self.world_size * self.microbatch_size
-        allowed = f"a multiple of world_size={self.world_size} x microbatch_size={self.microbatch_size}"
-        require(self.global_batch % step == 0, "global_batch", self.global_batch, allowed)
-        for text in self.overrides:
-            key = text.partition("=")[0]
-            require(key not in OWN_KEYS, "overrides", text, f"without {key}, which is an argument or follows from one")
-
-
-def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: Layout | str, counts: str) -> BatchPlan:
-    """Read the configuration and the samples, and lay out the model.
-
-    Raises:
-        UserError: naming what is wrong in the arguments, the configuration or the data.
-    """
+def plan_batches(
+    shapes: SampleShapes | str | Path,
+    layout: Layout | str,
+    counts: str,
+    world_size: int,
+    overrides: Sequence[str],
+    config_dir: str | None,
+    **chosen: Any,
+) -> BatchPlan:
+    """Lay out the model as configured; arguments, and what is wrong with them, as of ``BalancedBatchSampler``."""
+    global_batch, microbatch_size, seed = (chosen[key] for key in ("global_batch", "microbatch_size", "seed"))
+    sizes = {"world_size": world_size, "global_batch": global_batch, "microbatch_size": microbatch_size}
+    for name, value in sizes.items():
+        require(_is_whole(value) and value >= 1, name, value, "an integer of at least 1")
+    require(_is_whole(seed) and 0 <= seed < 2**32, "seed", seed, "an integer in 0..2^32-1")
+    allowed = f"a multiple of world_size={world_size} x microbatch_size={microbatch_size}"
+    require(global_batch % (world_size * microbatch_size) == 0, "global_batch", global_batch, allowed)
+    for text in overrides:
+        key = text.partition("=")[0]
+        require(key not in OWN_KEYS, "overrides", text, f"without {key}, which is an argument or follows from one")
     if isinstance(layout, str) and layout not in (DATA_PARALLEL, PLANNED):
         raise unknown_choice("layout", layout, (DATA_PARALLEL, PLANNED))
     if counts not in COUNTS:
         raise unknown_choice("counts", counts, COUNTS)
-    setting, content = _setting(shapes, request, layout == DATA_PARALLEL)
+    usual = [f"layout.dp={world_size}"]
+    usual += ["layout.tp=1", "layout.cp=1", "layout.pp=1"] if layout == DATA_PARALLEL else []
+    given = {text.partition("=")[0] for text in overrides}
+    own = [f"{key}={value}" for key, value in chosen.items()]
+    own += [text for text in usual if text.partition("=")[0] not in given]
+    setting, content = _setting(shapes, [*own, *overrides], config_dir)
     listed, job = setting.source, setting.job
     assert isinstance(listed, ListedShapes)
     if listed.num_dropped:
@@ -104,11 +90,11 @@ def plan_batches(shapes: SampleShapes | str | Path, request: Request, layout: La
     job.model.check_shapes(listed.shapes)
     setting.strategy.check_generators(job.model)
     if not isinstance(layout, Layout):
-        layout = setting.strategy.plan(setting.profile) if layout == PLANNED else one_stage(job, request.world_size)
+        layout = setting.strategy.plan(setting.profile) if layout == PLANNED else one_stage(job, world_size)
     check_layout(layout, job.model, job.cluster)
     dp = layout.modules[job.model.llm_index].dp
-    require(dp == request.world_size, "world_size", request.world_size, f"{dp}, the replicas of the layout's LLM")
-    count = request.global_batch // (dp * request.microbatch_size)
+    require(dp == world_size, "world_size", world_size, f"{dp}, the replicas of the layout's LLM")
+    count = global_batch // (dp * microbatch_size)
     name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
     return BatchPlan(setting, layout, listed.shapes, counts, count, name)
 
@@ -131,7 +117,9 @@ def fingerprint(shapes: SampleShapes) -> str:
     return digest.hexdigest()
 
 
-def _setting(shapes: SampleShapes | str | Path, request: Request, one_stage: bool) -> tuple[Setting, str]:
+def _setting(
+    shapes: SampleShapes | str | Path, overrides: Sequence[str], config_dir: str | None
+) -> tuple[Setting, str]:
     """The objects of the configuration, and what of it decides assignments as text."""
     listed = isinstance(shapes, SampleShapes)
     if not listed and not isinstance(shapes, str | Path):
@@ -139,28 +127,10 @@ def _setting(shapes: SampleShapes | str | Path, request: Request, one_stage: boo
         raise UserError(f"shapes={type(shapes).__name__}: must be {kinds}")
     source = ListedShapes("sampler", shapes) if isinstance(shapes, SampleShapes) else None
     quoted = str(shapes).replace("\\", "\\\\").replace("'", "\\'")
-    degrees = (("tp", 1), ("cp", 1), ("pp", 1)) if one_stage else ()
-    config = compose(
-        f"strategy={request.strategy}",
-        f"model={request.model}",
-        f"cluster={request.cluster}",
-        *(() if listed else ("workload=trace", f"workload.path='{quoted}'")),
-        f"global_batch={request.global_batch}",
-        f"microbatch_size={request.microbatch_size}",
-        f"seed={request.seed}",
-        *_unless_given([f"layout.{key}={value}" for key, value in degrees], request.overrides),
-        *_unless_given([f"layout.dp={request.world_size}"], request.overrides),
-        *request.overrides,
-        config_dir=request.config_dir,
-    )
+    trace = () if listed else ("workload=trace", f"workload.path='{quoted}'")
+    config = compose(*trace, *overrides, config_dir=config_dir)
     kept = {key: value for key, value in config.content().items() if key not in ("workload", "harness", "iterations")}
     return prepare(config, source), json.dumps(kept, sort_keys=True, default=list)
-
-
-def _unless_given(usual: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Overrides whose key is not given otherwise."""
-    keys = {text.partition("=")[0] for text in given}
-    return [text for text in usual if text.partition("=")[0] not in keys]
 
 
 def _is_whole(value: object) -> bool:

@@ -10,13 +10,14 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.given_plan import checked_plan
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.plan_file import read_plan
-from entrain_bench.sampler.learning import Lessons, Timings, executed, learns
+from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.microbatches import FIXED, Dealt, batches_of
-from entrain_bench.sampler.planning import BatchPlan, Request, fingerprint, plan_batches
+from entrain_bench.sampler.planning import BatchPlan, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng
 
@@ -89,11 +90,21 @@ class BalancedBatchSampler(Sampler[list[int]]):
             UserError: naming the argument, the configuration or the data that is wrong.
         """
         self.rank, self.world_size = _place(rank, world_size)
-        request = Request(
-            self.world_size, global_batch, microbatch_size, seed, strategy, model, cluster, (*overrides,), config_dir
-        )
         require(learning_lag >= 1, "learning_lag", learning_lag, "at least 1")
-        self._plan: BatchPlan = plan_batches(shapes, request, layout, counts)
+        self._plan: BatchPlan = plan_batches(
+            shapes,
+            layout,
+            counts,
+            self.world_size,
+            overrides,
+            config_dir,
+            strategy=strategy,
+            model=model,
+            cluster=cluster,
+            global_batch=global_batch,
+            microbatch_size=microbatch_size,
+            seed=seed,
+        )
         self.layout = self._plan.layout
         self.num_microbatches = self._plan.num_microbatches if counts == FIXED else None
         self.global_batch = global_batch
@@ -115,26 +126,16 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._epoch, self._iteration, self._place, self._resumed = 0, 0, 0, False
 
     @classmethod
-    def from_plan(
-        cls,
-        shapes: SampleShapes | str | Path,
-        plan: str | Path,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        shuffle: bool = True,
-        counts: str = FIXED,
-        learning_lag: int = 2,
-        config_dir: str | None = None,
-    ) -> Self:
+    def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
         """The sampler of a plan's file (``entrain-bench recommend``): its job, its strategy and its layout.
 
-        A rank is a replica of the plan's LLM; other arguments are those of the constructor.
+        A rank is a replica of the plan's LLM. Options are the constructor's ``rank``, ``world_size``, ``shuffle``,
+        ``counts``, ``learning_lag`` and ``config_dir``.
 
         Raises:
             UserError: naming the file, the argument or the data that is wrong.
         """
-        known = read_plan(plan)
+        known = checked_plan(plan)
         job = known.job
         return cls(
             shapes,
@@ -143,15 +144,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
             cluster=job.cluster,
             global_batch=job.global_batch,
             microbatch_size=job.microbatch_size,
-            rank=rank,
-            world_size=world_size,
             seed=job.seed,
-            shuffle=shuffle,
             layout=known.layout,
-            counts=counts,
-            learning_lag=learning_lag,
             overrides=[text for text in (*known.options, *job.overrides) if not text.startswith("workload")],
-            config_dir=config_dir,
+            **options,
         )
 
     def __len__(self) -> int:
@@ -221,7 +217,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     @property
     def learns(self) -> bool:
         """Whether the strategy's assigner learns from what is observed."""
-        return learns(self._plan.setting.strategy)
+        return isinstance(self._plan.setting.strategy.assigner, Observer)
 
     def observe(self, iteration: int, timings: Timings) -> None:
         """Let the assigner learn what an iteration of the present epoch took; one that learns nothing ignores it.

@@ -154,11 +154,7 @@ class ClusterSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
-        """Parse and check a cluster YAML.
-
-        Raises:
-            UserError: for unknown, missing or non-positive values and for a constant without a source.
-        """
+        """Parse a cluster YAML; ``UserError`` for wrong values and for a constant without a source."""
         check_keys(cls, config, "cluster")
         if not isinstance(config["tiers"], list):
             raise UserError(f"cluster.tiers={config['tiers']}: must be a list")

@@ -21,13 +21,7 @@ type Sound = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Where data is, if not where the workload says.
-
-    Attributes:
-        path: a file, a folder or a pattern; None: where it was.
-        root: folder of the files that data names; None: the same.
-        tokenizer: a ``tokenizer.json``; None: the same.
-    """
+    """Where data has moved: its path, the folder of its media, the tokenizer; None: the same as in the workload."""
 
     path: str | None = None
     root: str | None = None
@@ -41,12 +35,7 @@ class Samples(Protocol):
     """
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
-        """An image, or the frames of a video's group, as large as its patches ``[frames, height, width, 3]``.
-
-        Args:
-            shapes: of samples of the workload.
-            item: number of an item of ``shapes``.
-        """
+        """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""
         ...
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
@@ -63,14 +52,5 @@ class Readable(Protocol):
     """A workload whose samples can be read."""
 
     def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
-        """Where the workload's samples are, all of whose files are there.
-
-        Args:
-            rules: the model's token rules.
-            vocab_size: of the LLM; token ids are below it.
-            moved: where data is, if not where the workload says.
-
-        Raises:
-            UserError: for data that is not there or has changed, or of which shapes alone are known.
-        """
+        """The workload's samples; ``UserError`` if data is missing or changed, or only shapes are known."""
         ...

@@ -101,16 +101,7 @@ class Framework:
         return gcd(self.encoder_optimizers, copies) if module.is_encoder else 1
 
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
-        """Refuse what ranks that really run a module's layers do not do.
-
-        Args:
-            module: the module.
-            cp: its context-parallel degree.
-            harness: that runs it.
-
-        Raises:
-            IncompatibleError: naming the setting.
-        """
+        """Raise ``IncompatibleError`` for what ranks that run a module's layers at this CP degree do not do."""
         if self.sequence_parts(module, cp) < cp:
             raise IncompatibleError(
                 f"encoder_cp=false: harness={harness} splits the sequences of {module.name} over its "

@@ -130,11 +130,7 @@ class Job:
         return self.global_batch // size
 
     def check_request(self) -> None:
-        """Refuse requested degrees that no layout can have.
-
-        Raises:
-            UserError: naming the degree.
-        """
+        """Raise ``UserError`` for requested degrees that no layout can have, naming the degree."""
         node, asked = self.cluster.gpus_per_node, self.request
         if asked.tp:
             require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
@@ -145,11 +141,7 @@ class Job:
             require(asked.pp <= most, "layout.pp", asked.pp, f"at most {most}, the layers of model={self.model.name}")
 
     def degrees(self) -> Iterator[Degrees]:
-        """Every homogeneous (TP, CP, PP, DP) that uses all ranks and meets the request.
-
-        Raises:
-            UserError: if there is none; says why.
-        """
+        """Every homogeneous (TP, CP, PP, DP) on all ranks that meets the request; ``UserError`` if there is none."""
         ranks, node = self.cluster.num_ranks, self.cluster.gpus_per_node
         asked = self.request
         heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]

@@ -85,16 +85,16 @@ class Layer:
     """
 
     kind: str
-    gemms: tuple[Gemm, ...]
-    attention: Attention | None
-    elementwise_bytes_per_token: float
-    num_elementwise_kernels: int
-    num_gathers: int
-    num_scatters: int
-    hidden_size: int
-    parameters: int
-    activation_bytes_per_token: float
-    input_bytes_per_token: float
+    gemms: tuple[Gemm, ...] = ()
+    attention: Attention | None = None
+    elementwise_bytes_per_token: float = 0.0
+    num_elementwise_kernels: int = 0
+    num_gathers: int = 0
+    num_scatters: int = 0
+    hidden_size: int = 0
+    parameters: int = 0
+    activation_bytes_per_token: float = 0.0
+    input_bytes_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
@@ -125,13 +125,7 @@ class Layer:
         return self.activation_bytes_per_token - self.remade.activation_bytes_per_token
 
     def frozen(self, passes_gradients: bool) -> Layer:
-        """The layer with weights that do not learn.
-
-        Without gradients to pass on there is no backward, and nothing is kept for it.
-
-        Args:
-            passes_gradients: whether anything before the layer learns.
-        """
+        """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
         if passes_gradients:
             remade = self.remade and self.remade.frozen(passes_gradients)
             return replace(self, remade=remade, learns=False, backward_share=0.5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
@@ -41,6 +41,8 @@ class ModuleSpec:
     layers: tuple[Layer, ...]
     kinds: tuple[Layer, ...] = field(init=False)
     layer_kind: IntArray = field(init=False, compare=False)
+    _counts: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _cuts: dict[tuple[int, ...], IntArray] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = list(dict.fromkeys(layer.kind for layer in self.layers))
@@ -122,10 +124,9 @@ class ModuleSpec:
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
-        """The module with weights that do not learn, but for an encoder's head: the projector is trained as ever.
+        """The module with fixed weights, but for an encoder's projector.
 
-        Args:
-            passes_gradients: whether anything before the module learns.
+        ``passes_gradients``: whether anything before the module learns.
         """
         fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
@@ -148,13 +149,21 @@ class ModuleSpec:
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes a token hands from each stage but the last to the next (bf16) ``[stages - 1]``."""
-        last = np.cumsum(layers_per_stage)[:-1] - 1
-        return BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+        return self._cut_bytes(layers_per_stage)[0]
 
     def gradient_cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
         """Bytes of gradients a token hands back over the same cuts; 0 where no layer before the cut has a backward."""
-        needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
-        return self.cut_bytes(layers_per_stage) * needed[np.cumsum(layers_per_stage)[:-1] - 1]
+        return self._cut_bytes(layers_per_stage)[1]
+
+    def _cut_bytes(self, layers_per_stage: Sequence[int]) -> IntArray:
+        split = tuple(layers_per_stage)
+        if split not in self._cuts:
+            last = np.cumsum(split)[:-1] - 1
+            size = BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+            needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
+            self._cuts[split] = np.stack([size, size * needed[last]])
+            freeze(self._cuts[split])
+        return self._cuts[split]
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
         """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
@@ -171,11 +180,15 @@ class ModuleSpec:
         return shapes.item_sample[units] if self.per_item else units
 
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
-        """How many layers of each kind every stage holds ``[stages, kinds]``."""
-        stage = np.repeat(np.arange(len(layers_per_stage)), layers_per_stage)
-        shape = len(layers_per_stage), len(self.kinds)
-        counts = np.bincount(stage * shape[1] + self.layer_kind, minlength=shape[0] * shape[1])
-        return counts.reshape(shape).astype(np.float64)
+        """How many layers of each kind every stage holds ``[stages, kinds]``; read-only."""
+        split = tuple(layers_per_stage)
+        counts = self._counts.get(split)
+        if counts is None:
+            stage, kinds = np.repeat(np.arange(len(split)), split), len(self.kinds)
+            held = np.bincount(stage * kinds + self.layer_kind, minlength=len(split) * kinds)
+            counts = self._counts[split] = held.reshape(len(split), kinds).astype(np.float64)
+            freeze(counts)
+        return counts
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward through the whole module, per sequence."""
@@ -272,11 +285,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Parse and check a model YAML: ``name``, ``modules`` by name, ``tokens``.
-
-        Raises:
-            UserError: naming the offending key and what is allowed.
-        """
+        """Parse a model YAML: ``name``, ``modules`` by name, ``tokens``; ``UserError`` names a wrong key."""
         check_keys(_ModelConfig, config, "model")
         modules = []
         for name, values in check_mapping(config["modules"], "model.modules").items():

@@ -101,13 +101,10 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
     return Layer(
         kind="mlp",
         gemms=(Gemm(h, up), Gemm(f, h, row_parallel=True)),
-        attention=None,
         elementwise_bytes_per_token=BF16_BYTES * (2 * h + up + f),
         num_elementwise_kernels=2,
         num_gathers=1,
-        num_scatters=0,
         hidden_size=h,
-        parameters=0,
         # The norm's input is what comes in.
         activation_bytes_per_token=BF16_BYTES * (h + up + f),
         input_bytes_per_token=BF16_BYTES * h,
@@ -152,16 +149,11 @@ def _token_embedding(config: ModuleConfig) -> Layer:
     h = config.hidden_size
     return Layer(
         kind="embed",
-        gemms=(),
-        attention=None,
         elementwise_bytes_per_token=2 * BF16_BYTES * h,
         num_elementwise_kernels=1,
-        num_gathers=0,
         num_scatters=1,
         hidden_size=h,
         parameters=config.vocab_size * h,
-        activation_bytes_per_token=0.0,
-        input_bytes_per_token=0.0,
         replicated_elementwise_bytes_per_token=2 * BF16_BYTES * h,
         recomputed=False,
     )
@@ -176,11 +168,9 @@ def _language_head(config: ModuleConfig) -> Layer:
     return Layer(
         kind="head",
         gemms=(Gemm(h, vocab),),
-        attention=None,
         elementwise_bytes_per_token=hidden + (BF16_BYTES + 3 * FP32_BYTES) * vocab,
         num_elementwise_kernels=3,
         num_gathers=1,
-        num_scatters=0,
         hidden_size=h,
         parameters=h * vocab + norm,
         activation_bytes_per_token=hidden + FP32_BYTES * vocab,
@@ -201,10 +191,8 @@ def _encoder_embedding(config: ModuleConfig) -> Layer:
     return Layer(
         kind="embed",
         gemms=gemms,
-        attention=None,
         elementwise_bytes_per_token=sum(inputs) + sum(outputs),
         num_elementwise_kernels=len(gemms),
-        num_gathers=0,
         num_scatters=1,
         hidden_size=config.hidden_size,
         parameters=sum(gemm.k * gemm.n + (gemm.n if convolutions else 0) for gemm in gemms),
@@ -227,7 +215,6 @@ def _projector(config: ModuleConfig) -> Layer:
     return Layer(
         kind="head",
         gemms=gemms,
-        attention=None,
         elementwise_bytes_per_token=BF16_BYTES * (2 * h + 2 * middle),
         num_elementwise_kernels=1 + len(gemms),
         num_gathers=1,

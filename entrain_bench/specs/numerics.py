@@ -32,11 +32,7 @@ class RopeScaling:
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> RopeScaling | None:
-        """The scaling that a module's YAML states; None for none.
-
-        Raises:
-            UserError: naming the key and what is allowed.
-        """
+        """The scaling that a module's YAML states, None for none; ``UserError`` names a wrong key."""
         if values is None:
             return None
         scaling = parse(cls, check_mapping(values, where), where)

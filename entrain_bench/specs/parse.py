@@ -34,11 +34,7 @@ def check_keys(cls: type, values: Any, where: str) -> None:
 
 
 def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values, whole numbers given as ``1e9`` as integers where integers belong.
-
-    Raises:
-        UserError: for unknown keys and for scalars and mappings that are not of their field's type.
-    """
+    """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys and wrong types."""
     known = {field.name for field in fields(cls) if field.init}
     hints, checked = get_type_hints(cls), dict[str, Any]()
     for key, value in values.items():

@@ -42,6 +42,7 @@ class SampleShapes:
     item_grids: IntArray | None = None
     _item_sample: IntArray = field(init=False, repr=False, compare=False)
     _llm_tokens: IntArray = field(init=False, repr=False, compare=False)
+    _items: dict[tuple[str, ...], IntArray] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         items = len(self.item_modality)
@@ -109,9 +110,14 @@ class SampleShapes:
         return np.bincount(self.item_sample[chosen], weights=weights, minlength=len(self)).astype(np.int64)
 
     def items_of(self, modalities: Sequence[str]) -> IntArray:
-        """Indices of the items of the given modalities, in order."""
-        wanted = np.array([name in modalities for name in self.modalities], bool)
-        return np.flatnonzero(wanted[self.item_modality])
+        """Indices of the items of the given modalities, in order; read-only."""
+        names = tuple(modalities)
+        items = self._items.get(names)
+        if items is None:
+            wanted = np.array([name in names for name in self.modalities], bool)
+            items = self._items[names] = np.flatnonzero(wanted[self.item_modality])
+            freeze(items)
+        return items
 
     def sum_items(self, items: IntArray, values: FloatArray) -> FloatArray:
         """Sum values given for some items over the samples that own them ``[samples]``."""

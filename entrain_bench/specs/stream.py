@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,15 +18,17 @@ def stable_rng(name: str, *key: int) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32(name.encode()), *key])
 
 
+def one_of_two[Key, Value](kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The value of a key, of which the last two are kept: a stream moves on."""
+    if key not in kept:
+        while len(kept) > 1:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
+
+
 def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: int) -> Iterator[tuple[int, int, int]]:
-    """Where iteration ``iteration`` of a stream of batches lies.
-
-    Yields:
-        ``(block, start, stop)``: samples ``start`` to ``stop`` within a block, blocks in order.
-
-    Raises:
-        UserError: for a negative iteration or seed, or an empty batch.
-    """
+    """The parts ``(block, start, stop)`` of blocks that make up an iteration; ``UserError`` if negative or empty."""
     require(iteration >= 0, "iteration", iteration, "0 or more")
     require(seed >= 0, "seed", seed, "0 or more")
     require(num_samples >= 1, "num_samples", num_samples, "at least 1")
@@ -38,13 +40,9 @@ def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: in
 
 @dataclass(frozen=True, slots=True)
 class ListedShapes:
-    """A source of listed samples. The stream passes over all of them in one random order after another.
+    """A source of listed samples, in one random order after another; ``name`` seeds the orders.
 
-    Attributes:
-        name: seeds the orders.
-        shapes: all samples.
-        num_truncated: how many of them were longer than the model's context and have been shortened.
-        num_dropped: how many more there were, left out because they were longer.
+    ``num_truncated`` of the samples were shortened to the model's context, ``num_dropped`` more were left out.
     """
 
     name: str
@@ -69,8 +67,7 @@ class ListedShapes:
         return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
 
     def _epoch(self, seed: int, epoch: int) -> IntArray:
-        if (seed, epoch) not in self._epochs:
-            while len(self._epochs) > 1:  # the stream moves on: the last two are enough
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[seed, epoch] = stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
-        return self._epochs[seed, epoch]
+        def make() -> IntArray:
+            return stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
+
+        return one_of_two(self._epochs, (seed, epoch), make)

@@ -44,11 +44,7 @@ class UNetConfig:
 
 
 def parse_unet(values: Mapping[str, Any], where: str) -> UNetConfig:
-    """A checked configuration.
-
-    Raises:
-        UserError: naming the offending key and what is allowed.
-    """
+    """A checked configuration; ``UserError`` names a wrong key and what is allowed."""
     config = parse(UNetConfig, values, where)
     for key in ("in_channels", "layers_per_block", "cross_attention_dim", "context_tokens"):
         require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
@@ -98,8 +94,6 @@ class _Builder:
                 attention=attention,
                 elementwise_bytes_per_token=BF16_BYTES * moved,
                 num_elementwise_kernels=kernels,
-                num_gathers=0,
-                num_scatters=0,
                 hidden_size=round(self.channels * self.rows + pending + shared),
                 parameters=parameters,
                 activation_bytes_per_token=BF16_BYTES * kept,
@@ -192,10 +186,7 @@ class _Builder:
 def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) -> tuple[Layer, ...]:
     """The layers in the order of a forward: ``embed``, down, middle, up, ``head``.
 
-    Args:
-        config: the U-Net.
-        positions: positions of the latent image.
-        projection: products that turn an item's LLM hidden states into context tokens.
+    ``positions`` are those of the latent image; ``projection`` turns an item's LLM hidden states into context tokens.
     """
     net = _Builder(config, positions)
     net.embed(projection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -26,19 +26,10 @@ class ShapeSource(Protocol):
         ...
 
 
-@runtime_checkable
-class Counted(Protocol):
-    """A source that knows how many samples it has."""
-
-    @property
-    def counts(self) -> Counts:
-        """``listed``, ``truncated`` and ``dropped``, or those of every component."""
-        ...
-
-
 def counts_of(source: ShapeSource) -> Counts:
     """What became of a source's samples; empty of one that makes them."""
-    return source.counts if isinstance(source, Counted) else {}
+    counts: Counts = getattr(source, "counts", {})
+    return counts
 
 
 class Workload(Protocol):
@@ -54,9 +45,5 @@ class Workload(Protocol):
         ...
 
     def source(self, rules: TokenRules) -> ShapeSource:
-        """The workload's samples as the given model sees them.
-
-        Raises:
-            UserError: for unreadable or invalid data, naming file, row and column.
-        """
+        """The samples as a model sees them; ``UserError`` names file, row and column of invalid data."""
         ...

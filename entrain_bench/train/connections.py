@@ -1,4 +1,6 @@
-"""Hardware queues of a GPU: CUDA maps streams to them, and what waits in one holds up all behind it.
+"""How ranks reach their GPU and each other: hardware queues, and the interface that they listen on.
+
+CUDA maps streams to a GPU's queues, and what waits in one holds up all behind it.
 
 No order of actions gets stuck in any number of queues (``messages/transfers.py``). But with one a rank sends, receives
 and computes one after the other, so that ``p2p=overlapped`` would measure what it is not.
@@ -14,6 +16,8 @@ from entrain_bench.base.errors import require
 # CUDA programming guide's table of environment variables, which was not read for this.
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_CONNECTIONS = 32
+# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def connections_unless_given(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,11 +14,7 @@ from entrain_bench.train.settings import TrainSettings
 
 
 def device_of(settings: TrainSettings) -> torch.device:
-    """Where this process computes.
-
-    Raises:
-        UserError: if a GPU is asked for and there is none for this process.
-    """
+    """Where this process computes; ``UserError`` if a GPU is asked for and there is none for this process."""
     if find_device(settings.device, "harness.device").type == "cpu":
         return torch.device("cpu")
     local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -29,13 +25,7 @@ def device_of(settings: TrainSettings) -> torch.device:
 
 
 def find_device(name: str, key: str = "device") -> torch.device:
-    """The CPU, or the first GPU of this process.
-
-    ``auto`` is a GPU where there is one; ``key`` is what the user calls the setting.
-
-    Raises:
-        UserError: if a GPU is asked for and there is none for this process.
-    """
+    """The CPU, or the first GPU of this process; raises as ``device_of``. The user calls the setting ``key``."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -21,12 +21,15 @@ compiled on a GPU only: on a CPU that would need a C++ compiler.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 MODULES = (
     "megatron.core.tensor_parallel.layers",
@@ -78,6 +81,26 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
         torch.Tensor.type = _type  # type: ignore[assignment, method-assign]
 
 
+@contextmanager
+def rank_of_many(num_ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of ``num_ranks``; collectives return at once, with shapes as from all ranks.
+
+    So a stage is built and run as its shard is in training; communication costs a copy of its result at most.
+    """
+    # PyTorch keeps its communication without partners, for tests of its own, under this name.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    prepare_platform()
+    # Hooks hold earlier stages in circles that only the collector breaks.
+    gc.collect()
+    torch.cuda.empty_cache()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def _gather_own(gathered: list[Any], own: Any) -> None:
     """``all_gather_object`` as if all ranks had the same."""
     gathered[:] = [own] * len(gathered)
@@ -95,28 +118,24 @@ def _type(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
 @functools.cache
 def _torch_on_cpu() -> _Overlay:
     cuda = _Overlay(torch.cuda, current_device=lambda: torch.device("cpu"), current_stream=lambda: None)
-    return _Overlay(torch, cuda=cuda, **{name: _on_cpu(getattr(torch, name)) for name in _FACTORIES})
-
-
-def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @functools.wraps(factory)
-    def create(*args: Any, device: Any = None, **options: Any) -> torch.Tensor:
-        return factory(*args, device="cpu" if device == "cuda" else device, **options)
-
-    return create
+    factories = {name: _replacing(getattr(torch, name), "device", "cuda", "cpu") for name in _FACTORIES}
+    return _Overlay(torch, cuda=cuda, **factories)
 
 
 @functools.cache
 def _distributed_on_cpu() -> _Overlay:
     makers = ("new_group", "new_subgroups_by_enumeration")
-    return _Overlay(
-        torch.distributed, **{name: _on_default_backend(getattr(torch.distributed, name)) for name in makers}
-    )
+    changed = {name: _replacing(getattr(torch.distributed, name), "backend", "nccl", None) for name in makers}
+    return _Overlay(torch.distributed, **changed)
 
 
-def _on_default_backend(maker: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(maker)
-    def create(*args: Any, backend: Any = None, **options: Any) -> Any:
-        return maker(*args, backend=None if backend == "nccl" else backend, **options)
+def _replacing(function: Callable[..., Any], option: str, value: str, instead: str | None) -> Callable[..., Any]:
+    """The function, given ``instead`` where it is called with that value of an option."""
 
-    return create
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if options.get(option) == value:
+            options[option] = instead
+        return function(*args, **options)
+
+    return call

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.train.learning_rate import check_learning_rate
+from entrain_bench.train.learning_rate import DECAYS
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
@@ -21,6 +21,7 @@ CHOICES = {
     "dtype": DTYPES,
     "kernels": KERNELS,
     "data": DATA,
+    "learning_rate_decay": DECAYS,
     "preprocessing": PREPROCESSING,
     "p2p_groups": P2P_GROUPS,
     "on_non_finite": NON_FINITE,
@@ -29,11 +30,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How ``num_ranks`` ranks train.
-
-    What each means, its unit and its default: ``experiments/harness/train.yaml``. ``truth`` is of the job, for
-    predictions beside the measurements.
-    """
+    """How ``num_ranks`` ranks train: ``experiments/harness/train.yaml``; predictions come from ``truth``."""
 
     truth: CostTruth
     memory_budget_bytes: float
@@ -74,26 +71,23 @@ class TrainSettings:
         for name in ("data_path", "data_root", "data_tokenizer"):
             valid = getattr(self, name) is None or self.data == FILES
             require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
-        require(self.num_ranks >= 1, "harness.num_ranks", self.num_ranks, "at least 1")
-        for name in ("timeout_s", "planning_timeout_s"):
+        for name in ("num_ranks", "checkpoint_every"):
+            require(getattr(self, name) >= 1, f"harness.{name}", getattr(self, name), "at least 1")
+        for name in ("timeout_s", "planning_timeout_s", "epsilon"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
+        for name in ("learning_rate", "warmup_iterations", "weight_decay", "loss_chunk_tokens"):
+            require(getattr(self, name) >= 0, f"harness.{name}", getattr(self, name), "at least 0")
         if (processes := self.preprocessing_processes) is not None:
             require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")
             fits = self.preprocessing == "processes"
             require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
-        require(self.checkpoint_every >= 1, "harness.checkpoint_every", self.checkpoint_every, "at least 1")
-        check_learning_rate(
-            self.learning_rate,
-            self.min_learning_rate,
-            self.warmup_iterations,
-            self.learning_rate_decay,
-            self.decay_iterations,
-        )
+        least, peak, warmup = self.min_learning_rate, self.learning_rate, self.warmup_iterations
+        require(0 <= least <= peak, "harness.min_learning_rate", least, f"from 0 to learning_rate={peak}")
+        fits = self.decay_iterations == 0 or self.decay_iterations > warmup
+        allowed = f"0 (the run's), or above warmup_iterations={warmup}"
+        require(fits, "harness.decay_iterations", self.decay_iterations, allowed)
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
-        require(self.weight_decay >= 0, "harness.weight_decay", self.weight_decay, "at least 0")
-        require(self.epsilon > 0, "harness.epsilon", self.epsilon, "positive")
-        require(self.loss_chunk_tokens >= 0, "harness.loss_chunk_tokens", self.loss_chunk_tokens, "at least 0")
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
         if generators := self.truth.model.generators:
             raise IncompatibleError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.train.connections import check_connections, connections_unless_given
+from entrain_bench.train.connections import ON_LOOPBACK, check_connections, connections_unless_given
 from entrain_bench.train.settings import TrainSettings
 
 
@@ -18,15 +18,7 @@ class DistributedTrainer(TrainSettings):
     """Trains on ranks that torch.distributed joins."""
 
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
-        """Train as configured: on ranks started here, or as one of torchrun's ranks where there are some.
-
-        Of torchrun's ranks only rank 0 returns; the others end, having nothing to record.
-
-        Raises:
-            UserError: for too few GPUs or hardware queues, another number of torchrun's ranks, or what a rank finds
-                wrong with the input.
-            ExecutionError: if a rank fails otherwise or dies.
-        """
+        """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
         from entrain_bench.train.device import device_of
         from entrain_bench.train.launching.launch import start_ranks
@@ -35,6 +27,8 @@ class DistributedTrainer(TrainSettings):
         alone = "TORCHELASTIC_RUN_ID" not in os.environ
         if not alone:
             os.environ.update(connections_unless_given(os.environ))
+            if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+                os.environ.update(ON_LOOPBACK)
         if device_of(self).type == "cuda":
             check_connections(os.environ)
         if alone:

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.analysis import allocation_shares, encoder_shares, share_quantiles, token_quantiles
+from entrain_bench.answers import analysis as _analysis
+from entrain_bench.answers.analysis import allocation_shares, analyse, encoder_shares, share_quantiles, token_quantiles
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.figures import _analysis
-from entrain_bench.figures._analysis import analyse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells

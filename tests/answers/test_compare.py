@@ -9,7 +9,8 @@ import pytest
 
 from entrain_bench.answers.compare import drifts, read_file, read_text
 from entrain_bench.base.errors import UserError
-from entrain_bench.records.records import Record, sorted_records, table_csv
+from entrain_bench.records.records import Record, sorted_records
+from entrain_bench.records.tables import table_csv
 
 
 def table(*rows: dict[str, str]) -> pd.DataFrame:

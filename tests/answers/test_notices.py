@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.notices import notices
+from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Record, Results

@@ -11,7 +11,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.cli import run_command
 from entrain_bench.commands import reference, verify
-from entrain_bench.records.parquet import parquet_of
+from entrain_bench.records.tables import parquet_of
 from entrain_bench.run.study import Output, Study
 
 # Iterations of a second, which no assignment outlasts.

@@ -13,6 +13,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.comments import text_of
 from entrain_bench.config.compose import Composer, compose
 from entrain_bench.config.parts import TARGET, meanings_of, options_of, with_options
+from entrain_bench.config.targets import trust
 from entrain_bench.config.tree import choices, config_tree
 
 CODE = """
@@ -48,7 +49,8 @@ PARTS = [(kind, name) for kind in ("planner", "assigner", "scheduler") for name 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    trust(tmp_path)
     monkeypatch.delitem(sys.modules, "some_parts", raising=False)
     (tmp_path / "some_parts.py").write_text(CODE)
     place = tmp_path / "strategy" / "assigner"

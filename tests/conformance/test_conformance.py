@@ -13,8 +13,7 @@ import pytest
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import choices
-from entrain_bench.conformance.checks import require_blind, require_repeatable, require_valid, require_walls
-from entrain_bench.conformance.suite import PARTS
+from entrain_bench.conformance.suite import PARTS, require_blind, require_repeatable, require_valid, require_walls
 from entrain_bench.records.records import METRICS
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment

@@ -13,7 +13,7 @@ import pytest
 from entrain_bench.base.errors import UserError, explain
 from entrain_bench.cli import run_command
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.conformance.checks import ViolationError, difference, require_blind, require_walls
+from entrain_bench.conformance.suite import ViolationError, difference, require_blind, require_walls
 from entrain_bench.conformance.walls import CLOSED_MODULES, OPEN_ROOMS, trespasses
 from entrain_bench.run.cells import compose_cells
 

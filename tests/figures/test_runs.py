@@ -42,9 +42,9 @@ def test_runs_are_compared_at_seeds_at_which_both_have_a_result() -> None:
         columns=["strategy", "seed", "iteration_time_s", "status"],
     ).assign(model="m")
     base = data[data["strategy"] == "base"]
-    found = relative_over_seeds(data, base, ["model", "strategy"], ["model"], "iteration_time_s")["relative"]
+    found = relative_over_seeds(data, base, ["model", "strategy"], ["model"])["relative"]
     assert found.to_dict() == pytest.approx({("m", "a"): 4.0, ("m", "b"): 1.0, ("m", "c"): 1.0, ("m", "base"): 1.0})
-    none = relative_over_seeds(data, base[:0], ["model", "strategy"], ["model"], "iteration_time_s")
+    none = relative_over_seeds(data, base[:0], ["model", "strategy"], ["model"])
     assert data.join(none, on=["model", "strategy"])["relative"].isna().all()
 
 

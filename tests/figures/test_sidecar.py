@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.commands import command_line
-from entrain_bench.answers.cost_source import cost_source
-from entrain_bench.figures._runner import Drawing, draw_figure
-from entrain_bench.figures._sidecar import sidecar
+from entrain_bench.answers.labels import cost_source
+from entrain_bench.figures._runner import Drawing, draw_figure, sidecar
 from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells

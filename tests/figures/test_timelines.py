@@ -13,7 +13,7 @@ from entrain_bench.answers.labels import ORDER
 from entrain_bench.answers.tables import Runs
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures import memory_over_time, schedule_gantt
-from entrain_bench.figures._replicas import replica_lanes
+from entrain_bench.figures.schedule_gantt import replica_lanes
 from entrain_bench.records.records import Results
 from support.figures import GIB, MODELS, TRACES, actions, drawn, table, views, written
 

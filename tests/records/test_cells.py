@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.targets import trust
 from entrain_bench.records.keys import identify
 from entrain_bench.run.cells import compose_cells
 
@@ -61,7 +63,8 @@ def test_a_changed_yaml_gives_other_keys(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_changed_code_gives_other_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    trust(tmp_path)
     module = tmp_path / "their_assigner.py"
     sweep, found = ("model=tiny", "strategy.assigner._target_=their_assigner.Mine", "seed=0,1"), []
     from entrain_bench.records import code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from entrain_bench.config.tree import choices
 from entrain_bench.records import code
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import DRIVER, code_version, hash_of, import_closure
+from entrain_bench.records.environment import releases_of
 from entrain_bench.records.keys import targets_of
 from entrain_bench.run.cells import compose_cells
 
@@ -78,7 +80,7 @@ def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> No
     before = tree.versions(cells)
     (tree.roots["entrain_bench_strategies"] / "mine.py").write_text("class Mine:\n    size = 1\n")
     (tree.roots["entrain_bench"] / "figures" / "mine.py").write_text("SIZE = 1\n")
-    tree.change("entrain_bench/train/measuring/losses.py", "from __future__", "# A comment.\nfrom __future__")
+    tree.change("entrain_bench/train/measuring/seen.py", "from __future__", "# A comment.\nfrom __future__")
     tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = (  # rows and columns\n    128\n)")
     tree.change("entrain_bench/costs/truth.py", '"""The cost truth of a program:', '"""Another docstring of a program:')
     tree.change("entrain_bench/answers/console_table.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141")
@@ -100,7 +102,7 @@ def test_a_constant_of_the_cost_model_moves_all_keys(tree: Tree, cells: dict[str
         ("entrain_bench_strategies/dip/search.py", "MOVED = 8.0", "MOVED = 9.0", {"dip", "optimus"}),
         ("entrain_bench_strategies/dflop/assigner.py", "PATIENCE = 16", "PATIENCE = 17", {"dflop"}),
         ("entrain_bench_workloads/tokens.py", "_TOKEN_DECIMALS = 3", "_TOKEN_DECIMALS = 4", None),
-        ("entrain_bench/train/measuring/losses.py", "MOST_NAMED = 8", "MOST_NAMED = 9", {"train"}),
+        ("entrain_bench/train/measuring/seen.py", "MOST_NAMED = 8", "MOST_NAMED = 9", {"train"}),
     ],
 )
 def test_a_key_moves_with_the_code_that_its_run_uses(
@@ -164,3 +166,26 @@ def test_bad_code_is_named(tmp_path: Path) -> None:
         version_of(tmp_path / "code", mine="import os\nclass")
     with pytest.raises(UserError, match="no module named nope"):
         code_version(frozenset({"nope.Mine"}))
+
+
+def test_versions_of_libraries_that_a_run_imports_are_in_its_key(
+    cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(module: str) -> set[str]:
+        with monkeypatch.context() as patch:
+            known = code.releases_of
+            patch.setattr(code, "releases_of", lambda name: "other" if name == module else known(name))
+            after = {name: code_version.__wrapped__(frozenset(targets_of(cell.config.content())))
+                     for name, cell in cells.items()}  # fmt: skip
+        return {name for name, cell in cells.items() if after[name] != cell.code_version}
+
+    assert moved("numpy") == moved("numba") == {*cells}
+    assert "braid" in moved("ortools")
+    assert moved("torch") == moved("megatron") == {"train"}
+    assert moved("matplotlib") == moved("rich") == set()
+
+
+def test_a_library_of_a_user_counts_and_python_does_not() -> None:
+    assert releases_of("numba") == f"numba=={version('numba')} llvmlite=={version('llvmlite')}"
+    assert releases_of("pytest") == f"pytest=={version('pytest')}"
+    assert [releases_of(name) for name in ("os", "no_such_library", "omegaconf")] == ["", "", ""]

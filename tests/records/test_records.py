@@ -12,7 +12,8 @@ from entrain_bench.answers.console_table import print_table
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import identify
-from entrain_bench.records.records import METRICS, PER_ITERATION, Record, Results, iterations_parquet, new_record
+from entrain_bench.records.records import METRICS, PER_ITERATION, Record, Results, new_record
+from entrain_bench.records.tables import iterations_parquet, write_tables
 from entrain_bench.run.cells import compose_cells
 
 WORKLOAD = '''
@@ -47,7 +48,7 @@ def test_a_record_older_than_a_setting_keeps_its_row(config: RunConfig, tmp_path
     results = Results(tmp_path)
     results.write(replace(record, key="0" * 16, config=older), None)
     results.write(record, None)
-    results.write_tables()
+    write_tables(results)
     table = pd.read_csv(tmp_path / "table.csv", dtype={"key": str}).set_index("key")
     assert pd.isna(table.loc["0" * 16, "belief_error"])
     assert table.loc[record.key, "belief_error"] == 0
@@ -69,7 +70,7 @@ def test_every_iteration_has_a_row(config: RunConfig, tmp_path: Path) -> None:
     results = Results(tmp_path)
     for record in (replace(first, iterations=tuple(values)), second, replace(first, key="f" * 16, status="failed")):
         results.write(record, None)
-    results.write_tables()
+    write_tables(results)
     table = pd.read_parquet(tmp_path / "iterations.parquet")
     assert [*table.columns] == ["key", "seed", "iteration", *PER_ITERATION]
     assert "planning_time_s" not in table

@@ -14,6 +14,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import MEASURED, Record, Results, new_record
 from entrain_bench.run.cells import Done, attempt
 from entrain_bench.run.study import Output, Study, bring_up_to_date, by_strategy
+from support.made_up import finished
 
 JOB = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2")
 SWEEP = ("strategy=megatron,entrain", "workload=coco,chartqa", "seed=0,1", "iterations=1", *JOB)
@@ -54,7 +55,9 @@ def test_a_timeline_that_is_wanted_later_is_made_by_the_same_run(tmp_path: Path)
     again = made(tmp_path, reads=True)
     assert {(done.cell.config.workload["name"], done.cell.config.seed) for done in again} == {("coco", 0)}
     for done in again:
-        assert done.record == replace(before[done.cell.key], timeline=True), "host times, too, are those of the first"
+        assert done.record
+        kept_as = {"timeline": True, "timeline_sha256": done.record.timeline_sha256}
+        assert done.record == replace(before[done.cell.key], **kept_as), "host times, too, are those of the first"
     assert made(tmp_path, reads=True) == []
     study = Study(Results(tmp_path))
     assert {*run_actions(study.cells(*SWEEP), study.results)["workload"]} == {"coco", "chartqa"}
@@ -87,9 +90,9 @@ def test_where_the_first_run_has_none_the_next_is_asked(tmp_path: Path, monkeypa
         if cell.config.seed == 0:
             return new_record(cell, "failed", "told so", settled=True), None
         # A program that is too large has a result and no timeline.
-        return replace(new_record(cell, "ok"), timeline=False if cell.timeline else None), None
+        return replace(finished(cell), timeline=False if cell.timeline else None), None
 
-    monkeypatch.setattr("entrain_bench.run.cells._run_or_explain", fail_first)
+    monkeypatch.setattr("entrain_bench.run.cells.run_or_explain", fail_first)
     done = made(tmp_path, reads=True, sweep=sweep)
     assert asked == [0, 0, 1, 1, 2, 2]
     assert len(done) == 10

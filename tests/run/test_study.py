@@ -20,6 +20,7 @@ from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run import study as study_module
 from entrain_bench.run.cells import Done, compose_cells, is_settled
 from entrain_bench.run.study import Output, Study, bring_up_to_date
+from support.made_up import finished
 
 TINY = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2")
 
@@ -39,7 +40,7 @@ def study(two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def leave(study: Study, cells: list[Cell], statuses: list[str]) -> None:
     for cell, status in zip(cells, statuses, strict=True):
         if status != "missing":
-            study.results.write(new_record(cell, status, "" if status == "ok" else "told so"), None)
+            study.results.write(finished(cell, status), None)
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,17 @@ class Here:
 
     def work_off(self, _: object, jobs: Iterator[Job], __: int) -> Iterator[tuple[Job, Scanned]]:
         return ((job, scan_shard(job)) for job in jobs)
+
+
+def write_repeated(path: Path, entries: int, column: str = "texts", value: str | int = "a text") -> Path:
+    """A row whose list has one value again and again, in a kilobyte however many there are."""
+    values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(entries, np.int8)), pa.array([value]))
+    lists = pa.ListArray.from_arrays(pa.array([0, entries], pa.int32()), values)
+    pq.write_table(pa.table({column: lists, "text_tokens": [1]}), path, compression="zstd")
+    return path
+
+
+def scan_report(source: Any, output: Path) -> scan_module.ScanReport:
+    """What a scan in this process finds."""
+    with patch.object(scan_module.workers, "Crew", Here):
+        return scan_module.Scan(source=source, workers=1).run(output)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
@@ -25,6 +24,7 @@ from entrain_bench.train.running import loop
 from entrain_bench.train.running.made_up import made_up_features
 from entrain_bench.train.running.row_keys import row_keys
 from support.train.alone import groups_of_one
+from support.train.handover import config_from_json
 from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of
 from support.train.reference import normal
 from support.train.runs import ONE_RANK, configuration

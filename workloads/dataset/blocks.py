@@ -13,12 +13,14 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 
+from ..budget import BUDGET
+
 # Records of a block, and the bytes after which a block ends earlier.
 _BLOCK_RECORDS = 8192
 _BLOCK_BYTES = 32 * 2**20
 _READ_BYTES = 2**20
-# A longer record is none.
-MAX_RECORD_BYTES = 64 * 2**20
+# A longer record is none: a byte of JSON takes up to 32 bytes as objects of Python's.
+MAX_RECORD_BYTES = BUDGET.num_bytes // 32
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _STRUCTURE = re.compile(rb"\\[\s\S]|[\"\[\]{}]")
@@ -26,13 +28,7 @@ _STRUCTURE = re.compile(rb"\\[\s\S]|[\"\[\]{}]")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records that follow one another.
-
-    Attributes:
-        first: number of the first.
-        start: of its first byte.
-        stop: after its last byte.
-    """
+    """Records that follow one another: the number of the first, and where their bytes start and stop."""
 
     first: int
     start: int
@@ -72,11 +68,7 @@ def _ends(path: Path, file: IO[bytes]) -> Iterator[int]:
 
 
 def records_of(path: Path, block: Block) -> Iterator[Any]:
-    """The records of a block; an error in place of one that is none, and of all that follow it in an array.
-
-    Yields:
-        What JSON made of a record, or a ``ValueError``.
-    """
+    """The records of a block; a ``ValueError`` in place of one that is none, and of all that follow it in an array."""
     with path.open("rb") as file:
         file.seek(block.start)
         if not is_array(path):
@@ -129,15 +121,13 @@ def _lines(file: IO[bytes], stop: int) -> Iterator[Any]:
 def _line_ends(file: IO[bytes]) -> Iterator[int]:
     """Where lines that are not empty end."""
     place, blank = 0, True
-    while piece := file.read(_READ_BYTES):
-        begin = 0
-        while (end := piece.find(b"\n", begin)) >= 0:
-            blank = blank and not piece[begin:end].strip()
-            if not blank:
-                yield place + end + 1
-            begin, blank = end + 1, True
-        blank = blank and not piece[begin:].strip()
+    while piece := file.readline(_READ_BYTES):
         place += len(piece)
+        blank = blank and not piece.strip()
+        if piece.endswith(b"\n"):
+            if not blank:
+                yield place
+            blank = True
 
 
 def _array_ends(file: IO[bytes]) -> Iterator[int]:

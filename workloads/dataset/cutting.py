@@ -19,14 +19,7 @@ _GREY = (127, 127, 127)
 
 
 def tile_of(number: int, widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[int, int]:
-    """The image that a tile of a sample is of, and the tile's number among those of its image.
-
-    Args:
-        number: of the tile among those of the sample's images.
-        widths: of the sample's images, in pixels.
-        heights: likewise.
-        rules: of the tiles.
-    """
+    """The image that a tile of a sample's images (sides in pixels) is of, and the tile's number within the image."""
     if rules.dynamic_tiles is None:
         return (0, number) if len(widths) == 1 else (number, 0)
     columns, rows = nearest_grids(widths, heights, rules)
@@ -37,16 +30,11 @@ def tile_of(number: int, widths: IntArray, heights: IntArray, rules: TileRules) 
 
 
 def image_tiles(image: Image.Image, alone: bool, rules: TileRules) -> list[Pixels]:
-    """The tiles of an image ``[pixels, pixels, 3]``, in the order of the published processors.
+    """The tiles of an RGB image ``[pixels, pixels, 3]``, in the order of the published processors.
 
-    LLaVA-OneVision's (arXiv:2408.03326, section 3): a thumbnail, then, of a sample's only image, the tiles of its grid,
-    on which it is fitted and padded with black; of one among several the whole, padded to a square. InternVL's dynamic
-    tiling (arXiv:2404.16821, section 3.2): the image stretched to its grid, then a thumbnail, if there are several.
-
-    Args:
-        image: in RGB.
-        alone: whether it is its sample's only one.
-        rules: of the tiles.
+    LLaVA-OneVision's (arXiv:2408.03326, section 3): a thumbnail, then, of a sample's only image (``alone``), the tiles
+    of its grid, on which it is fitted and padded with black; of one among several the whole, padded to a square.
+    InternVL's (arXiv:2404.16821, section 3.2): the image stretched to its grid, then, with several tiles, a thumbnail.
     """
     side = rules.pixels
     sizes = np.array([image.width]), np.array([image.height])

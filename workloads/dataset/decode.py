@@ -5,7 +5,6 @@ Pillow decodes images, libsndfile sounds; scipy resamples. Videos are decoded in
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -15,39 +14,38 @@ from PIL import Image
 
 from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
 
-from .interface import BadSampleError, Content, Known, Limits, Medium, Reason
-from .media import IMAGE_FORMATS, checked_rate, image_size, library, no_limit_of_its_own, one_line, opened, turn
+from ..budget import BUDGET
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, over_budget
+from .media import checked_rate, image_size, library, one_line, opened, opened_image, turn
 
 # A length that the data states beside a sound is often rounded.
 STATED_WITHIN_S = 0.1
 # The largest step between samples that waves are stretched or compressed by. A filter has 20 taps for each, and
 # numbers up to here come within 31 millionths of the ratio of any two rates: 1 ms in 30 s.
 _LARGEST_STEP = 2**14
+# What a pixel of an image takes while it is decoded, turned and made RGB; and a frame of a sound's part, resampled.
+_PIXEL_BYTES, _FRAME_BYTES = 12, 24
 # Frames of sound that are decoded at a time, of up to 1024 channels.
 _BLOCK_FRAMES = 2**14
 
 
 @contextmanager
 def decoded_image(medium: Medium, limits: Limits) -> Iterator[Image.Image]:
-    """An image in RGB, turned as it is shown (``media.turn``).
-
-    Raises:
-        BadSampleError: for what cannot be decoded to its end, is of no known format or not of the size that its header
-            says, or is beyond a limit.
-    """
+    """An image in RGB, as it is shown; ``BadSampleError`` if damaged, too large or not as its header says."""
     content = content_of(medium)
     measured = image_size(content, limits)
-    with opened(content, limits.file_bytes) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
-                # TIFFs are turned as they are loaded.
-                how = None if image.format == "TIFF" else turn(image)
-                image.load()
-                shown = (image if how is None else image.transpose(how)).convert("RGB")
-        # What plugins raise on bytes that nobody wrote has no common base.
-        except Exception as error:
-            raise BadSampleError(Reason.DECODE, one_line(error)) from error
+    BUDGET.ask(_PIXEL_BYTES * measured[0] * measured[1], f"{measured[0]}x{measured[1]} pixels", over_budget)
+    try:
+        with opened_image(content, limits) as image:
+            # TIFFs are turned as they are loaded.
+            how = None if image.format == "TIFF" else turn(image)
+            image.load()
+            shown = (image if how is None else image.transpose(how)).convert("RGB")
+    except BadSampleError:
+        raise
+    # What plugins raise on bytes that nobody wrote has no common base.
+    except Exception as error:
+        raise BadSampleError(Reason.DECODE, one_line(error)) from error
     if shown.size != measured:
         (width, height), (wide, high) = measured, shown.size
         raise BadSampleError(Reason.CHANGED, f"its header says {width}x{height} pixels, it has {wide}x{high}")
@@ -64,12 +62,6 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
 
     It is empty where the sound ends up to ``STATED_WITHIN_S`` before the part begins.
 
-    Args:
-        medium: the sound.
-        limits: of what is read.
-        start_s: where the part begins.
-        stop_s: where it ends.
-
     Raises:
         BadSampleError: for what cannot be decoded, and a rate beyond ``media.SOUND_RATES_HZ``.
         UserError: if soundfile is not installed.
@@ -82,6 +74,8 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
                 first, last = round(start_s * rate), round(stop_s * rate)
                 if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
                     return np.zeros(0, np.float32)
+                num_bytes = _FRAME_BYTES * (last - first) + 8 * _BLOCK_FRAMES * sound.channels
+                BUDGET.ask(num_bytes, f"{stop_s - start_s:g} s at {rate} Hz", over_budget)
                 sound.seek(min(first, sound.frames))
                 blocks = sound.blocks(_BLOCK_FRAMES, frames=last - first, dtype="float32", always_2d=True)
                 wave = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in blocks)])

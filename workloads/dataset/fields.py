@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from entrain_bench.base.errors import require
 
-from .interface import BadSampleError, Known, Medium, RawSample, Reason
+from ..take import ALL, Take
+from .files import DataFile, data_files
+from .interface import BadRecord, BadSampleError, Known, Medium, RawSample, Reason
 from .paths import inside
 
 # What turns of a conversation are made of, in FineVision, LLaVA and chat templates.
@@ -22,14 +24,8 @@ _DEPTH = 8
 class Fields:
     """Names of fields; what a record does not have, it has none of.
 
-    Attributes:
-        text: a text, a list of texts, or turns of a conversation; all of these fields together.
-        images: an image or a list of images: content, a file name, both (Hugging Face), or width and height.
-        audio: likewise one sound.
-        video: likewise one video.
-        seconds: length of the audio or video; where it stands, no file is opened for it.
-        root: folder of the files that are named; empty: none may be.
-        content: whether content is wanted where a record states sizes as well.
+    An image, sound or video is content, a file's name below ``root``, both (Hugging Face), or width and height.
+    ``content``: it is wanted where a record states sizes as well.
     """
 
     text: tuple[str, ...] = ()
@@ -39,26 +35,6 @@ class Fields:
     seconds: str | None = None
     root: str = ""
     content: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        text: Sequence[str] | str,
-        images: str | None,
-        audio: str | None,
-        video: str | None,
-        seconds: str | None,
-        root: str,
-    ) -> Fields:
-        """Checked fields of a source.
-
-        Raises:
-            UserError: for no fields at all.
-        """
-        texts = (text,) if isinstance(text, str) else tuple(text)
-        fields = cls(texts, images, audio, video, seconds, root)
-        require(bool(fields.names), "source", "no fields", "at least one of text, images, audio, video")
-        return fields
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,12 +48,15 @@ class Fields:
             return Fields(self.text)
         return replace(self, content=True)
 
-    def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
-        """The sample of a row.
+    def record(self, key: str, row: Mapping[str, Any]) -> RawSample | BadRecord:
+        """The sample of a row, or what is wrong with it."""
+        try:
+            return self.sample(key, row)
+        except BadSampleError as error:
+            return BadRecord(key, error)
 
-        Raises:
-            BadSampleError: for values that are no text, image, audio or video, and names that leave the root.
-        """
+    def sample(self, key: str, row: Mapping[str, Any]) -> RawSample:
+        """The sample of a row; ``BadSampleError`` for values of other types, and names that leave the root."""
         texts = [text for name in self.text for text in _texts(row.get(name), name, _DEPTH)]
         images = [self._medium(value, self.images or "") for value in _listed(row.get(self.images or ""))]
         seconds = self._seconds(row)
@@ -119,6 +98,48 @@ class Fields:
             if named:
                 return inside(self.root, value["path"])
         raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no content, file name or size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSource:
+    """A source whose rows or records have fields, by names that experiments/source/parquet.yaml explains; None: none.
+
+    A name ``auto`` is found (``known``). Where a record states the ``seconds`` of a sound or video, no file is opened,
+    and the size of a video's frames is its ``width`` and ``height``.
+    """
+
+    # Endings of files, and whether a row may lack fields that others have.
+    ENDINGS: ClassVar[Sequence[str]] = ()
+    SPARSE: ClassVar[bool] = False
+
+    path: str
+    text: Sequence[str] | str = ()
+    images: str | None = None
+    audio: str | None = None
+    video: str | None = None
+    seconds: str | None = None
+    take: str = ALL
+
+    def __post_init__(self) -> None:
+        require(bool(self.fields().names), "source", "no fields", "at least one of text, images, audio, video")
+        self.taken()
+
+    def taken(self) -> Take:
+        """How many of the files."""
+        return Take.parse(self.take, "source.take")
+
+    def files(self) -> list[DataFile]:
+        """The files that are taken; ``UserError`` if there are none."""
+        return data_files(self.path, self.ENDINGS, self.taken())
+
+    def fields(self, root: str = "") -> Fields:
+        """The fields of rows whose files are below a folder."""
+        texts = (self.text,) if isinstance(self.text, str) else tuple(self.text)
+        return Fields(texts, self.images, self.audio, self.video, self.seconds, root)
+
+    def head(self) -> tuple[Collection[str], Sequence[Mapping[str, Any]]]:
+        """The names of all fields, and some of the first rows."""
+        raise NotImplementedError
 
 
 def _texts(value: Any, name: str, depth: int) -> Iterator[str]:

@@ -14,12 +14,7 @@ from ..take import Take
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a source.
-
-    Attributes:
-        path: where it is.
-        label: its path below what all files have in common, which is as short as tells them apart.
-    """
+    """One file of a source; its ``label`` is its path below the folder that all files have in common."""
 
     path: Path
     label: str
@@ -32,16 +27,7 @@ class DataFile:
 
 
 def data_files(path: str, suffixes: Sequence[str], take: Take) -> list[DataFile]:
-    """Files in the order of their names.
-
-    Args:
-        path: a file, a folder (all below it with one of the suffixes) or a pattern (``data/train-*.parquet``).
-        suffixes: of the files that count, such as ``.parquet``.
-        take: how many of them.
-
-    Raises:
-        UserError: for a path where there are none.
-    """
+    """Files with a suffix, by name: a file, all below a folder, or a pattern; ``UserError`` if there are none."""
     place = Path(path).expanduser()
     if place.is_file():
         return [DataFile(place, place.name)]

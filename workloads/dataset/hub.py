@@ -3,76 +3,52 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from entrain_bench.base.errors import UserError
 
-from ..take import ALL, Take
-from .fields import Fields
-from .interface import BadRecord, BadSampleError, Limits, RawSample, Shard
+from .fields import FieldSource
+from .interface import BadRecord, Limits, RawSample, Shard
+
+# Rows that fields are found by.
+_HEAD_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubSource:
+class HubSource(FieldSource):
     """Rows of a data set of the hub; no script of a data set is run (datasets has no such option since 4.0).
 
-    Attributes:
-        path: name of the data set, such as ``HuggingFaceM4/FineVision``, or a folder laid out like one.
-        config: its configuration; null: the only one.
-        split: of the data set.
-        revision: commit or tag; null: the newest, whose change is not noticed by a scan that goes on.
-        text: as of ``ParquetSource``; so are the others.
-        images: column of images.
-        audio: column of sounds.
-        video: column of videos.
-        seconds: column with the length of audio or video.
-        take: which of the shards.
+    experiments/source/hub.yaml explains the attributes. Without a ``revision`` a scan that goes on notices no change.
     """
 
-    path: str
     config: str | None = None
     split: str = "train"
     revision: str | None = None
-    text: Sequence[str] | str = ()
-    images: str | None = None
-    audio: str | None = None
-    video: str | None = None
-    seconds: str | None = None
-    take: str = ALL
-
-    def __post_init__(self) -> None:
-        self._fields()
-        Take.parse(self.take, "source.take")
 
     def shards(self) -> list[Shard]:
-        """The data set's own shards.
-
-        Raises:
-            UserError: for a data set that cannot be reached, and columns that it does not have.
-        """
+        """The data set's own shards; ``UserError`` if it cannot be reached, or lacks a column."""
         opened = self._opened()
         columns = opened.column_names or []
-        missing = [name for name in self._fields().names if columns and name not in columns]
+        missing = [name for name in self.fields().names if columns and name not in columns]
         if missing:
             raise UserError(f"source: {self.path} has no column {missing[0]}; columns: {', '.join(columns)}")
         total = opened.num_shards
-        taken = Take.parse(self.take, "source.take").of(total)
+        taken = self.taken().of(total)
         return [Shard(f"{self.split}-{number:05d}", 0, "", self.path, (number, total)) for number in range(taken)]
 
     def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:  # noqa: ARG002
         """The rows of a shard."""
-        fields, (number, total) = self._fields(), shard.part
+        fields, (number, total) = self.fields(), shard.part
         for row_number, row in enumerate(self._opened().shard(num_shards=total, index=number)):
-            key = f"row {row_number + 1}"
-            try:
-                yield fields.sample(key, row)
-            except BadSampleError as error:
-                yield BadRecord(key, error)
+            yield fields.record(f"row {row_number + 1}", row)
 
-    def _fields(self) -> Fields:
-        return Fields.of(self.text, self.images, self.audio, self.video, self.seconds, "")
+    def head(self) -> tuple[list[str], list[Mapping[str, Any]]]:
+        """The names of the columns, and the first rows."""
+        rows = list(islice(self._opened(), _HEAD_ROWS))
+        return list(rows[0]) if rows else [], rows
 
     def _opened(self) -> Any:
         """The data set, of which nothing is read yet."""

@@ -34,27 +34,21 @@ class Reason(StrEnum):
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be in a trace.
-
-    Args:
-        reason: what is counted.
-        detail: what is wrong with this one.
-    """
+    """A sample that cannot be in a trace: the reason, by which it is counted, and what is wrong with this one."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason, self.detail = reason, detail
 
 
+def over_budget(what: str) -> BadSampleError:
+    """A sample that would take more memory than the budget allows."""
+    return BadSampleError(Reason.LIMIT, what)
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Sizes that the data itself states; 0 for what it does not.
-
-    Attributes:
-        width: in pixels.
-        height: in pixels.
-        seconds: of audio or video.
-    """
+    """Sizes that the data itself states, in pixels and in seconds of audio or video; 0 for what it does not."""
 
     width: int = 0
     height: int = 0
@@ -63,13 +57,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A file inside another one.
-
-    Attributes:
-        path: of the outer file.
-        offset: of its first byte.
-        size: in bytes.
-    """
+    """A file inside another one: that file's path, and the offset and size of the inner one in bytes."""
 
     path: Path
     offset: int
@@ -105,12 +93,7 @@ class RawSample:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record of which a source can make no sample.
-
-    Attributes:
-        key: what the data calls it.
-        error: what is wrong.
-    """
+    """A record, and why a source can make no sample of it."""
 
     key: str
     error: BadSampleError
@@ -118,14 +101,10 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is scanned in one go: a file or a part of one.
+    """What is scanned in one go: a file, or a part of one that means something to its source.
 
-    Attributes:
-        label: of the file, unique; samples are called ``label:number``.
-        first: number of its first record within the file.
-        version: changes when the file does.
-        place: where the file is.
-        part: which part of the file this is, as the source wants it.
+    ``label`` is the file's and unique: samples are called ``label:number``, from ``first`` on. ``version`` changes when
+    the file does.
     """
 
     label: str
@@ -139,18 +118,11 @@ class Source(Protocol):
     """Raw data in shards; a frozen dataclass of plain values, for it travels between processes."""
 
     def shards(self) -> Sequence[Shard]:
-        """All shards, in an order that does not change.
-
-        Raises:
-            UserError: for data that is not there, or has not the columns that were asked for.
-        """
+        """All shards, always in the same order; ``UserError`` for data that is not there, or lacks a column."""
         ...
 
     def samples(self, shard: Shard, limits: Limits) -> Iterable[RawSample | BadRecord]:
-        """The records of a shard, in order, one by one.
-
-        Whatever else it raises ends this shard: the samples before are kept and the rest is reported.
-        """
+        """The records of a shard, in order; an exception ends the shard, whose samples before it are kept."""
         ...
 
 
@@ -158,16 +130,7 @@ class Reader(Protocol):
     """The records of one file, in any order."""
 
     def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:
-        """A record by its number within the file.
-
-        Args:
-            number: as scans count.
-            limits: of what is read.
-            text_only: whether its media are left out.
-
-        Raises:
-            BadSampleError: where the file has no such record. What else it raises means that it cannot be read.
-        """
+        """A record by its number in a scan; ``BadSampleError`` if there is none. ``text_only`` leaves out its media."""
         ...
 
 
@@ -176,22 +139,13 @@ class ReadableSource(Protocol):
     """Raw data whose records can be read in any order."""
 
     def files(self) -> Sequence[DataFile]:
-        """All files; their labels are those of the shards.
-
-        Raises:
-            UserError: for data that is not there.
-        """
+        """All files, labeled as the shards; ``UserError`` for data that is not there."""
         ...
 
     def reader(self, file: DataFile, kept: Recent[Any]) -> Reader:
-        """Reads records of one of the files; media that stand beside their sizes are read, too.
+        """Read one of ``files``, content of media included; ``BadSampleError`` if its records have no random access.
 
-        Args:
-            file: one of ``files``.
-            kept: where readers keep what they may need again, each by keys with its path.
-
-        Raises:
-            BadSampleError: for a file whose records cannot be read in any order.
+        Readers keep in ``kept`` what they may need again, by keys with their file's path.
         """
         ...
 
@@ -200,13 +154,7 @@ class ReadableSource(Protocol):
 class Limits:
     """What no good sample exceeds: checked on headers, before anything is decoded or kept.
 
-    Attributes:
-        side_pixels: side of an image or a frame.
-        image_pixels: area of an image or a frame.
-        file_bytes: an image, sound or record that is read whole.
-        media: images of a sample.
-        text_chars: characters of a sample.
-        seconds: of audio or video.
+    experiments/trace.yaml says what each is of.
     """
 
     side_pixels: int = field(default=100_000)

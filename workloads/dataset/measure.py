@@ -11,15 +11,9 @@ from .media import audio_seconds, image_size, video_header
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A row of a trace, but for its tokens.
+    """A row of a trace, but for its tokens: sides in pixels, seconds, and the texts that tokens are counted of.
 
-    Attributes:
-        text_chars: characters of all its texts.
-        widths: of its images, and last of its video's frames, in pixels; 0 for frames of unknown size.
-        heights: likewise.
-        audio_seconds: None without audio.
-        video_seconds: None without video.
-        texts: what its tokens are counted of.
+    The last sides are those of a video's frames, 0 if unknown. Seconds are None without audio or video.
     """
 
     text_chars: int
@@ -36,11 +30,7 @@ class Sizes:
 
 
 def measure(sample: RawSample, limits: Limits) -> Sizes:
-    """The sizes of a sample, by the headers of its media.
-
-    Raises:
-        BadSampleError: for a sample that cannot be in a trace.
-    """
+    """The sizes of a sample, by the headers of its media; ``BadSampleError`` if it cannot be in a trace."""
     chars = sum(map(len, sample.texts))
     if chars > limits.text_chars:
         raise BadSampleError(Reason.LIMIT, f"{chars} characters, limits.text_chars={limits.text_chars}")

@@ -22,8 +22,9 @@ from PIL import Image, UnidentifiedImageError
 
 from entrain_bench.base.errors import UserError
 
+from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF: the tag, its values and what they ask for, and those by which an image is shown on its side.
@@ -40,13 +41,13 @@ _TURNS = {
 _ON_ITS_SIDE = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
 # Rates of sounds, in Hz: below telephones', above the highest of sound cards.
 SOUND_RATES_HZ = (4_000, 768_000)
-# Pixels of the largest frame of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16), a little more
-# than 8192 x 4320: decoders keep up to 16 of them.
-MAX_FRAME_PIXELS = 139_264 * 16 * 16
+# What a pixel of a video's frames takes: decoders keep up to 16, of up to 3 bytes a pixel, and one is made RGB. The
+# largest of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16) are within the budget.
+FRAME_PIXEL_BYTES = 60
 # By what the containers begin with; no others are tried, for some are lists of further files.
-HEAD_BYTES = 16
+_HEAD_BYTES = 16
 # What may be read to find the streams of a video.
-VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
+_VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 _BUFFER_BYTES = 16 * 1024
 # These have opinions on headers, once a file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -54,36 +55,28 @@ logging.getLogger("libav").setLevel(logging.CRITICAL)
 
 
 def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
-    """Width and height of an image in pixels, as it is shown (``turn``).
-
-    Raises:
-        BadSampleError: for what is no image of a known format, or is beyond a limit.
-    """
+    """Width and height of an image in pixels, as shown; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
         width, height = medium.width, medium.height
     else:
-        with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                with no_limit_of_its_own(), Image.open(file, formats=IMAGE_FORMATS) as image:
-                    width, height = image.size
-                    if turn(image) in _ON_ITS_SIDE:
-                        width, height = height, width
-            except UnidentifiedImageError as error:
-                raise BadSampleError(Reason.FORMAT, "no image") from error
-            # What plugins raise on bytes that nobody wrote has no common base.
-            except Exception as error:
-                raise BadSampleError(Reason.HEADER, one_line(error)) from error
+        try:
+            with opened_image(medium, limits) as image:
+                width, height = image.size
+                if turn(image) in _ON_ITS_SIDE:
+                    width, height = height, width
+        except BadSampleError:
+            raise
+        except UnidentifiedImageError as error:
+            raise BadSampleError(Reason.FORMAT, "no image") from error
+        # What plugins raise on bytes that nobody wrote has no common base.
+        except Exception as error:
+            raise BadSampleError(Reason.HEADER, one_line(error)) from error
     check_sides(width, height, limits)
     return width, height
 
 
 def turn(image: Image.Image) -> Image.Transpose | None:
-    """How the size of an image must be turned to be that which it is shown with: by EXIF, or XMP's copy of it.
-
-    Args:
-        image: opened, but not loaded: what a PNG says behind its pixels counts for nothing.
-    """
+    """How an image that is opened, but not loaded, must be turned to be shown: by EXIF, or XMP's copy of it."""
     # Pillow gives the size of a TIFF turned by its own tag.
     if _ORIENTATION in getattr(image, "tag_v2", ()):
         return None
@@ -92,13 +85,16 @@ def turn(image: Image.Image) -> Image.Transpose | None:
 
 
 @contextmanager
-def no_limit_of_its_own() -> Iterator[None]:
-    """Inside, Pillow opens images of any size: large ones are ours to refuse, by a limit that says so."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
+def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
+    """An image of any size, not loaded: large ones are ours to refuse, by a limit that says so, not Pillow's."""
+    with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            with Image.open(file, formats=IMAGE_FORMATS) as image:
+                yield image
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 def check_sides(width: int, height: int, limits: Limits) -> None:
@@ -114,17 +110,11 @@ def check_sides(width: int, height: int, limits: Limits) -> None:
 
 def check_frame(width: int, height: int) -> None:
     """Raise ``BadSampleError`` for frames of which a decoder cannot keep several."""
-    if width * height > MAX_FRAME_PIXELS:
-        raise BadSampleError(Reason.LIMIT, f"frames of {width}x{height} pixels, at most {MAX_FRAME_PIXELS} pixels")
+    BUDGET.ask(FRAME_PIXEL_BYTES * width * height, f"frames of {width}x{height} pixels", over_budget)
 
 
 def audio_seconds(medium: Medium, limits: Limits) -> float:
-    """Length of a sound in seconds.
-
-    Raises:
-        BadSampleError: for what is no sound of a format that libsndfile knows, or is beyond a limit.
-        UserError: if soundfile is not installed.
-    """
+    """Length of a sound in seconds; ``BadSampleError`` for a format that libsndfile lacks, or beyond a limit."""
     if isinstance(medium, Known):
         return _checked_seconds(medium.seconds, limits)
     soundfile = library("soundfile")
@@ -147,27 +137,21 @@ def checked_rate(rate_hz: int) -> int:
 
 
 def video_header(medium: Medium, limits: Limits) -> Known:
-    """Length of a video and the size of its frames, 0 where the data itself does not state it.
-
-    Raises:
-        BadSampleError: for what is no MP4, QuickTime, Matroska, WebM or AVI, or is beyond a limit.
-        UserError: if PyAV is not installed.
-    """
+    """Length and frame size of a video, 0 if not stated; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
         known = medium
     else:
-        av = library("av")
-        with opened(medium, limits.file_bytes, whole=False) as file:
-            container = container_format(file.read(HEAD_BYTES))
-            file.seek(0)
-            try:
-                with av.open(file, format=container, options=VIDEO_OPTIONS) as container_file:
-                    stream = container_file.streams.video[0]
-                    known = Known(
-                        int(stream.width), int(stream.height), _seconds_of(container_file, stream, av.time_base)
-                    )
-            except Exception as error:
-                raise BadSampleError(Reason.HEADER, one_line(error)) from error
+        try:
+            with opened_video(medium, limits) as video:
+                stream = video.streams.video[0]
+                seconds = (video.duration or 0) / library("av").time_base
+                if stream.duration:
+                    seconds = float(stream.duration * stream.time_base)
+                known = Known(int(stream.width), int(stream.height), seconds)
+        except (BadSampleError, UserError):
+            raise
+        except Exception as error:
+            raise BadSampleError(Reason.HEADER, one_line(error)) from error
     if known.width or known.height:
         check_sides(known.width, known.height, limits)
         check_frame(known.width, known.height)
@@ -175,13 +159,21 @@ def video_header(medium: Medium, limits: Limits) -> Known:
     return known
 
 
-def _seconds_of(container: Any, stream: Any, time_base: int) -> float:
-    if stream.duration:
-        return float(stream.duration * stream.time_base)
-    return (container.duration or 0) / time_base
+@contextmanager
+def opened_video(medium: Content, limits: Limits) -> Iterator[Any]:
+    """A video in FFmpeg's container; ``BadSampleError`` for another than those that are known."""
+    av = library("av")
+    with opened(medium, limits.file_bytes, whole=False) as file:
+        container = _container_format(file.read(_HEAD_BYTES))
+        file.seek(0)
+        with av.open(file, format=container, options=_VIDEO_OPTIONS) as video:
+            # A frame larger than the header says would be made before it can be looked at.
+            most = str(BUDGET.num_bytes // FRAME_PIXEL_BYTES)
+            video.streams.video[0].codec_context.options = {"max_pixels": most}
+            yield video
 
 
-def container_format(head: bytes) -> str:
+def _container_format(head: bytes) -> str:
     """FFmpeg's name of a video's container, by what it begins with."""
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
@@ -202,13 +194,7 @@ def _checked_seconds(seconds: float, limits: Limits) -> float:
 
 @contextmanager
 def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
-    """A file of the medium's bytes.
-
-    Args:
-        medium: where they are.
-        most_bytes: what is too large to be read whole.
-        whole: whether who reads its header may read it whole.
-    """
+    """A file of the medium's bytes; at most ``most_bytes`` if its reader may read it ``whole``."""
     if isinstance(medium, bytes):
         _check_bytes(len(medium), most_bytes)
         yield io.BytesIO(medium)
@@ -219,12 +205,13 @@ def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[
         yield io.BufferedReader(_SectionFile(medium), _BUFFER_BYTES)
         return
     try:
-        with medium.open("rb", buffering=_BUFFER_BYTES) as file:
-            if whole:
-                _check_bytes(os.fstat(file.fileno()).st_size, most_bytes)
-            yield file
+        file = medium.open("rb", buffering=_BUFFER_BYTES)
     except OSError as error:
         raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error
+    with file:
+        if whole:
+            _check_bytes(os.fstat(file.fileno()).st_size, most_bytes)
+        yield file
 
 
 def _check_bytes(size: int, most: int) -> None:

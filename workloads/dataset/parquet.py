@@ -7,22 +7,24 @@ that a file states count a value that repeats once.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from entrain_bench.base.errors import UserError
 
-from ..take import ALL, Take
-from .fields import Fields
-from .files import DataFile, data_files
-from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard
+from ..budget import BUDGET
+from .fields import Fields, FieldSource
+from .files import DataFile
+from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, over_budget
 from .recent import Recent
 
 # Bytes of row groups that are scanned in one go, as the file states them.
@@ -36,40 +38,22 @@ _BATCH_BYTES = 16 * 2**20
 _BUFFER_BYTES = 2**20
 
 
+# Rows that fields are found by.
+_HEAD_ROWS = 32
+# What an entry of a list takes while Arrow reads it, for each of its values, and as an object of Python's.
+_ENTRY_BYTES, _OBJECT_BYTES = 36, 160
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSource:
-    """Rows of Parquet files.
+class ParquetSource(FieldSource):
+    """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root`` (empty: no files)."""
 
-    Attributes:
-        path: a file, a folder or a pattern.
-        text: columns of text, or of turns of a conversation.
-        images: column of images: structs with ``bytes``, or ``path`` below ``root``; null: none.
-        audio: column of sounds, likewise.
-        video: column of videos, likewise.
-        seconds: column with the length of audio or video.
-        root: folder of the files that rows name.
-        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
-    """
+    ENDINGS: ClassVar[Sequence[str]] = (".parquet",)
 
-    path: str
-    text: Sequence[str] | str = ()
-    images: str | None = None
-    audio: str | None = None
-    video: str | None = None
-    seconds: str | None = None
     root: str = ""
-    take: str = ALL
-
-    def __post_init__(self) -> None:
-        self._fields()
-        Take.parse(self.take, "source.take")
 
     def shards(self) -> list[Shard]:
-        """Row groups of files, together up to 256 MiB.
-
-        Raises:
-            UserError: for no files, and if the first that can be read lacks a column.
-        """
+        """Row groups of files, together up to 256 MiB; ``UserError`` for no files, and if the first lacks a column."""
         shards, checked = list[Shard](), False
         for file in self.files():
             try:
@@ -85,29 +69,35 @@ class ParquetSource:
             shards += [Shard(file.label, row, file.version, place, (first, last)) for first, last, row in parts]
         return shards
 
-    def files(self) -> list[DataFile]:
-        """All files.
-
-        Raises:
-            UserError: if there are none.
-        """
-        return data_files(self.path, (".parquet",), Take.parse(self.take, "source.take"))
+    def head(self) -> tuple[list[str], list[dict[str, Any]]]:
+        """The names of the columns of the first file that can be read, and, of its first rows, texts and content."""
+        for file in self.files():
+            with suppress(pa.ArrowException, OSError, UnicodeDecodeError), pq.ParquetFile(file.path) as opened:
+                schema, rows = opened.schema_arrow, list[dict[str, Any]]()
+                held = [field.name for field in schema if re.search("string|binary", str(field.type))]
+                # Its scan will say what is wrong.
+                with suppress(BadSampleError):
+                    for group in range(min(1, opened.num_row_groups)):
+                        rows += islice(_rows_of(opened, group, held), _HEAD_ROWS)
+                return schema.names, rows
+        return [], []
 
     def reader(self, file: DataFile, kept: Recent[Any]) -> ParquetReader:
         """Reads rows by their numbers."""
-        return ParquetReader.of(file.path, self._fields(), kept)
+        return ParquetReader.of(file.path, self.fields(self.root), kept)
 
     def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:  # noqa: ARG002
         """The rows of a shard."""
-        fields = self._fields()
-        for number, row in enumerate(_rows(shard, fields), shard.first):
-            yield _record(number, row, fields)
-
-    def _fields(self) -> Fields:
-        return Fields.of(self.text, self.images, self.audio, self.video, self.seconds, self.root)
+        fields, (first, last) = self.fields(self.root), shard.part
+        # Without a buffer it reads a row group's column whole.
+        with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+            groups = range(first, last or file.metadata.num_row_groups)
+            rows = (row for group in groups for row in _rows_of(file, group, fields.names))
+            for number, row in enumerate(rows, shard.first):
+                yield fields.record(f"row {number + 1}", row)
 
     def _check(self, names: Sequence[str], path: Path) -> None:
-        missing = [name for name in self._fields().names if name not in names]
+        missing = [name for name in self.fields().names if name not in names]
         if missing:
             raise UserError(
                 f"source: {path} has no column {missing[0]}; columns: {', '.join(names)} "
@@ -115,21 +105,26 @@ class ParquetSource:
             )
 
 
-def _rows(shard: Shard, fields: Fields) -> Iterator[dict[str, Any]]:
-    first, last = shard.part
-    # Without a buffer it reads a row group's column whole.
-    with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-        for group in range(first, last or file.metadata.num_row_groups):
-            for piece in _pieces(file, group, fields):
-                yield from piece.to_pylist()
+def _rows_of(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for piece in _pieces(file, group, names):
+        needed = sum(map(_unpacked_bytes, piece.columns))
+        BUDGET.ask(needed, f"{len(piece)} rows of row group {group + 1}", over_budget)
+        yield from piece.to_pylist()
 
 
-def _pieces(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.RecordBatch]:
+def _pieces(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """A row group some rows at a time: at first one, then as many as ``_PIECE_BYTES`` hold of rows like the last."""
-    names = file.schema_arrow.names
-    if missing := [name for name in fields.names if name not in names]:
+    held = file.schema_arrow.names
+    if missing := [name for name in names if name not in held]:
         raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
-    for piece in file.iter_batches(1, row_groups=[group], columns=list(fields.names), use_threads=False):
+    metadata = file.metadata.row_group(group)
+    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
+    values = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in names)
+    # Every row has a value of each column at least; all others may be one row's.
+    most = max(0, values - metadata.num_rows * len(names))
+    what = f"row group {group + 1}: a row of up to {most:,} list entries (write smaller row groups)"
+    BUDGET.ask(most * _ENTRY_BYTES, what, over_budget)
+    for piece in file.iter_batches(1, row_groups=[group], columns=list(names), use_threads=False):
         # A name would hold the piece while the next is read.
         rows = len(piece)
         fit = _PIECE_BYTES * rows // max(1, piece.nbytes)
@@ -138,10 +133,23 @@ def _pieces(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.Rec
         file.reader.set_batch_size(max(1, min(_PIECE_ROWS, 2 * rows, fit)))
 
 
-def _batches(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.Table]:
+def _unpacked_bytes(values: pa.Array) -> int:
+    """What values take as objects of Python's, at most."""
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        longest = max(map(len, filter(None, values.dictionary.to_pylist())), default=0)
+        return len(values) * (_OBJECT_BYTES + longest)
+    if pa.types.is_struct(kind):
+        return _OBJECT_BYTES * len(values) + sum(map(_unpacked_bytes, values.flatten()))
+    if pa.types.is_nested(kind) and hasattr(values, "flatten"):
+        return _OBJECT_BYTES * len(values) + _unpacked_bytes(values.flatten())
+    return _OBJECT_BYTES * len(values) + int(values.nbytes)
+
+
+def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.Table]:
     """A row group in batches of some megabytes."""
     held, rows, size = list[pa.RecordBatch](), 0, 0
-    for piece in _pieces(file, group, fields):
+    for piece in _pieces(file, group, names):
         held.append(piece)
         rows, size = rows + len(piece), size + piece.nbytes
         if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -152,24 +160,11 @@ def _batches(file: pq.ParquetFile, group: int, fields: Fields) -> Iterator[pa.Ta
         yield pa.Table.from_batches(held)
 
 
-def _record(number: int, row: dict[str, Any], fields: Fields) -> RawSample | BadRecord:
-    key = f"row {number + 1}"
-    try:
-        return fields.sample(key, row)
-    except BadSampleError as error:
-        return BadRecord(key, error)
-
-
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
-    """Rows of a file by their numbers: the part of a row group up to a row is read, and its last batch kept.
+    """Rows by their numbers: the part of a row group up to a row is read, and its last batch kept.
 
-    Attributes:
-        path: of the file.
-        fields: of its rows.
-        metadata: of the file.
-        ends: number of the row behind each row group.
-        kept: batches that were read.
+    ``ends`` are the numbers of the rows behind each row group.
     """
 
     path: Path
@@ -193,7 +188,10 @@ class ParquetReader:
         within = number - (self.ends[group - 1] if group else 0)
         fields = self.fields.reading(text_only=text_only)
         start, batch = self._batch(group, within, fields)
-        return _record(number, batch.slice(within - start, 1).to_pylist()[0], fields)
+        row = batch.slice(within - start, 1)
+        needed = sum(_unpacked_bytes(chunk) for column in row.columns for chunk in column.chunks)
+        BUDGET.ask(needed, "it", over_budget)
+        return fields.record(f"row {number + 1}", row.to_pylist()[0])
 
     def _batch(self, group: int, row: int, fields: Fields) -> tuple[int, pa.Table]:
         """The batch of a row group that has a row, and the number of its first."""
@@ -202,7 +200,7 @@ class ParquetReader:
             return found
         start = 0
         with pq.ParquetFile(self.path, metadata=self.metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-            for batch in _batches(file, group, fields):
+            for batch in _batches(file, group, fields.names):
                 if row < start + len(batch):
                     self.kept.put(key, (start, batch), batch.nbytes)
                     return start, batch

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .interface import BadSampleError
@@ -37,12 +38,7 @@ _FIELDS: Mapping[str, pa.DataType] = {
 
 @dataclass(slots=True)
 class BadSamples:
-    """What was left out, and why.
-
-    Attributes:
-        counts: samples by reason.
-        listed: the first of them: name, what the data calls it, and what is wrong.
-    """
+    """Samples that were left out, counted by reason, and the first of them: name, the data's key, what is wrong."""
 
     counts: Counter[str] = field(default_factory=Counter)
     listed: list[tuple[str, str, str]] = field(default_factory=list)
@@ -69,11 +65,7 @@ class BadSamples:
 
 
 class Part:
-    """Rows of one shard, kept in memory as the compressed file that they become.
-
-    Args:
-        tokenizer: what counts tokens, if they are to be counted.
-    """
+    """Rows of one shard, kept in memory as the compressed file that they become."""
 
     def __init__(self, tokenizer: str | None) -> None:
         self._tokenizer = tokenizer
@@ -137,15 +129,20 @@ def read_scan(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_trace(file: IO[bytes], parts: Sequence[Path], tokenizer: str | None, scan: Mapping[str, Any]) -> None:
-    """Put parts one below the other; the bytes follow from them alone.
+def count_items(path: Path) -> dict[str, int]:
+    """Texts, images, sounds and videos of a trace."""
+    columns = {"texts": "text_chars", "images": "n_images", "sounds": "audio_seconds", "videos": "video_seconds"}
+    found = dict.fromkeys(columns, 0)
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROW_GROUP, columns=[*columns.values()]):
+            for kind, name in columns.items():
+                values = batch.column(name)
+                found[kind] += int(pc.sum(values if kind == "images" else pc.greater(values, 0)).as_py() or 0)
+    return found
 
-    Args:
-        file: where the trace goes.
-        parts: in their order.
-        tokenizer: whether there are tokens.
-        scan: how it came about, kept with it.
-    """
+
+def write_trace(file: IO[bytes], parts: Sequence[Path], tokenizer: str | None, scan: Mapping[str, Any]) -> None:
+    """Write parts one below the other, with how they came about; the bytes follow from the arguments alone."""
     schema = schema_of(tokenizer)
     schema = schema.with_metadata({METADATA_KEY: json.dumps(scan, sort_keys=True)})
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:

@@ -11,11 +11,7 @@ from .interface import BadSampleError, Reason
 
 
 def inside(root: str, name: str) -> Path:
-    """The regular file of a relative name below a root.
-
-    Args:
-        root: the folder that names are relative to.
-        name: as the data has it; anybody may have written it.
+    """The regular file of a relative name below a root; anybody may have written the name.
 
     Raises:
         BadSampleError: for an absolute name, one that leaves the root (``..``, a link), and what is no regular file.

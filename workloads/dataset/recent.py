@@ -8,14 +8,7 @@ from typing import Any
 
 
 class Recent[V]:
-    """As many values as fit, by key; those that were not asked for longest go first.
-
-    To other processes it travels empty.
-
-    Args:
-        most: how many.
-        most_bytes: of all of them together, as far as their bytes are told; None: any.
-    """
+    """As many values, and bytes of them, as fit, by key; the longest unused go first. It travels to processes empty."""
 
     def __init__(self, most: int, most_bytes: int | None = None) -> None:
         self._most, self._most_bytes = most, most_bytes

@@ -4,69 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from entrain_bench.base.arrays import IntArray
 
-from ..take import ALL, Take
 from .blocks import Block, blocks_of, record_ends, records_of
-from .fields import Fields
-from .files import DataFile, data_files
+from .fields import Fields, FieldSource
+from .files import DataFile
 from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard
 from .recent import Recent
 
+# Records of each of so many files that fields are found by.
+_HEAD_RECORDS, _HEAD_FILES = 1000, 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSource:
-    """Records of JSON arrays, or of files with a record a line.
+class RecordSource(FieldSource):
+    """Records of JSON arrays, or of files with a record a line; ``id`` is the field that messages name them by.
 
-    Attributes:
-        path: a file, a folder or a pattern.
-        root: folder of the media that records name; empty: that of the annotation file.
-        text: fields of text, or of turns of a conversation.
-        images: field of an image or several: file names, or ``{width: ..., height: ...}``; null: none.
-        audio: field of a sound; null: none.
-        video: field of a video; null: none.
-        seconds: field with the length of audio or video; where a record has it, no file is opened, and the size of a
-            video's frames is that of its ``width`` and ``height``.
-        id: field that messages name records by; null: their numbers.
-        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
+    ``root`` is the folder of the media that records name; empty: that of the annotation file.
     """
 
-    path: str
-    root: str = ""
-    text: Sequence[str] | str = ()
-    images: str | None = None
-    audio: str | None = None
-    video: str | None = None
-    seconds: str | None = None
-    id: str | None = None
-    take: str = ALL
+    ENDINGS: ClassVar[Sequence[str]] = (".json", ".jsonl")
+    SPARSE: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self._fields("")
-        Take.parse(self.take, "source.take")
+    root: str = ""
+    id: str | None = None
 
     def shards(self) -> list[Shard]:
-        """Blocks of records.
-
-        Raises:
-            UserError: for no files.
-        """
+        """Blocks of records; ``UserError`` for no files."""
         return [
             Shard(file.label, block.first, file.version, str(file.path), (block.start, block.stop))
             for file in self.files()
             for block in blocks_of(file.path)
         ]
 
-    def files(self) -> list[DataFile]:
-        """All files.
-
-        Raises:
-            UserError: if there are none.
-        """
-        return data_files(self.path, (".json", ".jsonl"), Take.parse(self.take, "source.take"))
+    def head(self) -> tuple[list[str], list[Mapping[str, Any]]]:
+        """The names of the fields of the first records of the first files, and these records."""
+        found: list[Mapping[str, Any]] = []
+        for file in self.files()[:_HEAD_FILES]:
+            for block in islice(blocks_of(file.path), 1):
+                records = islice(records_of(file.path, block), _HEAD_RECORDS)
+                found += [record for record in records if isinstance(record, Mapping)]
+        return list(dict.fromkeys(str(name) for record in found for name in record)), found
 
     def reader(self, file: DataFile, kept: Recent[Any]) -> RecordReader:  # noqa: ARG002
         """Reads records by their numbers."""
@@ -82,33 +64,21 @@ class RecordSource:
     def sample(self, number: int, record: object, fields: Fields) -> RawSample | BadRecord:
         """The sample of a record."""
         key = f"record {number + 1}"
-        try:
-            if isinstance(record, ValueError) or not isinstance(record, Mapping):
-                what = str(record) if isinstance(record, ValueError) else "no mapping"
-                raise BadSampleError(Reason.RECORD, what)
-            if self.id and self.id in record:
-                key = f"{key} ({record[self.id]})"
-            return fields.sample(key, record)
-        except BadSampleError as error:
-            return BadRecord(key, error)
+        if not isinstance(record, Mapping):
+            what = str(record) if isinstance(record, ValueError) else "no mapping"
+            return BadRecord(key, BadSampleError(Reason.RECORD, what))
+        if self.id and self.id in record:
+            key = f"{key} ({record[self.id]})"
+        return fields.record(key, record)
 
     def fields_of(self, path: Path) -> Fields:
         """The fields of a file's records."""
-        return self._fields(self.root or str(path.parent))
-
-    def _fields(self, root: str) -> Fields:
-        return Fields.of(self.text, self.images, self.audio, self.video, self.seconds, root)
+        return self.fields(self.root or str(path.parent))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordReader:
-    """Records of a file by their numbers.
-
-    Attributes:
-        source: whose file it is.
-        path: of the file.
-        ends: of each record, in bytes ``[records]``.
-    """
+    """Records of a file by their numbers; ``ends`` of each in bytes ``[records]``."""
 
     source: RecordSource
     path: Path

@@ -33,41 +33,24 @@ from .video import VideoFrames
 
 # By what a trace calls them; a trace names no other code to run.
 SOURCES: Mapping[str, type[Source]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
-_INDEXES, _BATCHES, _RECORDS, _VIDEOS = 1024, 8, 4, 4
-_BATCHES_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a process has read; it travels to others empty.
+    """What a process has read; it travels to others empty."""
 
-    Attributes:
-        readers: by the label of their file.
-        batches: of the readers.
-        samples: whose items are asked for one after the other, by name.
-        tiles: of the last image.
-        videos: being decoded, by the names of their samples.
-    """
-
-    readers: Recent[Reader] = field(default_factory=lambda: Recent(_INDEXES))
-    batches: Recent[Any] = field(default_factory=lambda: Recent(_BATCHES, _BATCHES_BYTES))
-    samples: Recent[tuple[RawSample, Sizes]] = field(default_factory=lambda: Recent(_RECORDS))
+    readers: Recent[Reader] = field(default_factory=lambda: Recent(1024))
+    batches: Recent[Any] = field(default_factory=lambda: Recent(8, 128 * 2**20))
+    samples: Recent[tuple[RawSample, Sizes]] = field(default_factory=lambda: Recent(4))
     tiles: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
-    videos: Recent[VideoFrames] = field(default_factory=lambda: Recent(_VIDEOS))
+    videos: Recent[VideoFrames] = field(default_factory=lambda: Recent(4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSamples:
-    """Samples of a scanned data set.
+    """Samples of a scanned data set, whose ``files`` are by their labels.
 
-    Attributes:
-        source: the data set.
-        files: its files by their labels.
-        limits: of the scan.
-        tokenizer: of the scan.
-        rules: the model's token rules.
-        shapes_of: the shapes of samples of given sizes, as the workload has them.
-        truncates: whether samples may have been shortened.
+    ``shapes_of`` makes the shapes of samples of given sizes as the workload does, which ``truncates`` some or not.
     """
 
     source: ReadableSource
@@ -195,14 +178,6 @@ def samples_of(
     truncates: bool,
 ) -> TraceSamples:
     """The samples that a trace lists.
-
-    Args:
-        trace: the file.
-        rules: the model's token rules.
-        vocab_size: of the LLM.
-        moved: where data is, if not where it was scanned.
-        shapes_of: the shapes of samples of given sizes, as the workload has them.
-        truncates: whether the workload shortens samples.
 
     Raises:
         UserError: for a trace that was not scanned, or by another version, or whose text was not tokenized, data that

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import remove_partial, stream_atomically
@@ -19,7 +17,8 @@ from entrain_bench.run import ray_workers, workers
 from entrain_bench.run.workers import Died
 
 from .interface import Limits, Shard, Source
-from .parts import BadSamples, read_bad, read_scan, write_trace
+from .known import recognised
+from .parts import BadSamples, count_items, read_bad, read_scan, write_trace
 from .shard import Job, Scanned, died_at, scan_shard
 from .text import tokenizer_version
 
@@ -33,20 +32,16 @@ type Advance = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """What a scan found.
+    """What a scan found: rows of the trace, shards, what was left out, and the number of items by kind.
 
-    Attributes:
-        path: the trace.
-        samples: rows of it.
-        shards: scanned.
-        bad: what was left out.
-        again: whether it had been scanned before, and nothing has changed.
+    ``again``: the data had been scanned before, and nothing has changed.
     """
 
     path: Path
     samples: int
     shards: int
     bad: BadSamples
+    items: Mapping[str, int]
     again: bool = False
 
     @property
@@ -62,17 +57,7 @@ class ScanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """How a data set is scanned.
-
-    Attributes:
-        source: the data set.
-        limits: of good samples.
-        tokenizer: a ``tokenizer.json``; ``bytes``: a token a byte; None: characters only.
-        timeout_s: seconds that a sample may take; the process that takes longer is ended.
-        engine: ``processes`` of this machine, or ``ray``.
-        workers: shards at a time; None: one a core, up to 8, or all CPUs of the Ray cluster.
-        ray_address: host and port of a running cluster; None: one on this machine, for this scan.
-    """
+    """How a data set is scanned; `entrain-bench trace --help` says what its options mean."""
 
     source: Source
     limits: Limits = field(default_factory=Limits)
@@ -103,13 +88,19 @@ class Scan:
         """
         if output.exists() and read_scan(output) is None:
             raise UserError(f"output={output}: exists and is no trace of a scan; remove it or choose another name")
+        if (named := recognised(self.source)) is not self.source:
+            return replace(self, source=named).run(output, advance)
         shards = list(self.source.shards())
         if not shards:
             raise UserError(f"source: {describe(self.source)} has nothing to scan")
-        digests = self._digests(shards)
+        version_of = tokenizer_version(self.tokenizer)
+        # What each part follows from.
+        common = [FORMAT, describe(self.source), asdict(self.limits), version_of]
+        digests = [_digest([common, shard.label, shard.first, shard.version, shard.part]) for shard in shards]
         whole = _digest([*digests])
         if (found := read_scan(output)) and found["digest"] == whole:
-            return ScanReport(output, found["samples"], len(shards), BadSamples.of(found["bad"]), again=True)
+            bad = BadSamples.of(found["bad"])
+            return ScanReport(output, found["samples"], len(shards), bad, count_items(output), again=True)
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
@@ -122,14 +113,15 @@ class Scan:
             bad.merge(bad_of_part)
         if not samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(bad.counts.items()))
-            raise UserError(f"source: {describe(self.source)} has no good sample ({reasons or 'it is empty'})")
+            first = next((f"; the first, {name} ({key}): {what}" for name, key, what in bad.listed), "")
+            raise UserError(f"source: {describe(self.source)} has no good sample ({reasons or 'it is empty'}){first}")
         scan = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
             "source": describe(self.source),
             "limits": asdict(self.limits),
             "tokenizer": self.tokenizer,
-            "tokenizer_version": tokenizer_version(self.tokenizer),
+            "tokenizer_version": version_of,
             "files": {shard.label: shard.version for shard in shards},
             "shards": len(shards),
             "samples": samples,
@@ -137,90 +129,41 @@ class Scan:
         }
         stream_atomically(output, lambda file: write_trace(file, parts, self.tokenizer, scan))
         shutil.rmtree(folder)
-        return ScanReport(output, samples, len(shards), bad)
+        return ScanReport(output, samples, len(shards), bad, count_items(output))
 
     def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
         """Scan the shards that have no part yet."""
-        jobs = [
-            Job(
-                source=self.source,
-                shard=shard,
-                part=part,
-                journal=part.with_suffix(".journal"),
-                limits=self.limits,
-                tokenizer=self.tokenizer,
-                timeout_s=self.timeout_s,
-            )
-            for shard, part in zip(shards, parts, strict=True)
-        ]
-        for job in jobs:
-            if job.part.exists():
-                advance(len(jobs), *_of_part(job.part))
-        queue, failures = _Queue([job for job in jobs if not job.part.exists()]), list[str]()
-        deaths: dict[Path, dict[int, str]] = defaultdict(dict)
-        with self._worked_off(queue) as results:
+        waiting, failures = list[Job](), list[str]()
+        for shard, part in zip(shards, parts, strict=True):
+            if part.exists():
+                samples, bad = read_bad(part)
+                advance(len(shards), samples, bad.counts.total())
+            else:
+                waiting.append(Job(self, shard, part))
+        while waiting:
+            results, waiting = self._worked_off(waiting), []
             for job, result in results:
                 if isinstance(result, Died):
-                    again = _after_death(job, result, deaths[job.part], self.timeout_s)
-                    if again is None:
+                    number = died_at(job.journal)
+                    if number in job.skip or len(job.skip) >= _MAX_DEATHS or number < job.shard.first:
                         failures.append(f"{job.shard.label}: {result}")
-                    else:
-                        queue.put(again)
+                        continue
+                    what = f"{result}, or took longer than timeout_s={self.timeout_s:g}"
+                    waiting.append(replace(job, skip={**job.skip, number: what}))
                 elif result.failure:
                     failures.append(result.failure)
                 else:
-                    advance(len(jobs), result.samples, result.bad)
+                    advance(len(shards), result.samples, result.bad)
         if failures:
             raise ExecutionError(
-                f"{len(failures)} of {len(jobs)} shards were not scanned ({failures[0]}); "
+                f"{len(failures)} of {len(shards)} shards were not scanned ({failures[0]}); "
                 "the others are kept: the same command goes on from there"
             )
 
-    @contextmanager
-    def _worked_off(self, jobs: _Queue) -> Iterator[Iterator[tuple[Job, Scanned | Died]]]:
+    def _worked_off(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Scanned | Died]]:
         if self.engine == RAY:
-            yield ray_workers.work_off(scan_shard, jobs, self.workers or -1, self.ray_address, field="engine=ray")
-            return
-        with workers.Crew() as crew:
-            yield crew.work_off(scan_shard, jobs, self.workers or workers.num_processes())
-
-    def _digests(self, shards: Sequence[Shard]) -> list[str]:
-        """What each part follows from."""
-        common = [FORMAT, describe(self.source), asdict(self.limits), tokenizer_version(self.tokenizer)]
-        return [_digest([common, shard.label, shard.first, shard.version, shard.part]) for shard in shards]
-
-
-class _Queue:
-    """Jobs to which others may be added while they are worked off."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = deque(jobs)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Job:
-        if not self._jobs:
-            raise StopIteration
-        return self._jobs.popleft()
-
-    def put(self, job: Job) -> None:
-        """One more, to be next."""
-        self._jobs.appendleft(job)
-
-
-def _after_death(job: Job, death: Died, skip: dict[int, str], timeout_s: float) -> Job | None:
-    """The job without the sample that a process died of; None if that does not help."""
-    number = died_at(job.journal)
-    if number in skip or len(skip) >= _MAX_DEATHS or number < job.shard.first:
-        return None
-    skip[number] = f"{death}, or took longer than timeout_s={timeout_s:g}"
-    return replace(job, skip=dict(skip))
-
-
-def _of_part(part: Path) -> tuple[int, int]:
-    samples, bad = read_bad(part)
-    return samples, bad.counts.total()
+            return ray_workers.work_off(scan_shard, jobs, self.workers or -1, self.ray_address, field="engine=ray")
+        return workers.work_off(scan_shard, jobs, self.workers or workers.num_processes())
 
 
 def describe(source: object) -> dict[str, Any]:

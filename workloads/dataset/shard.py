@@ -12,13 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 
-from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, Source
+from ..budget import BUDGET
+from .interface import BadRecord, BadSampleError, Reason, Shard
 from .measure import measure
 from .parts import Part
+
+if TYPE_CHECKING:
+    from .scan import Scan
 
 _NUMBER = struct.Struct("<q")
 # Nothing of the shard has been read.
@@ -30,40 +35,24 @@ _PASSING = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
-    """A shard to be scanned.
+    """A shard to be scanned to a part; ``skip``: samples that processes died of, by their number, and how."""
 
-    Attributes:
-        source: where it is from.
-        shard: the shard.
-        part: the file that its rows go to.
-        journal: the file that says how far it has been read, should the process die.
-        limits: of good samples.
-        tokenizer: what counts tokens; None: nothing does.
-        timeout_s: what a sample may take.
-        skip: samples that processes died of, by their number, and how.
-    """
-
-    source: Source
+    scan: Scan
     shard: Shard
     part: Path
-    journal: Path
-    limits: Limits
-    tokenizer: str | None
-    timeout_s: float
     skip: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def journal(self) -> Path:
+        """The file that says how far the shard has been read, should the process die."""
+        return self.part.with_suffix(".journal")
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What became of a shard.
-
-    Attributes:
-        samples: in its part.
-        bad: left out.
-        failure: why there is no part, and no sense in going on; empty if there is one.
-    """
+    """Samples in a shard's part, those left out, and, if there is no part, why."""
 
     samples: int = 0
     bad: int = 0
@@ -72,29 +61,42 @@ class Scanned:
 
 def scan_shard(job: Job) -> Scanned:
     """Read a shard and write its part, in which stands what is wrong with samples, or with the file from some on."""
-    part = Part(job.tokenizer)
-    seen = 0
+    part = Part(job.scan.tokenizer)
     try:
-        with _journal(job.journal) as journal, _watch(job.timeout_s) as beat:
-            try:
-                for number, record in enumerate(job.source.samples(job.shard, job.limits), job.shard.first):
-                    _NUMBER.pack_into(journal, 0, number)
-                    seen += 1
-                    beat()
-                    _add(part, f"{job.shard.label}:{number}", number, record, job)
-            except BadSampleError as error:
-                part.bad.add(job.shard.label, f"after {seen} records", error)
+        _read(job, part)
         write_atomically(job.part, part.finish())
     except UserError as error:
         return Scanned(failure=str(error))
     except OSError as error:
-        if error.errno in _PASSING or isinstance(error, ConnectionError | TimeoutError):
-            return Scanned(failure=f"{job.shard.label}: {error}")
-        return _ended(part, job, seen, error)
+        return Scanned(failure=f"{job.shard.label}: {error}")
+    return Scanned(part.num_samples, part.bad.counts.total())
+
+
+def _read(job: Job, part: Part) -> None:
+    seen, label, limits = 0, job.shard.label, job.scan.limits
+    try:
+        with BUDGET.held(), _journal(job.journal) as journal, _watch(job.scan.timeout_s) as beat:
+            for number, record in enumerate(job.scan.source.samples(job.shard, limits), job.shard.first):
+                _NUMBER.pack_into(journal, 0, number)
+                seen += 1
+                beat()
+                try:
+                    if number in job.skip:
+                        raise BadSampleError(Reason.CRASH, job.skip[number])
+                    if isinstance(record, BadRecord):
+                        raise record.error
+                    part.add(f"{label}:{number}", measure(record, limits))
+                except BadSampleError as error:
+                    part.bad.add(f"{label}:{number}", record.key, error)
+    except BadSampleError as error:
+        part.bad.add(label, f"after {seen} records", error)
     # Whatever the libraries that read files raise on bytes that nobody wrote.
     except Exception as error:
-        return _ended(part, job, seen, error)
-    return Scanned(part.num_samples, part.bad.counts.total())
+        passing = isinstance(error, OSError) and error.errno in _PASSING
+        if passing or isinstance(error, UserError | ConnectionError | TimeoutError):
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        part.bad.add(label, f"after {seen} records", BadSampleError(Reason.FILE, what))
 
 
 def died_at(journal: Path) -> int:
@@ -104,25 +106,6 @@ def died_at(journal: Path) -> int:
     except (OSError, struct.error):
         return NOWHERE
     return int(number)
-
-
-def _add(part: Part, name: str, number: int, record: RawSample | BadRecord, job: Job) -> None:
-    try:
-        if number in job.skip:
-            raise BadSampleError(Reason.CRASH, job.skip[number])
-        if isinstance(record, BadRecord):
-            raise record.error
-        part.add(name, measure(record, job.limits))
-    except BadSampleError as error:
-        part.bad.add(name, record.key, error)
-
-
-def _ended(part: Part, job: Job, seen: int, error: Exception) -> Scanned:
-    """The part of a shard that could be read up to some record."""
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    part.bad.add(job.shard.label, f"after {seen} records", BadSampleError(Reason.FILE, what))
-    write_atomically(job.part, part.finish())
-    return Scanned(part.num_samples, part.bad.counts.total())
 
 
 @contextmanager
@@ -138,9 +121,8 @@ def _journal(path: Path) -> Iterator[mmap.mmap]:
 def _watch(timeout_s: float) -> Iterator[Callable[[], None]]:
     """Ends this process when a sample takes too long, also within a library that is stuck.
 
-    Yields:
-        What is to be called when another sample begins. Setting the clock takes longer than most samples do, so that
-        it is not set for each.
+    Yields what is to be called when another sample begins. It does not always set the clock, which takes longer than
+    most samples do.
     """
     set_at = -timeout_s
     with Path(os.devnull).open("w") as nowhere:

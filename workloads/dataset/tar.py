@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,20 +25,21 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 
+from ..budget import BUDGET
 from ..take import ALL, Take
 from .fields import Fields
 from .files import DataFile, data_files
-from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard
+from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard, over_budget
+from .known import ENDINGS
 from .paths import leaves_root
 from .recent import Recent
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "ppm"})
-SOUNDS = frozenset({"wav", "flac", "ogg", "opus", "mp3"})
-VIDEOS = frozenset({"mp4", "mov", "m4v", "mkv", "webm", "avi"})
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # What an archive says of itself.
 _META = re.compile(r"__[^/]*__(?:$|/)")
+# What a member takes in memory beside its content.
+_MEMBER_BYTES = 2**10
 # What no header of an archive takes, whatever it says.
 _HEADER_BYTES = 2**20
 
@@ -51,18 +53,12 @@ class _Group:
     media: dict[str, list[Medium]] = field(default_factory=lambda: {"images": [], "audio": [], "video": []})
     suffixes: set[str] = field(default_factory=set)
     error: BadSampleError | None = None
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarSource:
-    """Samples of tar files.
-
-    Attributes:
-        path: a file, a folder or a pattern.
-        text: suffixes of members that are text.
-        json_fields: fields of a sample's ``.json`` that are text, or turns of a conversation.
-        take: which of the files, by their order: ``all``, ``first:10``, ``first:5%``.
-    """
+    """Samples of tar files; experiments/source/webdataset.yaml explains the attributes."""
 
     path: str
     text: Sequence[str] = ("txt",)
@@ -73,19 +69,11 @@ class TarSource:
         Take.parse(self.take, "source.take")
 
     def shards(self) -> list[Shard]:
-        """Files, each of them whole: the headers of a tar file follow from one another.
-
-        Raises:
-            UserError: for no files.
-        """
+        """Whole files, since the headers of a tar file follow from one another; ``UserError`` for no files."""
         return [Shard(file.label, 0, file.version, str(file.path)) for file in self.files()]
 
     def files(self) -> list[DataFile]:
-        """All files.
-
-        Raises:
-            UserError: if there are none.
-        """
+        """All files; ``UserError`` if there are none."""
         return data_files(self.path, SUFFIXES, Take.parse(self.take, "source.take"))
 
     def reader(self, file: DataFile, kept: Recent[Any]) -> TarReader:  # noqa: ARG002
@@ -101,55 +89,49 @@ class TarSource:
 
     def samples_from(self, file: IO[bytes], plain: Path | None, limits: Limits) -> Iterator[RawSample | BadRecord]:
         """The samples of an archive from where it stands: at its beginning, or at a sample's."""
-        group: _Group | None = None
-        for member, key, suffix, error in _named_members(file):
-            if group is None or key != group.key:
-                if group is not None:
-                    yield _finished(group)
-                group = _Group(key)
-            try:
-                if error:
-                    raise error
-                self._add(group, member, suffix, file, plain, limits)
-            except BadSampleError as found:
-                group.error = group.error or found
-        if group is not None:
+        for key, members in groupby(_named_members(file), lambda member: member[1]):
+            group = _Group(key)
+            for member, _, suffix, error in members:
+                try:
+                    if error:
+                        raise error
+                    self._add(group, member, suffix, file, plain, limits)
+                except BadSampleError as found:
+                    group.error = group.error or found
             yield _finished(group)
 
     def _add(
         self, group: _Group, member: tarfile.TarInfo, suffix: str, file: IO[bytes], plain: Path | None, limits: Limits
     ) -> None:
-        """One more member of a sample.
-
-        Args:
-            group: the sample.
-            member: whose place in the archive is known.
-            suffix: all after the first dot of its name, in small letters.
-            file: the archive.
-            plain: the archive's path, if it is not compressed.
-            limits: of what is read.
-        """
+        """One more member of a sample; ``plain`` is the archive's path, if it is not compressed."""
         if suffix in group.suffixes:
             raise BadSampleError(Reason.DUPLICATE, member.name)
+        group.num_bytes += _MEMBER_BYTES
+        BUDGET.ask(group.num_bytes, "its members", over_budget)
         group.suffixes.add(suffix)
         last = suffix.rpartition(".")[2]
-        kind = next((kind for kind, known in _KINDS.items() if last in known), None)
+        kind = next((kind for kind, known in ENDINGS.items() if last in known), None)
         is_json = last == "json" and bool(self.json_fields)
         if kind is None and not is_json and suffix not in self.text:
             return
         if kind is not None and plain is not None:
             group.media[kind].append(Section(plain, member.offset_data, member.size))
             return
-        content = _content(member, file, limits)
+        if member.size > limits.file_bytes:
+            what = f"{member.name}: {member.size} bytes, limits.file_bytes={limits.file_bytes}"
+            raise BadSampleError(Reason.LIMIT, what)
+        group.num_bytes += member.size
+        BUDGET.ask(group.num_bytes, "its members", over_budget)
+        file.seek(member.offset_data)
+        content = file.read(member.size)
+        if len(content) < member.size:
+            raise EOFError("unexpected end of data")
         if kind is not None:
             group.media[kind].append(content)
         elif is_json:
             group.texts += _json_texts(content, self.json_fields)
         else:
             group.texts.append(content.decode(errors="replace"))
-
-
-_KINDS = {"images": IMAGES, "audio": SOUNDS, "video": VIDEOS}
 
 
 def _finished(group: _Group) -> RawSample | BadRecord:
@@ -173,13 +155,7 @@ def _split(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TarReader:
-    """Samples of an archive by their numbers.
-
-    Attributes:
-        source: whose file it is.
-        path: of the file.
-        starts: of each sample's first header, in bytes ``[samples]``.
-    """
+    """Samples of an archive by their numbers; ``starts`` of each one's first header in bytes ``[samples]``."""
 
     source: TarSource
     path: Path
@@ -187,11 +163,7 @@ class TarReader:
 
     @classmethod
     def of(cls, source: TarSource, path: Path) -> TarReader:
-        """A reader of an archive, of which headers are read once.
-
-        Raises:
-            BadSampleError: for a compressed one.
-        """
+        """Read the headers of an archive once; ``BadSampleError`` for a compressed one."""
         if path.suffix in _OPENERS:
             raise BadSampleError(Reason.FILE, f"{path.name} is compressed; samples can be read from plain .tar files")
         with path.open("rb") as file:
@@ -209,31 +181,15 @@ class TarReader:
 
 def _starts(file: IO[bytes]) -> Iterator[int]:
     """Where the samples of an archive begin; of a damaged one those before the damage."""
-    before: str | None = None
     with suppress(BadSampleError):
-        for member, key, _, _ in _named_members(file):
-            if key != before:
-                yield member.offset
-            before = key
+        for _, members in groupby(_named_members(file), lambda member: member[1]):
+            yield next(members)[0].offset
 
 
 def _named_members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, str, BadSampleError | None]]:
     """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them."""
-    for member, name, error in _members(file):
-        key, suffix = _split(name)
-        if error is not None or suffix:
-            yield member, key, suffix, error
-
-
-def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleError | None]]:
-    """The members of an archive, their names, and what is wrong with them.
-
-    Raises:
-        BadSampleError: where the archive cannot be read on.
-    """
-    guarded = _Guarded(file)
     try:
-        with tarfile.open(fileobj=guarded, mode="r:") as archive:
+        with tarfile.open(fileobj=_Guarded(file), mode="r:") as archive:
             while member := archive.next():
                 # It would keep them all.
                 archive.members.clear()  # type: ignore[attr-defined]
@@ -246,23 +202,15 @@ def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, BadSampleE
                     error = BadSampleError(Reason.RECORD, f"{member.name}: no plain file")
                 elif member.size < 0:
                     error = BadSampleError(Reason.RECORD, f"{member.name}: {member.size} bytes")
-                yield member, member.name, error
+                key, suffix = _split(member.name)
+                if error is not None or suffix:
+                    yield member, key, suffix, error
             file.seek(archive.offset)
             # A header that it does not understand ends an archive, for it, as its end does.
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
     except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise BadSampleError(Reason.FILE, f"{error}") from error
-
-
-def _content(member: tarfile.TarInfo, file: IO[bytes], limits: Limits) -> bytes:
-    if member.size > limits.file_bytes:
-        raise BadSampleError(Reason.LIMIT, f"{member.name}: {member.size} bytes, limits.file_bytes={limits.file_bytes}")
-    file.seek(member.offset_data)
-    content = file.read(member.size)
-    if len(content) < member.size:
-        raise EOFError("unexpected end of data")
-    return content
 
 
 def _json_texts(content: bytes, fields: Sequence[str]) -> Sequence[str]:

@@ -23,11 +23,7 @@ BYTES = "bytes"
 
 
 def tokenizer_version(tokenizer: str | None) -> str:
-    """What says that a tokenizer is still the same: its kind, or its file's hash; empty for none.
-
-    Raises:
-        UserError: for a file that is no tokenizer.
-    """
+    """A tokenizer's kind or its file's hash, empty for none; ``UserError`` for a file that is no tokenizer."""
     if tokenizer is None or tokenizer == BYTES:
         return tokenizer or ""
     _load(tokenizer)
@@ -35,12 +31,7 @@ def tokenizer_version(tokenizer: str | None) -> str:
 
 
 def token_ids(pieces: Sequence[str], tokenizer: str) -> IntArray:
-    """Tokens of a sample ``[tokens]``, int64: as many as are counted of it.
-
-    Args:
-        pieces: of its text, which are tokenized one by one.
-        tokenizer: ``bytes``, or a ``tokenizer.json``.
-    """
+    """Tokens of a sample's pieces of text, tokenized one by one ``[tokens]``, int64: as many as are counted of it."""
     if tokenizer == BYTES:
         content = b"".join(map(_bytes_of, pieces))
         return np.frombuffer(content, np.uint8).astype(np.int64)
@@ -54,12 +45,7 @@ def vocabulary_of(tokenizer: str) -> int:
 
 
 def count_tokens(texts: Sequence[Sequence[str]], tokenizer: str) -> list[int]:
-    """Tokens of every sample, without special ones; pieces of a sample are tokenized one by one.
-
-    Args:
-        texts: pieces of every sample ``[samples]``.
-        tokenizer: ``bytes``, or a ``tokenizer.json``.
-    """
+    """Tokens of the pieces of every sample, tokenized one by one, without special tokens."""
     if tokenizer == BYTES:
         return [sum(len(_bytes_of(piece)) for piece in pieces) for pieces in texts]
     flat = [_valid(piece) for pieces in texts for piece in pieces]

@@ -10,30 +10,20 @@ import numpy as np
 
 from entrain_bench.specs.contents import Pixels
 
+from ..budget import BUDGET
 from .decode import content_of, resized
-from .interface import BadSampleError, Limits, Medium, Reason
-from .media import HEAD_BYTES, VIDEO_OPTIONS, check_frame, container_format, library, one_line, opened, video_header
+from .interface import BadSampleError, Limits, Medium, Reason, over_budget
+from .media import check_frame, one_line, opened_video, video_header
 
 # Scaled frames of a video that are kept for who asks for them again.
 _KEPT_BYTES = 32 * 2**20
 
 
 class VideoFrames:
-    """Frames of a video, evenly spread over its length: those shown in the middle of ``count`` equal parts.
+    """``count`` frames of a video, scaled: those shown in the middle of as many equal parts of its length.
 
     Who asks for frames further on has the video decoded from where it is; who asks for what is no longer kept, from its
-    beginning.
-
-    Args:
-        medium: the video.
-        limits: of what is read.
-        count: how many.
-        height: of each, in pixels.
-        width: of each, in pixels.
-
-    Raises:
-        BadSampleError: for a header that cannot be read, or is beyond a limit.
-        UserError: if PyAV is not installed.
+    beginning. Raises ``BadSampleError`` for a header that cannot be read, or is beyond a limit.
     """
 
     def __init__(self, medium: Medium, limits: Limits, count: int, height: int, width: int) -> None:
@@ -47,12 +37,10 @@ class VideoFrames:
         self._next = 0
 
     def between(self, first: int, stop: int) -> Pixels:
-        """Frames from one number up to another ``[frames, height, width, 3]``.
-
-        Raises:
-            BadSampleError: for what cannot be decoded.
-        """
+        """Frames from one number up to another ``[frames, height, width, 3]``; ``BadSampleError`` if damaged."""
         assert 0 <= first < stop <= len(self._times)
+        height, width = self._size
+        BUDGET.ask(6 * (stop - first) * height * width, f"{stop - first} frames of {width}x{height}", over_budget)
         try:
             self._decode(first, stop)
         except BadSampleError:
@@ -80,12 +68,8 @@ class VideoFrames:
 
     def _frames(self) -> Iterator[Any]:
         """The frames that are shown at the times, as they come."""
-        av = library("av")
-        with opened(self._content, self._limits.file_bytes, whole=False) as file:
-            container = container_format(file.read(HEAD_BYTES))
-            file.seek(0)
-            with av.open(file, format=container, options=VIDEO_OPTIONS) as video:
-                yield from _shown_at(video, self._times)
+        with opened_video(self._content, self._limits) as video:
+            yield from _shown_at(video, self._times)
 
 
 def _shown_at(video: Any, times: list[float]) -> Iterator[Any]:

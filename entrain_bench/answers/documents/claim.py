@@ -17,6 +17,8 @@ REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
 # Overrides stated at a claim hold for both settings.
 KEYS = REQUIRED | {"system", "choices", "assumption", "judged_by", "no_source", "why", *OVERRIDES}
 SIDES = ("common", "of", "to")
+# Overrides that take the place of a setting's, of all runs or of those of one side.
+type Change = Mapping[str, tuple[str, ...]]
 SETTING_KEYS = {"setting", "measure", *OVERRIDES}
 # Of the metric in the unit: of a ratio, of a change or share, of bytes, of a count.
 SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "stages": 1.0}
@@ -47,15 +49,6 @@ class Measure:
     pick_of: str = "mean"
     pick_to: str = "mean"
     over: str = "mean"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Overrides that take the place of a setting's, of all runs or of those of one side."""
-
-    common: tuple[str, ...] = ()
-    of: tuple[str, ...] = ()
-    to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,7 @@ class ClaimSide:
         Raises:
             UserError: for a key that tells the two situations apart.
         """
-        everywhere, of, to = ({override_key(text) for text in texts} for texts in (change.common, change.of, change.to))
+        everywhere, of, to = ({override_key(text) for text in change.get(side, ())} for side in SIDES)
         for text in (*self.at, *self.against):
             changed = override_key(text) in everywhere | of | to
             require(not changed, "change", override_key(text), "a key other than those of at and against")
@@ -107,9 +100,9 @@ class ClaimSide:
         split = tuple(text for text in shared if override_key(text) in of | to)
         return replace(
             self,
-            common=(*_without(shared, of | to), *change.common),
-            of=(*_without((*split, *self.of), everywhere | of), *change.of),
-            to=(*_without((*split, *self.to), everywhere | to), *change.to) if self.to else (),
+            common=(*_without(shared, of | to), *change.get("common", ())),
+            of=(*_without((*split, *self.of), everywhere | of), *change.get("of", ())),
+            to=(*_without((*split, *self.to), everywhere | to), *change.get("to", ())) if self.to else (),
         )
 
 
@@ -268,9 +261,8 @@ def _setting(name: str, values: Mapping[str, Any], claim: Mapping[str, Any]) -> 
 
 def _change(name: str, values: Mapping[str, Any]) -> Change:
     _check_keys(f"{name}: ", values, {*SIDES}, set())
-    change = Change(**{key: tuple(texts) for key, texts in values.items()})
-    require(change != Change(), name, "{}", "overrides that make a difference")
-    return change
+    require(any(values.values()), name, "{}", "overrides that make a difference")
+    return {side: tuple(texts) for side, texts in values.items()}
 
 
 def _assumption(values: Mapping[str, Any]) -> Assumption:

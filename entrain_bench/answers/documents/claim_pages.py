@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.claim import Claim
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.text import markdown_table
 
 INDEX, PAGES = "claims.md", "claims"
 VERDICTS = ("reproduced", "partly", "not reproduced", "undecided", "no source")
@@ -17,33 +18,14 @@ VERDICTS = ("reproduced", "partly", "not reproduced", "undecided", "no source")
 UNDER_OTHER_CHOICES = "under other choices"
 # Of ``claims.csv``.
 type Row = Mapping[str, Any]
-RULES = markdown_table(
-    ["verdict", "ratio, change or share", 'order ("> 1")', "level (memory, ratio near 1)", "stages", "limit"],
-    [
-        ["reproduced", "at least 80% of the gain", "above 1.02 in all cases", "within 1.25x", "equal", "kept"],
-        ["partly", "at least a third", "in a third of the cases", "within 2x", "one off", "exceeded by up to 25%"],
-        ["not reproduced", "less, or the opposite", "in fewer", "further off", "further off", "exceeded by more"],
-    ],
-)
-INTRODUCTION = f"""We measure each published claim twice. *As published* follows the paper's model, data, batch, GPUs,
-baseline and measure, as far as it states them. *Fair* tunes every baseline by one rule. Parentheses hold 95% confidence
-intervals over seeds ([metrics](../docs/metrics.md)). Hardware, data and cost model differ from the papers'
-([cost model](../docs/costs.md)), so do not expect equal digits.
-
-The verdict compares the measured number with the paper's. If a paper gives a range, its weakest end counts.
-
-{RULES}
-*Undecided*: the ends of the interval differ in verdict. *No source*: we did not find the number in the paper.
-
-For settings, other choices, the assumption that decides, and commands, follow a claim's link or run
-`entrain-bench claims NAME`.
-"""
+# What stands above the tables.
+INTRODUCTION = Path(__file__).parent / "templates" / "claims.md"
 
 
 def claims_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
     """``claims.md``: the counts, the rules, and for every paper a table with a row per claim."""
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair"]
-    parts = [f"# {counts(rows)}", INTRODUCTION]
+    parts = [f"# {counts(rows)}", INTRODUCTION.read_text()]
     for file, group in _by_file(claims, rows):
         shown = []
         for _, row in group:

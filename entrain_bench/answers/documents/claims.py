@@ -1,4 +1,4 @@
-"""Claims measured and judged: those of ``experiments/claim``, and those of a user's folder."""
+"""Claims measured, judged by one rule and written: those of ``experiments/claim``, and those of a user's folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import ENCODER_STAGES, FAIR, KEYS, Claim, ClaimSide, parse_claim
+from entrain_bench.answers.documents.claim import (
+    ENCODER_STAGES,
+    FAIR,
+    GAIN,
+    KEYS,
+    LIMIT,
+    PRODUCTS,
+    SCALES,
+    Claim,
+    ClaimSide,
+    parse_claim,
+)
 from entrain_bench.answers.documents.claim_pages import INDEX, PAGES, claims_markdown, claims_pages
 from entrain_bench.answers.documents.definition import load_definitions
-from entrain_bench.answers.documents.verdict import central, combined, measured, verdict
+from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
 from entrain_bench.answers.tables import MISSING, encoder_stages, run_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
@@ -21,6 +32,143 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.module_layers import Role
+
+CASE = ["workload", "model"]
+# Shares of the paper's gain: at least this for "reproduced", for "partly".
+REPRODUCED, PARTLY = 0.8, 1 / 3
+# How far from the paper's number, as a factor: at most this for "reproduced", for "partly".
+SAME, SIMILAR = 1.25, 2.0
+UNDECIDED, NO_SOURCE = "undecided", "no source"
+# A ratio must exceed this for an order to hold; what is closer counts as equal.
+ORDER = 1.02
+
+
+def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
+    """The claim's numbers from the runs of one setting: what is compared, or the metric itself.
+
+    Args:
+        claim: the claim.
+        pairs: for every situation the run tables of its sides (``workload``, ``model``, ``configuration``, ``seed``,
+            the metric), numerator first.
+
+    Returns:
+        A row for every workload and model, a single one where two situations are compared; a column for every seed.
+
+    Raises:
+        UserError: if the sides of a pair have no workload, model and seed in common, and for a ratio of numbers that
+            are not positive.
+    """
+    situations = [_compared(claim, tables) for tables in pairs]
+    if len(situations) == 1:
+        return situations[0]
+    at, against = (_over(cases, claim.measure.over) for cases in situations)
+    return pd.DataFrame([at / against])
+
+
+def combined(claim: Claim, cases: pd.DataFrame) -> str:
+    """The claim's number over all cases, and its interval; of an order the ends, and in how many cases it holds."""
+    if claim.value or len(cases) == 1:
+        return claim.describe(_interval(claim, _over(cases, claim.measure.over)))
+    intervals = [_interval(claim, row) for _, row in cases.iterrows()]
+    means = [interval.mean for interval in intervals]
+    holds, may = _held(intervals)
+    unclear = f", {may - holds} unclear" if may > holds else ""
+    return f"{claim.format((min(means), max(means)))} ({holds} of {len(means)}{unclear})"
+
+
+def central(claim: Claim, cases: pd.DataFrame) -> float:
+    """The claim's number over all cases without its interval, in the claim's unit."""
+    return _interval(claim, _over(cases, claim.measure.over)).mean
+
+
+def verdict(claim: Claim, cases: pd.DataFrame) -> str:
+    """Whether the claim is reproduced, partly or not, by the share of the paper's gain that is measured.
+
+    ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not reproduced``: less, or the other
+    direction. Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds
+    (``ORDER``) in every case, partly if in a third of them. ``undecided``: within the intervals the verdict is not the
+    same. A level is reproduced within a factor of 1.25 of the paper's, partly within 2; stages where they are the same,
+    partly one off; a limit if it is kept, partly if it is exceeded by a factor of up to 1.25. ``no source``: the number
+    is not the paper's, as far as is known.
+    """
+    if claim.no_source:
+        return NO_SOURCE
+    interval = _interval(claim, _over(cases, claim.measure.over))
+    if claim.judged_by != GAIN:
+        verdicts = {_by_distance(claim, end) for end in (interval.low, interval.high)}
+    elif claim.value:
+        gain = min((claim.gain(number) for number in claim.value), key=abs)
+        verdicts = {_by_share(claim.gain(end) / gain, REPRODUCED) for end in (interval.low, interval.high)}
+    else:
+        counts = _held([_interval(claim, row) for _, row in cases.iterrows()])
+        verdicts = {_by_share(count / len(cases), 1.0) for count in counts}
+    return verdicts.pop() if len(verdicts) == 1 else UNDECIDED
+
+
+def _by_share(share: float, enough: float) -> str:
+    return "reproduced" if share >= enough else "partly" if share >= PARTLY else "not reproduced"
+
+
+def _by_distance(claim: Claim, number: float) -> str:
+    """The verdict on one number, by how many times (of stages: how far) it is above or below the paper's."""
+    low, high = min(claim.value), max(claim.value)
+    if claim.judged_by == LIMIT:
+        factor, enough, some = number / low, 1.0, SAME
+    elif claim.unit == "stages":
+        factor, enough, some = max(number - high, low - number), 0.5, 1.5
+    else:
+        factor, enough, some = max(number / high, low / number, 1.0), SAME, SIMILAR
+    return "reproduced" if factor <= enough else "partly" if factor <= some else "not reproduced"
+
+
+def _held(intervals: Sequence[Interval]) -> tuple[int, int]:
+    """In how many cases an order holds, and in how many it may."""
+    return sum(each.low > ORDER for each in intervals), sum(each.high > ORDER for each in intervals)
+
+
+def _interval(claim: Claim, seeds: pd.Series[float]) -> Interval:
+    """Mean and interval of a number of every seed, in the claim's unit."""
+    values = seeds.tolist()
+    found = ratio_interval(values, [1.0] * len(values)) if claim.is_relative else mean_interval(values)
+    if claim.unit == "x":
+        return found
+    nothing = 1.0 if claim.is_relative else 0.0
+    mean, low, high = (SCALES[claim.unit] * (end - nothing) for end in (found.mean, found.low, found.high))
+    return replace(found, mean=mean, low=low, high=high)
+
+
+def _over(cases: pd.DataFrame, over: str) -> pd.Series[float]:
+    """The mean of all cases at every seed, or the case that is greatest or least on average."""
+    if over == "mean":
+        return cases.mean()
+    means = cases.mean(axis="columns").to_numpy()
+    return cases.iloc[int(means.argmax() if over == "max" else means.argmin())]
+
+
+def _compared(claim: Claim, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Numerator over denominator, or the numerator, for every workload and model and at every seed."""
+    measure = claim.measure
+    sides = [
+        _case_values(table, measure.metric, pick)
+        for table, pick in zip(tables, (measure.pick_of, measure.pick_to), strict=False)
+    ]
+    cases = (sides[0] / sides[1] if len(sides) > 1 else sides[0]).dropna(how="all").dropna(axis="columns")
+    if cases.empty:
+        raise UserError(f"measure: the two sides of {claim.name} have no workload, model and seed in common")
+    if claim.is_relative and not (cases > 0).all(axis=None):
+        raise UserError(f"measure.metric={measure.metric}: must be positive in all runs, for it makes a ratio")
+    return cases
+
+
+def _case_values(table: pd.DataFrame, metric: str, pick: str) -> pd.DataFrame:
+    """The metric of every workload and model at every seed, of the configuration that counts."""
+    if metric in PRODUCTS:
+        one, other = PRODUCTS[metric]
+        table = table.assign(**{metric: table[one] * table[other]})
+    values = table.pivot_table(metric, [*CASE, "configuration"], "seed", sort=False)
+    cases = {case: _over(group, pick) for case, group in values.groupby(level=CASE, sort=False)}
+    return pd.DataFrame(cases.values(), pd.MultiIndex.from_tuples(cases, names=CASE))
+
 
 TABLE = "claims.csv"
 NOT_MEASURED = "not measured"
@@ -48,9 +196,11 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
     ]
 
 
-def claims_output(config_dir: str | None = None) -> Output:
-    """The document; its claims are read once."""
+def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output:
+    """The document of all claims, or if ``theirs`` of those in a folder of the user's, if it has any."""
     claims = load_claims(config_dir)
+    if theirs:
+        claims = [claim for claim in claims if claim.config_dir] or claims
     sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
     files = [TABLE, INDEX, *dict.fromkeys(f"{PAGES}/{claim.file}.md" for claim in claims)]
     return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files)

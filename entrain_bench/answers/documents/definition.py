@@ -26,14 +26,8 @@ def load_definitions[T](
     A file holds ``kind`` (definitions by name), ``defaults`` (what all of them share) and ``shared`` (values by name).
     A definition with ``cases`` stands for one definition per case: each case states its name and its differences.
     ``{name}`` inserts a field: any key that is not in ``keys``, or a value of ``shared``. A text that consists of one
-    field takes the value itself; a list in a list becomes part of the outer list.
-
-    Args:
-        path: the YAML file.
-        kind: the key of the definitions, such as ``claims``.
-        keys: keys that a definition may have; all others are fields.
-        parse: makes an object of a name and its values.
-        verbatim: a key whose value keeps its braces.
+    field takes the value itself; a list in a list becomes part of the outer list. The value of ``verbatim`` keeps its
+    braces.
 
     Raises:
         UserError: naming the file, the definition and what is wrong in it.

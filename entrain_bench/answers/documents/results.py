@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
-from entrain_bench.answers.text import seconds
+from entrain_bench.answers.text import markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
@@ -28,29 +28,8 @@ TABLES = {
         ),
     },
 }
-TITLES = {
-    "results": "# Results\n\nWith degrees of the planners' choice: [free_degrees.md](free_degrees.md).\n",
-    "free_degrees": "# Results with free degrees\n\nWith those of the default setting: [results.md](results.md).\n",
-}
-INTRODUCTION = """
-Generated from the runs of the figures: seconds an iteration, mean over seeds ± half of its 95% interval; in brackets
-the gap to the lower bound of the layout that the strategy chose, which compares schedules, and that to the bound of
-every layout, all ideal work on all GPUs, which compares strategies ([metrics.md](../docs/metrics.md)). Bold is
-the fastest strategy of all tables under a heading and every strategy that is as good (not significantly slower, and at
-most 5% slower); italic is the same within a table. For a given seed, all strategies receive the same samples, so paired
-differences have tighter confidence intervals than times. Runs without result
-are counted in their cell and named below the table. 64 simulated A40, global batch 512, microbatches of 4; every sweep
-is a YAML in `experiments/figure/`.
-"""
-PLANNERS = {
-    "results": "Planners choose as their papers describe.\n",
-    "free_degrees": """\
-Planners choose as their papers describe under the first heading; under the second all run their best candidates on
-trial and choose the microbatch size, too (DFLOP's number of microbatches is its own under both). Not every strategy is
-run here (`in_figures` in its YAML); the fastest published of all with free degrees stand in
-[braid.md](../docs/strategies/braid.md), beside this project's own.
-""",
-}
+# What stands above the tables.
+TEXTS = Path(__file__).parent / "templates"
 
 
 def results_output(name: str) -> Output:
@@ -61,7 +40,7 @@ def results_output(name: str) -> Output:
 
 def write_results(name: str, study: Study) -> str:
     """Write ``<name>.md``; returns what is missing from it, if anything."""
-    parts, problems = [TITLES[name] + INTRODUCTION + PLANNERS[name]], []
+    parts, problems = [(TEXTS / f"{name}.md").read_text()], []
     for title, experiment in TABLES[name].items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
@@ -97,7 +76,6 @@ def results_markdown(data: pd.DataFrame) -> str:
 
 
 def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies: Sequence[str]) -> str:
-    """A row a model and workload, a column a strategy."""
     labels = {column: names(data, column) for column in CASE}
     rows = [
         [f"{labels['model'][model]} {labels['workload'][workload]}"]

@@ -1,17 +1,24 @@
-"""A table of measured numbers: which runs stand behind each of its cells, and what a cell shows of them."""
+"""Tables of measured numbers, and of one strategy's lead over the fastest of its rivals: what their YAMLs state."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import Formatter
 from typing import Any
 
-from entrain_bench.answers.documents.markdown import markdown_table
+import pandas as pd
+
+from entrain_bench.answers.comparison import TIME, Standing, compare
+from entrain_bench.answers.labels import names
+from entrain_bench.answers.tables import run_table, times_by_seed, without_result
+from entrain_bench.answers.text import markdown_table, seconds, speedup, times
+from entrain_bench.base.arithmetic import exp, log
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.records.records import MEASURED, METRICS
-from entrain_bench.run.study import SweepOverrides
+from entrain_bench.run.study import Study, SweepOverrides
 
 KEYS = ("title", "common", "corner", "rows", "columns", "show")
 GIB = "peak_memory_gib"
@@ -41,16 +48,14 @@ class Spread:
         return format(self.mean, spec)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of measured numbers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What all kinds of tables state.
 
     Attributes:
         common: overrides of all runs.
         corner: heading of the first column: what the rows are.
         rows: overrides of each row, by what stands before it.
-        columns: overrides of each column, by its heading.
-        show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
         file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
@@ -59,9 +64,29 @@ class Table:
     common: SweepOverrides
     corner: str
     rows: Mapping[str, SweepOverrides]
+    file: str = ""
+
+    def captioned(
+        self, heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], notes: Iterable[str]
+    ) -> str:
+        """A table below its title and the overrides that all runs share, and above its notes."""
+        source = f"[{self.name}](../../experiments/table/{self.file}.yaml)" if self.file else self.name
+        told = "".join(f"\n- {note}" for note in notes)
+        caption = f"{self.title} ({source}: `{' '.join(self.common)}`).\n\n"
+        return caption + markdown_table([self.corner, *heading], rows, right) + (f"{told}\n" if told else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Definition):
+    """A table of measured numbers.
+
+    Attributes:
+        columns: overrides of each column, by its heading.
+        show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
+    """
+
     columns: Mapping[str, SweepOverrides]
     show: Mapping[str, str]
-    file: str = ""
 
     def sweep(self, row: str, column: str) -> SweepOverrides:
         """The overrides of the runs behind a cell."""
@@ -88,16 +113,23 @@ def parse_table(name: str, values: Mapping[str, Any]) -> Table:
 
     Columns may be left out where there is one only, and what is shown may be one text.
     """
-    filled = filled_in(values, "columns", KEYS)
-    show = filled["show"] if isinstance(filled["show"], Mapping) else {"": filled["show"]}
+    stated = stated_fields(name, values, "columns", KEYS)
+    show = stated["show"] if isinstance(stated["show"], Mapping) else {"": stated["show"]}
     for text in show.values():
-        _check_text(text)
-    labels = labelled(filled["rows"]), labelled(filled["columns"])
-    return Table(name, filled["title"], tuple(filled["common"]), filled["corner"], *labels, show)
+        try:
+            for field in fields_of(text):
+                if field not in FIELDS:
+                    raise unknown_choice("show", field, FIELDS)
+            text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
+        except (AttributeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"show={text}: {error}") from error
+    return Table(**stated | {"show": show})
 
 
-def filled_in(values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Values with what may be left out, their title in one line.
+def stated_fields(name: str, values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
+    """The fields of a table from plain values; ``optional`` are overrides by label that may be left out.
 
     Raises:
         UserError: for a key that is unknown or missing.
@@ -106,27 +138,12 @@ def filled_in(values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> 
     for key in sorted({*keys} ^ {*filled}):
         require(key in keys, "key", key, f"one of {', '.join(keys)}")
         raise UserError(f"{key}: missing")
-    return {**filled, "title": " ".join(filled["title"].split())}
+    labels = {key: _labelled(filled[key]) for key in ("rows", optional)}
+    title, common = " ".join(filled["title"].split()), tuple(filled["common"])
+    return {**filled, **labels, "name": name, "title": title, "common": common}
 
 
-def captioned(
-    name: str,
-    title: str,
-    common: SweepOverrides,
-    file: str,
-    heading: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Sequence[str],
-    notes: Iterable[str],
-) -> str:
-    """A table below its title and the overrides that all runs share, and above its notes."""
-    source = f"[{name}](../../experiments/table/{file}.yaml)" if file else name
-    told = "".join(f"\n- {note}" for note in notes)
-    caption = f"{title} ({source}: `{' '.join(common)}`).\n\n"
-    return caption + markdown_table(heading, rows, right) + (f"{told}\n" if told else "")
-
-
-def labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:
+def _labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, SweepOverrides]:
     """Overrides by label; of a list of mappings every combination, with the labels joined by spaces."""
     listed = values if isinstance(values, list) else [values]
     return {
@@ -135,13 +152,106 @@ def labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, S
     }
 
 
-def _check_text(text: str) -> None:
-    try:
-        for field in fields_of(text):
-            if field not in FIELDS:
-                raise unknown_choice("show", field, FIELDS)
-        text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
-    except (AttributeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"show={text}: {error}") from error
+LEAD_KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
+# The strategy that leads; rivals are called by their label and their strategy.
+LEADER = ("", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead(Definition):
+    """A table of the speedups of one strategy over the fastest of others; its rows are jobs.
+
+    Attributes:
+        leader: overrides of that strategy.
+        strategies: names of the strategies that it is compared with.
+        rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
+    """
+
+    leader: SweepOverrides
+    strategies: Sequence[str]
+    rivals: Mapping[str, SweepOverrides]
+
+    def of_leader(self, row: str) -> SweepOverrides:
+        """The overrides of the leader's runs in a job."""
+        return (*self.common, *self.rows[row], *self.leader)
+
+    def of_rival(self, row: str, label: str) -> SweepOverrides:
+        """The overrides of the runs of all strategies in a job, with what a label stands for."""
+        return (f"strategy={','.join(self.strategies)}", *self.common, *self.rows[row], *self.rivals[label])
+
+    @property
+    def sweeps(self) -> list[SweepOverrides]:
+        """The overrides of all runs."""
+        rivals = [self.of_rival(row, label) for row in self.rows for label in self.rivals]
+        return [*map(self.of_leader, self.rows), *rivals]
+
+
+def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Lead:
+    """A lead from plain values; ``strategies`` is one of the families or a list of names, and rivals may be left out.
+
+    Raises:
+        UserError: for a key that is unknown or missing, and an unknown family.
+    """
+    stated = stated_fields(name, values, "rivals", LEAD_KEYS)
+    chosen = stated["strategies"]
+    if isinstance(chosen, str):
+        require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
+        chosen = families[chosen]
+    return Lead(**stated | {"leader": tuple(stated["leader"]), "strategies": tuple(chosen)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A job: its fastest rival, how that and the leader do, and the leader's mean gap to the bound of every layout."""
+
+    rival: str
+    other: Standing
+    own: Standing
+    gap: float
+
+
+def lead_markdown(lead: Lead, study: Study) -> str:
+    """Title, common overrides, a row a job, and below them all jobs together and runs without result."""
+    found, notes = {}, []
+    leader = ""
+    for job in lead.rows:
+        runs = run_table(study.cells(*lead.of_leader(job)), study.results)
+        leader = names(runs, "strategy")[runs["strategy"].iloc[0]]
+        rivals: dict[tuple[str, str], pd.DataFrame] = {}
+        for label in lead.rivals:
+            others = run_table(study.cells(*lead.of_rival(job, label)), study.results)
+            called = names(others, "strategy")
+            rivals |= {(label, called[str(name)]): mine for name, mine in others.groupby("strategy", sort=False)}
+        found[job] = _row(runs, rivals)
+        notes += [f"{job}: {sentence}" for sentence in without_result(runs)]
+    heading = ["fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
+    rows = []
+    for label, row in found.items():
+        gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
+        gain = speedup(row.own.speedup) if row.own.speedup else ""
+        rows.append([label, row.rival, _seconds(row.other), _seconds(row.own), gain, gap])
+    gains = [row.own.speedup.mean for row in found.values() if row.own.speedup]
+    if 1 < len(found) == len(gains):
+        gaps = pd.Series([row.gap for row in found.values()])
+        notes.insert(
+            0,
+            f"all rows: {times(exp(math.fsum(map(log, gains)) / len(gains)))} in the geometric mean, "
+            f"{times(min(gains))} at least; gap {100 * gaps.median():.0f}% in the median, "
+            f"{100 * gaps.max():.0f}% at most",
+        )
+    return lead.captioned(heading, rows, heading[1:], notes)
+
+
+def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:
+    found = {LEADER: times_by_seed(own)} | {name: times_by_seed(runs) for name, runs in rivals.items()}
+    fastest = compare({name: found[name] for name in rivals}, {}).ranked[0]
+    pair = compare({name: found[name] for name in (LEADER, fastest)}, {LEADER: fastest})
+    done = own[own["status"] == "ok"]
+    gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
+    return _Row(", ".join(filter(None, reversed(fastest))), pair.standings[fastest], pair.standings[LEADER], gap)
+
+
+def _seconds(standing: Standing) -> str:
+    lacking = len(standing.times) - standing.num_ok
+    failed = f"{lacking} of {len(standing.times)} without result" if lacking else ""
+    return ", ".join(filter(None, [seconds(standing.time.mean) if standing.time else "", failed]))

@@ -14,19 +14,20 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.documents.definition import load_definitions
-from entrain_bench.answers.documents.lead import KEYS as LEAD_KEYS
-from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.table import (
     DEGREES,
     GIB,
     KEYS,
+    LEAD_KEYS,
     MICROBATCHES,
     RECOMPUTED,
     SAMPLES,
+    Lead,
     Spread,
     Table,
-    captioned,
     fields_of,
+    lead_markdown,
+    parse_lead,
     parse_table,
 )
 from entrain_bench.answers.statistics import mean_interval
@@ -61,11 +62,9 @@ def tables_of(config_dir: str | None) -> list[Table | Lead]:
     """
     if config_dir is None:
         return []
-    ours = {table.name for table in load_tables()}
     theirs = [replace(table, file="") for table in _tables_in(Path(config_dir), strategies_by_family(config_dir))]
-    for table in theirs:
-        if table.name in ours:
-            raise UserError(f"{config_dir}: there is a table {table.name}; must have another name")
+    if taken := {table.name for table in load_tables()} & {table.name for table in theirs}:
+        raise UserError(f"{config_dir}: there is a table {min(taken)}; must have another name")
     return theirs
 
 
@@ -98,11 +97,12 @@ def tables_output(table: Table | Lead | None = None) -> Output:
     counting = [each for each in tables if isinstance(each, Table) and each.fields & {MICROBATCHES, SAMPLES}]
     counted = [sweep for each in counting for sweep in each.sweeps]
 
-    def timelines(study: Study) -> list[list[Cell]]:
-        return [[cell] for sweep in counted for cell in study.cells(*sweep)]
-
-    name = table.name if table else "tables"
-    return Output(name, sweeps, lambda study: write_tables(tables, study), timelines=timelines)
+    return Output(
+        table.name if table else "tables",
+        sweeps,
+        lambda study: write_tables(tables, study),
+        timelines=lambda study: [[cell] for sweep in counted for cell in study.cells(*sweep)],
+    )
 
 
 def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:
@@ -129,12 +129,10 @@ def table_markdown(table: Table, study: Study) -> str:
         for row, column in product(table.rows, table.columns)
         for sentence in without_result(run_table(study.cells(*table.sweep(row, column)), study.results))
     ]
-    own = (table.name, table.title, table.common, table.file)
-    return captioned(*own, [table.corner, *shows], rows, right, notes)
+    return table.captioned([*shows], rows, right, notes)
 
 
 def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
-    """What a cell shows, one text for each of ``Table.show``."""
     cells = study.cells(*table.sweep(row, column))
     runs = run_table(cells, study.results)
     done = runs[runs["status"] == "ok"]

@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from entrain_bench.answers.comparison import FASTEST, TIME, Times
-from entrain_bench.answers.recommend.race import standings
-from entrain_bench.answers.recommend.strategy_race import StrategyVariant
+from entrain_bench.answers.recommend.strategy_race import StrategyVariant, standings
 from entrain_bench.answers.recommend.words import ranking_lines, so_far
 from entrain_bench.records.records import Record
 

@@ -1,4 +1,4 @@
-"""What Megatron-LM runs as it is, and its flags for a plan that it does.
+"""What Megatron-LM runs unmodified, its flags for such a plan, and recommendations kept within it.
 
 Read in NVIDIA/Megatron-LM at commit d98e8a64 (2026-08-22): ``megatron/training/arguments.py``,
 ``megatron/training/config``, ``megatron/core/transformer/transformer_config.py``, ``pretrain_vlm.py`` and
@@ -10,10 +10,14 @@ microbatches of so many samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from entrain_bench.answers.recommend.recommendation import Recommendation
+from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind
@@ -21,6 +25,8 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.plan_file import TrainingPlan
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import FULL, ModelSpec
 
@@ -150,17 +156,13 @@ def _program_reasons(job: Job, program: Program) -> Iterator[str]:
         ]
         if not all(same):
             yield f"{module.name} and {model.llm.name} do not share microbatches"
-    if not np.array_equal(program.lane_actions, _stock(job, program, Assignment(tuple(labels))).lane_actions):
+    layout, assignment = program.layout, Assignment(tuple(labels))
+    if layout.modules[llm].stages_per_rank > 1:
+        stock = interleaved_program(model, program.shapes, layout, assignment)
+    else:
+        stock = chain_program(model, program.shapes, layout, assignment, stages_behind(layout, llm))
+    if not np.array_equal(program.lane_actions, stock.lane_actions):
         yield "its order is not 1F1B"
-
-
-def _stock(job: Job, program: Program, assignment: Assignment) -> Program:
-    """The same microbatches in Megatron-LM's order."""
-    layout, model = program.layout, job.model
-    if layout.modules[model.llm_index].stages_per_rank > 1:
-        return interleaved_program(model, program.shapes, layout, assignment)
-    behind = stages_behind(layout, model.llm_index)
-    return chain_program(model, program.shapes, layout, assignment, behind)
 
 
 def _stage_flags(blocks: tuple[int, ...], pp: int) -> Iterator[str]:
@@ -183,7 +185,6 @@ def _labels(program: Program, module: int) -> ModuleAssignment:
 
 
 def _size(job: Job, layout: Layout) -> int:
-    """Samples of a microbatch."""
     if not job.free_microbatch_size:
         return job.microbatch_size
     return -(-job.global_batch // (layout.modules[job.model.llm_index].dp * layout.num_microbatches))
@@ -194,5 +195,56 @@ def _others(job: Job, layout: Layout) -> list[ModuleLayout]:
 
 
 def _num_ranks(placed: ModuleLayout) -> int:
-    """Ranks of a replica."""
     return int(np.unique(placed.ranks[0]).size)
+
+
+FRAMEWORKS = ("megatron",)
+INDENT = "  "
+
+
+def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None) -> list[StrategyVariant]:
+    """The strategies, by name with the overrides under which Megatron-LM may run them.
+
+    Each is considered with everything that it can recompute of a model; None leaves that as it is.
+    """
+    again = recomputation(model) if model else {"": None}
+    return [
+        StrategyVariant(
+            f"{name}{suffix}",
+            (f"strategy={name}", *own, *([] if modules is None else [f"layout.recompute=[{','.join(modules)}]"])),
+        )
+        for name, own in names.items()
+        for suffix, modules in again.items()
+    ]
+
+
+def refusal(runner: StrategyRace, name: str, seed: int) -> str:
+    """Why Megatron-LM does not run what a strategy plans at a seed; empty if it does."""
+    job = prepare(runner.config(name, seed)).job
+    reason = layout_refusal(job, runner.layout(name, seed)) or program_refusal(*_program(runner, name, seed))
+    return reason and f"{NAME} does not run it: {reason}"
+
+
+def flag_lines(
+    runner: StrategyRace, answer: Recommendation, plan: TrainingPlan, path: Path, width: int
+) -> Iterator[str]:
+    """Megatron-LM's flags for a plan, and how its microbatches are had."""
+    job, program = _program(runner, answer.best, answer.seeds[0])
+    yield f"Flags of {NAME}"
+    # A flag and its value stay in one line.
+    joined = " ".join(flag.replace(" ", "\0") for flag in flags(job, plan.layout, plan.job.microbatch_size))
+    for line in textwrap.wrap(joined, width - 2 * len(INDENT), break_on_hyphens=False):
+        yield INDENT + line.replace("\0", " ")
+    feed = f"Microbatches: --dataloader-type external, BalancedBatchSampler.from_plan(shapes, '{path}')."
+    if takes_arrivals(job, program):
+        feed = "Samples as they arrive."
+    yield from textwrap.wrap(feed, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+    yield ""
+
+
+def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
+    """The job of a run, and the program of its first iteration."""
+    config = runner.config(name, seed)
+    setting = prepare(config)
+    shapes = setting.source.batch(0, config.global_batch, seed)
+    return setting.job, setting.strategy.program(shapes, runner.layout(name, seed), setting.profile)

@@ -1,21 +1,78 @@
-"""The recommendation for a job: who is the fastest, with what plan, why, and how firm that is."""
+"""The recommendation for a job: who is the fastest, with what plan, where time goes, and how firm that is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from entrain_bench.answers.comparison import FAILED, FASTEST, Comparison, Standing
-from entrain_bench.answers.recommend.evidence import ASSUMPTIONS, Firm, firm, spent_s
-from entrain_bench.answers.recommend.race import standings
-from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, StrategyVariant
+from entrain_bench.answers.comparison import FAILED, FASTEST, TIME, Comparison, Standing, Times, with_result
+from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, StrategyVariant, standings
+from entrain_bench.answers.statistics import Interval, ratio_interval
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan
 from entrain_bench.records.records import Record
+from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
+
+# What can be wrong with what strategies and the cost model assume: a label, and the override.
+ASSUMPTIONS = {
+    "estimates off by up to 30%, each its own way": "belief_error=0.3",
+    "estimates off by up to 30%, alike for a length": "belief_bias=0.3",
+    "network at half its bandwidth": "speed.network=0.5",
+    "network at twice its bandwidth": "speed.network=2",
+}
+
+
+def spent_s(records: Sequence[Record]) -> dict[str, float]:
+    """Seconds of an iteration by class of ``TIME_SHARES``, the average GPU's; together they are the iteration.
+
+    Means over the iterations of at least one record: a share of a mean time would not be one.
+    """
+    rows = [row for record in records for row in record.iterations]
+    return {name: math.fsum(row[name] * row[TIME] for row in rows) / len(rows) for name in TIME_SHARES}
+
+
+@dataclass(frozen=True, slots=True)
+class Firm:
+    """What an assumption changes.
+
+    Attributes:
+        label: the assumption that does not hold, in words.
+        change: the fastest's time over its usual one, at the same seeds; None if it has no result there.
+        rivals: by strategy its time over the fastest's under the changed assumption, or where that has no result there
+            over its usual one; None without a result.
+    """
+
+    label: str
+    change: Interval | None
+    rivals: Mapping[str, Interval | None]
+
+    @property
+    def overtaking(self) -> list[str]:
+        """Who is faster then."""
+        return [name for name, ratio in self.rivals.items() if ratio and (self.change is None or ratio.mean < 1)]
+
+
+def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> Firm:
+    """What an assumption changes for the fastest strategy, whose usual times are given, and for its rivals."""
+    own = changed[best]
+    change = _ratio(own, usual)
+    rivals = {name: _ratio(times, own if change else usual) for name, times in changed.items() if name != best}
+    return Firm(label, change, rivals)
+
+
+def _ratio(times: Times, others: Times) -> Interval | None:
+    """Over the seeds at which both have a result, if those are all."""
+    one, other = with_result(times), with_result(others)
+    shared = [seed for seed in one if seed in other]
+    if not shared or len(shared) < len(times):
+        return None
+    return ratio_interval([one[seed] for seed in shared], [other[seed] for seed in shared])
+
 
 # Strategies behind the fastest whose time and firmness are looked into.
 NUM_RIVALS = 2
@@ -32,12 +89,7 @@ class Recommendation:
     """What is known of a job.
 
     Attributes:
-        variant: the fastest.
-        config: its run at the first seed.
-        job: what it is planned for.
-        raced: the race.
         comparison: of all, at the seeds that each ran.
-        reasons: why strategies have no result, by name; of those that have none under any overrides.
         baseline: the strategy that the speedup is over; empty if it is the fastest.
         layouts: the fastest's, by seed.
         records: of the fastest, by seed.
@@ -74,9 +126,10 @@ class Recommendation:
         return sorted(self.raced.times[self.best])
 
     @property
-    def num_replicas(self) -> int:
-        """Of the LLM, at the first seed."""
-        return self.layouts[0].modules[self.job.model.llm_index].dp
+    def microbatch_size(self) -> float:
+        """Samples of a microbatch on average, at the first seed."""
+        layout = self.layouts[0]
+        return self.config.global_batch / (layout.modules[self.job.model.llm_index].dp * layout.num_microbatches)
 
 
 def answer_of(runner: StrategyRace, raced: Raced, baseline: str, given: Collection[str]) -> Recommendation | None:
@@ -141,8 +194,7 @@ def plan_of_answer(answer: Recommendation, overrides: Sequence[str], usual: Mapp
     planned = PlannedJob(
         **chosen,
         global_batch=config.global_batch,
-        microbatch_size=config.microbatch_size
-        or -(-config.global_batch // (answer.num_replicas * layout.num_microbatches)),
+        microbatch_size=config.microbatch_size or math.ceil(answer.microbatch_size),
         seed=config.seed,
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )

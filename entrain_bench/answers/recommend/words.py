@@ -1,4 +1,4 @@
-"""A recommendation as lines of text."""
+"""A recommendation as lines of text: the answer, its layout in plain words, where time goes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
+
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
 from entrain_bench.answers.console_table import GAP, Column, table_lines
-from entrain_bench.answers.recommend.evidence import Firm
-from entrain_bench.answers.recommend.layout_words import layout_lines
-from entrain_bench.answers.recommend.race import standings
-from entrain_bench.answers.recommend.recommendation import NUM_CHANGED, Recommendation
-from entrain_bench.answers.recommend.spent_words import loss_words, spent_lines
+from entrain_bench.answers.recommend.recommendation import NUM_CHANGED, Firm, Recommendation
+from entrain_bench.answers.recommend.strategy_race import standings
 from entrain_bench.answers.sentences import ONE_SEED
 from entrain_bench.answers.text import (
     NOTHING,
+    TIME_WORDS,
     count,
     decimals,
     ends,
@@ -27,6 +27,8 @@ from entrain_bench.answers.text import (
     spell_seeds,
     times,
 )
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.records.records import labels_of
 
@@ -167,8 +169,8 @@ def _layout(answer: Recommendation) -> Iterator[str]:
     config, layout = answer.config, answer.layouts[0]
     yield from layout_lines(layout)
     number = layout.num_microbatches
-    size = config.global_batch / (answer.num_replicas * number)
-    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size:g} samples on average."
+    size = f"{answer.microbatch_size:g} samples on average"
+    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size}."
     memory = config.strategy["scheduler"].get("memory", "module")
     if memory != "module":
         yield f"The scheduler recomputes what its order has no memory for (memory={memory})."
@@ -229,3 +231,100 @@ def _wrapped(text: str, width: int, first: str = "", hang: str = "") -> list[str
     wrapper = textwrap.TextWrapper(max(width, LEAST_WIDTH), first, hang or first)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
     return wrapper.wrap(text)
+
+
+# Seconds of an iteration by strategy and class, the fastest strategy first.
+type Spent = Mapping[str, Mapping[str, float]]
+
+# The first of the classes: what every strategy has to do.
+WORK = next(iter(TIME_WORDS))
+# Of a difference, parts below this share of it are not named.
+LEAST_PART = 0.1
+
+
+def spent_lines(spent: Spent, width: int) -> list[str]:
+    """A row for each class that anybody has of, a column for each strategy that there is room for."""
+    totals = [math.fsum(spent_s.values()) for spent_s in spent.values()]
+    digits = decimals(totals)
+    shown = [name for name in TIME_WORDS if any(round(spent_s[name], digits) for spent_s in spent.values())]
+    columns = [Column("", [*(TIME_WORDS[name] for name in shown), "iteration"])]
+    for (strategy, spent_s), total in zip(spent.items(), totals, strict=True):
+        values = [*(spent_s[name] for name in shown), total]
+        columns.append(Column(strategy, [f"{value:.{digits}f}" for value in values]))
+    while len(columns) > 2 and sum(column.width + len(GAP) for column in columns) - len(GAP) > width:
+        columns.pop()
+    return table_lines(columns, 1)
+
+
+def loss_words(spent: Spent) -> Iterator[str]:
+    """How much of its time the fastest works, and what takes each of the others longer."""
+    (best, own), *others = spent.items()
+    total = math.fsum(own.values())
+    digits = decimals([total])
+    rest = max((name for name in own if name != WORK), key=lambda name: own[name])
+    yield (
+        f"{own[WORK] / total:.0%} of {best}'s GPU time is {_plain(WORK)}; the largest part of the rest is "
+        f"{_plain(rest)} ({own[rest] / total:.0%})."
+    )
+    for strategy, spent_s in others:
+        behind = math.fsum(spent_s.values()) - total
+        change = {name: spent_s[name] - own[name] for name in TIME_WORDS}
+        ranked = sorted(change, key=lambda name: -abs(change[name]))
+        named = [name for name in ranked if change[name] and abs(change[name]) >= LEAST_PART * abs(behind)]
+        parts = ", ".join(f"{_plain(name)} {change[name]:+.{digits}f}" for name in named)
+        yield f"{strategy} takes {abs(behind):.{digits}f} s {'more' if behind >= 0 else 'less'}: {parts}."
+
+
+def _plain(name: str) -> str:
+    return TIME_WORDS[name].partition(":")[0].replace(",", " and")
+
+
+# Spans of ranks that a line has room for.
+MAX_SPANS = 6
+
+
+def layout_lines(layout: Layout) -> list[str]:
+    """A line a module: degrees, layers of each stage, ranks; and one on who shares ranks."""
+    width = max(len(placed.module) for placed in layout.modules)
+    lines = [f"{placed.module.ljust(width)}  {'; '.join(_parts(placed))}" for placed in layout.modules]
+    return [*lines, *_sharing(layout)]
+
+
+def _parts(placed: ModuleLayout) -> Iterator[str]:
+    # Virtual stages count as the one that their ranks make up.
+    physical = int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block
+    yield f"TP {placed.tp}, CP {placed.cp}, PP {physical}, DP {placed.dp}"
+    stages = f"{placed.stages_per_rank} virtual stages a rank, " if placed.stages_per_rank > 1 else ""
+    yield f"{stages}layers {'/'.join(map(str, placed.layers_per_stage))}"
+    steps, others = np.unique(np.diff(placed.ranks, axis=0)), ""
+    if placed.dp > 1:
+        last = int(placed.ranks.max())
+        others = f", each further replica {steps[0]} on" if len(steps) == 1 else f", further replicas up to rank {last}"
+    yield f"ranks {spans(placed.ranks[0])}{others}"
+    if placed.sharded:
+        yield "weights sharded over all replicas, gathered layer by layer"
+    if placed.recompute:
+        yield "activations recomputed"
+    if placed.offload:
+        yield "weights off the device between forwards and backwards"
+
+
+def _sharing(layout: Layout) -> list[str]:
+    sets = {placed.module: {*placed.ranks.ravel().tolist()} for placed in layout.modules}
+    names = [*sets]
+    if len(names) == 1:
+        return []
+    if all(sets[name] == sets[names[0]] for name in names):
+        return ["All modules share all ranks."]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if sets[a] & sets[b]]
+    if not pairs:
+        return ["No module shares a rank with another."]
+    return [f"{a} and {b} share {len(sets[a] & sets[b])} ranks." for a, b in pairs]
+
+
+def spans(ranks: IntArray) -> str:
+    """Ranks in words: ``0-15``, ``0-3, 8-11``; many spans are cut short."""
+    each = np.unique(ranks)
+    cuts = np.flatnonzero(np.diff(each) != 1) + 1
+    parts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(each, cuts)]
+    return ", ".join(parts if len(parts) <= MAX_SPANS else [*parts[: MAX_SPANS - 1], "...", parts[-1]])

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.answer_json import answer_json
+from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case, SeedGroup
 from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.comparison import FAILED, TIME
 from entrain_bench.answers.report.evidence import (
     Anchor,
-    Pictures,
     claims_section,
     environment,
     fidelity_section,
     firmness,
     rerun,
 )
-from entrain_bench.answers.report.page import Block, Bullets, Image, Page, Paragraph, Section, Table, Text, row
+from entrain_bench.answers.report.page import Block, Image, Page, Section, Table, Text, row
 from entrain_bench.answers.report.read import Material, setting_of
-from entrain_bench.answers.sentences import NO_RESULT, NOT_DECIDED, outcome_of, over_baseline, problems, sentences
+from entrain_bench.answers.sentences import (
+    NO_RESULT,
+    NOT_DECIDED,
+    answer_json,
+    outcome_of,
+    over_baseline,
+    problems,
+    sentences,
+)
 from entrain_bench.answers.text import NOTHING, consecutive, count, seconds, speedup, times
 
 TITLE = "Which balancing strategy to use"
@@ -59,7 +65,7 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
         _time_spent(main, anchor),
         firmness(main, others, anchor),
         _others(others, anchor),
-        Section("failed", "Runs without a result", [Bullets(failed)]) if failed else None,
+        Section("failed", "Runs without a result", [failed]) if failed else None,
         claims_section(material.claims, material.results_dir) if material.claims is not None else None,
         fidelity_section(material.fidelity, pictures) if material.fidelity is not None else None,
         environment(material),
@@ -82,15 +88,14 @@ def report_json(material: Material) -> str:
 
 
 def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictures | None) -> Section:
-    """The cases of the main setting."""
     seeds = sorted({seed for case in main.cases for seed in case.comparison.seeds})
     setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
     shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
     blocks: list[Block] = [
-        Bullets([*sentences(main), *notes]),
+        [*sentences(main), *notes],
         _table(main, anchor, ["workload", "model"]),
-        Paragraph(f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}."),
-        Paragraph(SURE),
+        f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}.",
+        SURE,
     ]
     if pictures:
         caption = "Iteration time: means over seeds, with 95% confidence intervals; same runs as in the table above."
@@ -103,11 +108,10 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
     answer = others.about([case for case in others.cases if case.contested], others.varying)
     if not answer.cases:
         return None
-    return Section("settings", "Other settings", [Bullets(sentences(answer)), _table(answer, anchor, answer.varying)])
+    return Section("settings", "Other settings", [sentences(answer), _table(answer, anchor, answer.varying)])
 
 
 def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
-    """A row a case."""
     names = [name for name in naming if name in answer.cases[0].job]
     rows = []
     for case in answer.cases:
@@ -145,7 +149,6 @@ def _without(answer: Answer, case: Case) -> Iterator[str]:
 
 
 def _baseline(case: Case) -> SeedGroup | None:
-    """The group of the baseline; of several the plainest."""
     groups = (group for group in case.groups.values() if group.strategy == case.baseline)
     return min(groups, key=lambda group: group.plainness, default=None)
 
@@ -160,7 +163,7 @@ def _ranking(main: Answer) -> Section | None:
         ends, best = f"{times(each.least)} to {times(each.greatest)}", f"{each.num_best} of {len(main.cases)}"
         rows.append(row(name, Text(speedup(each.speedup), link="rerun"), ends, best))
     heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
-    how = Paragraph(HOW.format(base=main.baseline))
+    how = HOW.format(base=main.baseline)
     return Section("ranking", "Ranking over workloads", [Table(heading, rows, heading[1:]), how])
 
 
@@ -177,7 +180,7 @@ def _time_spent(main: Answer, anchor: Anchor) -> Section:
                 runs = Text(f"{len(case.records)}", link=anchor(case))
                 job = (case.job[each] for each in heading[:2])
                 rows.append(row(*job, name, *(seconds(found[part]) for part in parts), runs))
-    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), Paragraph(PARTS)])
+    return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), PARTS])
 
 
 def _spent(group: SeedGroup) -> dict[str, float | None]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import pandas as pd
 
-from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
-from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, num_unknown, results_word
+from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, is_known, results_word
 from entrain_bench.answers.comparison import with_result
-from entrain_bench.answers.cost_source import cost_source
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
-from entrain_bench.answers.notices import notices
-from entrain_bench.answers.report.page import Block, Bullets, Commands, Image, Paragraph, Section, Table, Text, row
+from entrain_bench.answers.labels import cost_source
+from entrain_bench.answers.report.page import Block, Commands, Image, Section, Table, Text, row
 from entrain_bench.answers.report.read import NAMED, Material, setting_of
+from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.statistics import kendall_tau, mean_interval
 from entrain_bench.answers.text import NOTHING, count, ends, listing, spell_seeds
 from entrain_bench.records.records import Record
@@ -34,24 +33,12 @@ WORDS = (
 type Anchor = Callable[[Case], str]
 
 
-class Pictures(Protocol):
-    """Who draws, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        ...
-
-
 def firmness(main: Answer, others: Answer, anchor: Anchor) -> Section | None:
     """A row a setting that has cases and strategies of the main one; None if there is none."""
-    usual = {_named(case): case for case in main.cases}
+    usual = {tuple(case.job[name] for name in NAMED): case for case in main.cases}
     settings: dict[str, list[tuple[Case, Case]]] = {}
     for case in others.cases:
-        other = usual.get(_named(case))
+        other = usual.get(tuple(case.job[name] for name in NAMED))
         if other and [*_taus(other, case)] and len(_shared(other, case)) >= LEAST:
             ours = setting_of(other)
             changed = (f"{key}={text}" for key, text in setting_of(case).items() if ours[key] != text)
@@ -75,11 +62,7 @@ def firmness(main: Answer, others: Answer, anchor: Anchor) -> Section | None:
     heading = ["changed", "cases", "strategies", "held", "rank correlation"]
     if not rows:
         return None
-    return Section("robustness", "How firm that is", [Table(heading, rows, heading[1:]), Paragraph(WORDS)])
-
-
-def _named(case: Case) -> tuple[str, ...]:
-    return tuple(case.job[name] for name in NAMED)
+    return Section("robustness", "How firm that is", [Table(heading, rows, heading[1:]), WORDS])
 
 
 def _shared(usual: Case, case: Case) -> list[tuple[str, ...]]:
@@ -115,9 +98,7 @@ def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
         rows.append(row(claim, where, each["paper_value"], *published, *fair, decides(each)))
     again = command_line(["figures", "claims", *results_word(results_dir)])
     commands = Commands("claims-command", "Measure all claims again", [again])
-    return Section(
-        "claims", "Claims of the papers", [Paragraph(f"{'; '.join(parts)}."), Table(heading, rows), commands]
-    )
+    return Section("claims", "Claims of the papers", [f"{'; '.join(parts)}.", Table(heading, rows), commands])
 
 
 def fidelity_section(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
@@ -133,7 +114,7 @@ def fidelity_section(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
     heading = ["predicted by", "programs", *errors, "orders missed", "rank correlation", "command"]
     words = "Medians of absolute errors over programs trained on ranks of one machine, and over pairs of strategies."
     again = Commands("fidelity-command", "Measure again", ["make fidelity"])
-    blocks: list[Block] = [Table(heading, found, heading[1:-1]), Paragraph(words), again]
+    blocks: list[Block] = [Table(heading, found, heading[1:-1]), words, again]
     if pictures:
         own = rows[rows["prediction"] == rows["prediction"].iloc[-1]]
         caption = "Predicted against measured iteration times, gains over each other, and errors by quantity."
@@ -158,7 +139,7 @@ def environment(material: Material) -> Section:
         f"Libraries: {_values(records, lambda record: ' '.join(map(' '.join, sorted(record.versions.items()))))}.",
         *(f"Samples, {line}." for line in notices(records)),
     ]
-    return Section("environment", "Environment", [Bullets(items)])
+    return Section("environment", "Environment", [items])
 
 
 def _values(records: Sequence[Record], value: Callable[[Record], str]) -> str:
@@ -169,13 +150,12 @@ def _values(records: Sequence[Record], value: Callable[[Record], str]) -> str:
 def rerun(answer: Answer, anchor: Anchor, results_dir: str) -> Section:
     """The commands of all cases; finished runs are read, not run again."""
     blocks: list[Block] = [
-        Paragraph(
-            "The commands belong to the folder in which the runs were started. Finished runs are read, not run again. "
-            "The record of a run is runs/<xx>/<key>.json."
-        ),
+        "The commands belong to the folder in which the runs were started. Finished runs are read, not run again. "
+        "The record of a run is runs/<xx>/<key>.json.",
     ]
     for case in answer.cases:
-        lines, unknown = commands_of(case.records, results_dir), num_unknown(case.records)
+        lines = commands_of(case.records, results_dir)
+        unknown = sum(not is_known(record) for record in case.records)
         lines += [f"# {count(unknown, 'run')}: {UNKNOWN}"] if unknown else []
         title = answer.case_name(case) or "All runs"
         blocks.append(Commands(anchor(case), f"{title}, {spell_seeds(case.comparison.seeds)}", lines))

@@ -1,9 +1,15 @@
-"""What a page is made of, whatever it is written as."""
+"""What a page is made of, and the page as self-contained HTML and as Markdown."""
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from entrain_bench.answers.text import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +19,6 @@ class Text:
     text: str
     strong: bool = False
     link: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Paragraph:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bullets:
-    """A list."""
-
-    items: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,8 @@ class Image:
     caption: str
 
 
-type Block = Paragraph | Bullets | Table | Commands | Image
+# A text is a paragraph, a list of texts has a bullet each.
+type Block = str | list[str] | Table | Commands | Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +71,58 @@ class Page:
 def row(*values: str | Text) -> list[Text]:
     """A row of a table."""
     return [value if isinstance(value, Text) else Text(value) for value in values]
+
+
+# What Markdown would take for markup, but for the bar, which tables escape themselves.
+MARKUP = re.compile(r"[\\`*_\[\]~$]")
+
+
+def html(page: Page) -> str:
+    """One file: style and pictures inside, no scripts; every text is escaped."""
+    loader = PackageLoader("entrain_bench.answers.report")
+    environment = Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    environment.filters |= {
+        "base64": lambda content: b64encode(content).decode(),
+        "kind": lambda block: type(block).__name__,
+    }
+    return environment.get_template("page.html").render(page=page) + "\n"
+
+
+def markdown(page: Page) -> str:
+    """The same words; pictures are in the HTML only."""
+    parts = [f"# {_escaped(page.title)}\n"]
+    for section in page.sections:
+        parts.append(f'<a id="{section.anchor}"></a>\n\n## {_escaped(section.title)}\n')
+        parts += map(_block, section.blocks)
+    return "\n".join(parts)
+
+
+def _block(block: Block) -> str:
+    match block:
+        case str():
+            return _escaped(block) + "\n"
+        case list():
+            return "".join(f"- {_escaped(item)}\n" for item in block)
+        case Table():
+            rows = [[*map(_cell, cells)] for cells in block.rows]
+            return markdown_table([*map(_escaped, block.heading)], rows, [*map(_escaped, block.right)])
+        case Commands():
+            # Commands as they are: a space within quotes counts.
+            lines = "".join(f"    {line}\n" for line in block.lines)
+            return f'<a id="{block.anchor}"></a>\n\n{_escaped(block.title)}\n\n{lines}'
+        case Image():
+            return f"*Figure, in the HTML page: {_escaped(block.caption)}*\n"
+
+
+def _cell(cell: Text) -> str:
+    text = _escaped(cell.text)
+    text = f"**{text}**" if cell.strong and text else text
+    return f"[{text}](#{cell.link})" if cell.link else text
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    safe = MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

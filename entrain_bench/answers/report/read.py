@@ -15,10 +15,12 @@ from entrain_bench.answers.case import Case
 from entrain_bench.answers.compare import read_text
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import add_config_dir
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sealed import log_warning
+from entrain_bench.records.sweeps import lost_runs
+from entrain_bench.run.stamps import Stamp, read_stamp
 
 HAS_NONE = "must hold a run with a result; entrain-bench --help shows how to run"
 # Headings of a case's job that are not its setting.
@@ -30,9 +32,6 @@ class Material:
     """What a page is made of.
 
     Attributes:
-        answer: of all runs that are compared.
-        version: of the suite.
-        results_dir: where the runs are.
         notes: sentences on runs that are left out, or that are not known to be of today's code.
         claims: the rows of ``claims.csv``; None where there are none.
         fidelity: the rows of ``fidelity.csv``; None where there are none.
@@ -77,18 +76,18 @@ def read_material(results: Results) -> Material:
     """Everything that the page is made of.
 
     Raises:
-        UserError: if no run has a result, and for a damaged file.
+        UserError: if no run has a result.
     """
     records, notes = current_records(results.records())
     if not any(record.status == "ok" for record in records):
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     return Material(
-        Answer.of(records),
+        Answer.of(records, lost_runs(results, {record.key for record in records})),
         version("entrain-bench"),
         str(results.root),
         notes,
-        _csv(results.root / "claims.csv", text=True),
-        _csv(results.root / "fidelity.csv"),
+        _csv(results, "claims", text=True),
+        _csv(results, "fidelity"),
     )
 
 
@@ -96,14 +95,17 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Those of some records that may be compared, and what is said of the others.
 
     Records of the code that would run now count; if there are none, all others do, of one configuration the newest.
-    The code of a user's strategy is that of the folder that its record names.
+    The code of a user's strategy is that of the folder that its record names; it is read, not imported.
     """
     folders = sorted({record.config_dir for record in found if record.config_dir})
     missing = [folder for folder in folders if not Path(folder).is_dir()]
-    for folder in folders:
-        if folder not in missing:
-            add_config_dir(folder)
     unknown = {record.key for record in found if record.config_dir in missing}
+
+    def is_current(record: Record) -> bool:
+        with suppress(UserError):
+            return record.code_version == code_version(frozenset(targets_of(record.config)), record.config_dir)
+        return False
+
     current = [record for record in found if record.key in unknown or is_current(record)]
     notes = []
     if unknown:
@@ -127,18 +129,16 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
     return [record for record in found if record.key in kept], notes
 
 
-def is_current(record: Record) -> bool:
-    """Whether the code that would run the same configuration now is that of the record."""
-    with suppress(UserError):
-        return record.code_version == code_version(frozenset(targets_of(record.config)))
-    return False
-
-
-def _csv(path: Path, text: bool = False) -> pd.DataFrame | None:
-    """A table; None if there is none."""
+def _csv(results: Results, name: str, text: bool = False) -> pd.DataFrame | None:
+    """A table; None if there is none, or if it is not as it was written, which a warning says."""
+    path = results.root / f"{name}.csv"
     if not path.exists():
         return None
+    stamp = read_stamp(results, name)
     try:
+        if stamp and stamp.files.get(path.name) != Stamp.of("", [path.name], results.root).files[path.name]:
+            raise ValueError("it was edited since")
         return read_text(path.read_text()) if text else pd.read_csv(path)
     except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({error}); delete it, and make it again") from error
+        log_warning(path, f"not shown ({' '.join(str(error).split())}); make it again")
+        return None

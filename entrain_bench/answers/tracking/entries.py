@@ -1,4 +1,4 @@
-"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records."""
+"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records; an experiment's page."""
 
 from __future__ import annotations
 
@@ -6,26 +6,60 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import urlencode
 
-from entrain_bench.answers.answer import Answer, Point
-from entrain_bench.answers.answer_json import answer_json
+from entrain_bench.answers.answer import Answer, Pictures, Point
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.cost_source import cost_source
-from entrain_bench.answers.notices import run_notices, sample_notices
-from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.sweep import describe_sweep, shortened
-from entrain_bench.answers.tracking.words import summary_markdown
+from entrain_bench.answers.labels import cost_source
+from entrain_bench.answers.sentences import answer_json, run_notices, sample_notices, sentences
+from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown
 from entrain_bench.records.leaves import parameters_text
-from entrain_bench.records.records import LABELS, METRICS, Record, Results, table_csv
-from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.records import LABELS, METRICS, Record, Results
+from entrain_bench.records.tables import table_csv
 from entrain_bench.specs.framework import Framework
+
+# Other pages are made for generative models.
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+WORKFLOW = {"workflowType": "machine_learning"}
+# The name under which a page's link finds its view among the experiment's tags.
+VIEW = "fastest_first"
+SHOWN = (TIME, "gap_to_lower_bound", "bubble_ratio", "peak_memory_bytes")
+
+
+def page_tags(first: Sequence[str] = ()) -> dict[str, str]:
+    """Tags of an experiment that make its page, with some metrics first beside the iteration time."""
+    time, *others = SHOWN
+    view = {
+        "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
+        "orderByKey": f"metrics.`{TIME}`",
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": [f"metrics.`{name}`" for name in (time, *first, *others)],
+    }
+    return {**KIND, f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
+
+
+def runs_link(base: str, experiment: str) -> str:
+    """Address of an experiment's runs on a server."""
+    return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"
+
+
+def run_link(base: str, experiment: str, run_id: str) -> str:
+    """Address of one of its runs."""
+    return f"{base}/#/experiments/{experiment}/runs/{run_id}?{urlencode(WORKFLOW)}"
+
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
 PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# Whether the present code makes a run: yes or no.
+CURRENT_TAG = "current"
+# What ``Logged`` holds besides the identifier, in its order.
+LOGGED_TAGS = (KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG, CURRENT_TAG)
 # The key of the parent of a sweep's runs.
 SWEEP = "sweep"
 PARTS = ("planner", "assigner", "scheduler")
@@ -38,25 +72,33 @@ USUAL = asdict(Framework())
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
 ANSWER, SERIES = "answer", "values_by_iteration"
-# Runs of a sweep that have their records and whole series in the store: and all settings. Of
-# 10,000 runs these take 0.6 of 0.9 GB; the records have them all.
-MAX_DETAILED = 200
+# Runs of a sweep that have everything in the store. A run of a larger one has ``MAIN`` metrics and what not all runs
+# share; the records have the rest.
+MAX_DETAILED = 100
+MAIN = (
+    *(TIME, "samples_per_s", "tflops_per_gpu", "mfu", "bubble_ratio", "exposed_comm_s", "peak_memory_bytes"),
+    "gap_to_lower_bound",
+)
 # What a planner was left to choose.
 FREE = "planner's choice"
 # A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
 type Artifact = Path | bytes | Callable[[], bytes]
 
 
-class Pictures(Protocol):
-    """Who draws, as PNG."""
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A run that a store has, by the tags that it was logged with; its digest is empty if it was not logged whole."""
 
-    def standings(self, answer: Answer) -> bytes:
-        """How the strategies of a sweep do."""
-        ...
+    run_id: str
+    key: str
+    digest: str
+    configuration: str
+    current: str
 
-    def ranks(self, record: Record) -> bytes:
-        """What the ranks of a run hold and do; its timeline is there."""
-        ...
+    @classmethod
+    def of(cls, run_id: str, tags: Mapping[str, str]) -> Logged:
+        """A run by all its tags."""
+        return cls(run_id, *(tags.get(name, "") for name in LOGGED_TAGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +155,7 @@ def entries_of(
     """A sweep's runs after their parent, or a single run.
 
     Ranks are drawn of one run of every strategy, all of the same job and seed: of all runs it would take longer than
-    simulating them.
-
-    Args:
-        results: where the records, of which there is at least one, are.
-        records: the runs.
-        name: what the sweep, or the single run, is called.
-        files: figures that were drawn from the sweep.
-        pictures: who draws what nobody has drawn yet; None for no such pictures.
-        lost: planned runs of the sweep that left no record, by their overrides.
+    simulating them. ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a record.
     """
     answer = Answer.of(records, lost)
     points = [*answer.points()]
@@ -129,19 +163,33 @@ def entries_of(
         return [_entry_of(points[0], name, "", results, detailed=True)]
     drawn: dict[str, Artifact] = {}
     if pictures:
-        for variant, one in answer.side_by_side(lambda record: results.timeline_path(record.key).exists()).items():
+        for variant, one in answer.side_by_side(
+            lambda record: bool(record.timeline) and results.has_timeline(record)
+        ).items():
             drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
         drawn["iteration_time.png"] = partial(pictures.standings, answer)
     parent = _parent(answer, name, results, files, drawn)
     detailed = len(points) <= MAX_DETAILED
-    return [parent, *(_entry_of(point, point.name, answer.baseline, results, detailed) for point in points)]
+    runs = [_entry_of(point, point.name, answer.baseline, results, detailed) for point in points]
+    if detailed:
+        return [parent, *runs]
+    params, own_params = _split([run.params for run in runs])
+    tags, own_tags = _split([run.tags for run in runs])
+    slim = [replace(run, params=own_params[place], tags=own_tags[place]) for place, run in enumerate(runs)]
+    return [replace(parent, params=params, tags={**parent.tags, **tags}), *slim]
+
+
+def _split(texts: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What all of some mappings hold, and what each holds beside that; which configuration it is only for lone runs."""
+    shared = {name: text for name, text in texts[0].items() if all(each.get(name) == text for each in texts)}
+    aside = {*shared, CONFIGURATION_TAG}
+    return shared, [{name: text for name, text in each.items() if name not in aside} for each in texts]
 
 
 def _entry_of(point: Point, name: str, baseline: str, results: Results, detailed: bool) -> Entry:
-    """A run; unless ``detailed``, without record, series, time shares, and settings that are as usual."""
+    """A run; unless ``detailed``, without record, series, metrics but ``MAIN``, and settings that are as usual."""
     record = point.record
-    logged = [name for name in METRICS if name in record.metrics and (detailed or name not in TIME_SHARES)]
-    metrics = {name: record.metrics[name] for name in logged}
+    metrics = {name: record.metrics[name] for name in (METRICS if detailed else MAIN) if name in record.metrics}
     if TIME in metrics:
         metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
     if point.gain is not None:
@@ -166,8 +214,8 @@ def parameters(record: Record, detailed: bool = True) -> dict[str, str]:
     values: dict[str, Any] = {
         **{name: record.labels[name] for name in (*LABELS, *PARTS)},
         "requested": ", ".join(requested),
-        "strategy_parameters": parameters_text(config["strategy"]),
-        "workload_parameters": parameters_text(config["workload"]),
+        "strategy_parameters": parameters_text(config["strategy"]) if detailed else None,
+        "workload_parameters": parameters_text(config["workload"]) if detailed else None,
         **{f"chosen.{name}": value for name, value in record.layout.items()},
         **{name: value for name, value in record.settings.items() if name not in usual},
         **({name: record.settings[name] for name in usual} if detailed else {}),

@@ -22,17 +22,55 @@ from importlib.metadata import version
 from itertools import batched
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, override
+from typing import Any
 
-from entrain_bench.answers.tracking import statements
-from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, SWEEP, Entry, content_of
-from entrain_bench.answers.tracking.page import page_tags
-from entrain_bench.answers.tracking.store import LOGGED_TAGS, Logged, Store
+from entrain_bench.answers.tracking.entries import (
+    DIGEST_TAG,
+    KEY_TAG,
+    LOGGED_TAGS,
+    SWEEP,
+    Entry,
+    Logged,
+    content_of,
+    page_tags,
+)
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.store import cache_folder
 from entrain_bench.records.records import Results
 
+_TEXT, _NUMBER = "run_uuid, key, value", "run_uuid, key, value, is_nan, timestamp, step"
+_RUN = (
+    "run_uuid, name, status, start_time, end_time, artifact_uri, experiment_id, lifecycle_stage, source_type, user_id"
+)
+# Columns of a run's rows, its own before those that refer to it. MLflow keeps every number twice: all, and the last of
+# each name.
+TABLES = {"runs": _RUN, "tags": _TEXT, "params": _TEXT, "metrics": _NUMBER, "latest_metrics": _NUMBER}
+SET_TAG = "INSERT OR REPLACE INTO tags (run_uuid, key, value) VALUES (?, ?, ?)"
+SET_EXPERIMENT_TAG = "INSERT OR REPLACE INTO experiment_tags (experiment_id, key, value) VALUES (?, ?, ?)"
+EXPERIMENT = "SELECT experiment_id FROM experiments WHERE name = ?"
+RESTORE_EXPERIMENT = "UPDATE experiments SET lifecycle_stage = 'active' WHERE name = ? AND lifecycle_stage = 'deleted'"
+INSERT_EXPERIMENT = (
+    "INSERT INTO experiments (name, artifact_location, lifecycle_stage, creation_time, last_update_time)"
+    " VALUES (?, ?, 'active', ?, ?)"
+)
+# Experiments with runs, the last logged first, each with the run whose tag has a value.
+EXPERIMENTS = """
+    SELECT e.experiment_id, e.name, MAX(CASE WHEN t.value = ? THEN r.run_uuid ELSE '' END)
+    FROM experiments e
+    JOIN runs r ON r.experiment_id = e.experiment_id AND r.lifecycle_stage = 'active'
+    LEFT JOIN tags t ON t.run_uuid = r.run_uuid AND t.key = ?
+    WHERE e.lifecycle_stage = 'active'
+    GROUP BY e.experiment_id, e.name
+    ORDER BY MAX(r.start_time) DESC, e.experiment_id DESC
+"""
+# Runs of an experiment with four of their tags.
+RUNS = """
+    SELECT r.run_uuid, t.key, t.value
+    FROM runs r
+    JOIN tags t ON t.run_uuid = r.run_uuid AND t.key IN (?, ?, ?, ?)
+    WHERE r.experiment_id = ? AND r.lifecycle_stage = 'active'
+"""
 # How long another process may hold the file.
 TIMEOUT_S = 60.0
 # Where a run's artifacts are, in its own words and in the results folder.
@@ -59,11 +97,8 @@ def _uri_of(path: Path) -> str:
     return URL.create("sqlite", database=str(path.resolve())).render_as_string(hide_password=False)
 
 
-class LocalStore(Store):
-    """``Store`` of a results folder.
-
-    Args:
-        results: the folder.
+class LocalStore:
+    """The place for runs in a results folder.
 
     Raises:
         UserError: from every method, for a file that is not MLflow's.
@@ -73,19 +108,19 @@ class LocalStore(Store):
         self._results = results
         self._path = store_path(results)
 
-    @override
     def experiment(self, name: str) -> str:
+        """Identifier of an experiment, made if it is not there."""
         if not self._path.exists():
             write_atomically(self._path, _empty_store())
         now_ms = int(time.time() * 1000)
         with self._connection() as database:
-            database.execute(statements.RESTORE_EXPERIMENT, (name,))
-            if database.execute(statements.EXPERIMENT, (name,)).fetchone() is None:
-                database.execute(statements.INSERT_EXPERIMENT, (name, ARTIFACT_SCHEME, now_ms, now_ms))
-                (made,) = database.execute(statements.EXPERIMENT, (name,)).fetchone()
+            database.execute(RESTORE_EXPERIMENT, (name,))
+            if database.execute(EXPERIMENT, (name,)).fetchone() is None:
+                database.execute(INSERT_EXPERIMENT, (name, ARTIFACT_SCHEME, now_ms, now_ms))
+                (made,) = database.execute(EXPERIMENT, (name,)).fetchone()
                 tags = [(made, *item) for item in page_tags().items()]
-                database.executemany(statements.SET_EXPERIMENT_TAG, tags)
-            (found,) = database.execute(statements.EXPERIMENT, (name,)).fetchone()
+                database.executemany(SET_EXPERIMENT_TAG, tags)
+            (found,) = database.execute(EXPERIMENT, (name,)).fetchone()
         return str(found)
 
     def experiments(self) -> list[tuple[str, str, str]]:
@@ -93,72 +128,69 @@ class LocalStore(Store):
         if not self._path.exists():
             return []
         with self._connection() as database:
-            rows = database.execute(statements.EXPERIMENTS, (SWEEP, KEY_TAG))
-            return [(str(one), str(name), str(run)) for one, name, run in rows]
+            return [(str(one), *named) for one, *named in database.execute(EXPERIMENTS, (SWEEP, KEY_TAG))]
 
-    @override
     def runs(self, experiment: str) -> list[Logged]:
+        """The runs that an experiment has."""
+        tags: dict[str, dict[str, str]] = {}
         with self._connection() as database:
-            rows = database.execute(statements.RUNS, (*LOGGED_TAGS, int(experiment)))
-            found = [Logged(*map(str, row)) for row in rows]
-        return [run for run in found if run.key]
+            for run_id, name, text in database.execute(RUNS, (*LOGGED_TAGS, int(experiment))):
+                tags.setdefault(run_id, {})[name] = text
+        return [Logged.of(run_id, own) for run_id, own in tags.items() if own.get(KEY_TAG)]
 
-    @override
     def add(self, experiment: str, entries: Sequence[Entry], tags: Mapping[str, str]) -> list[str]:
-        run_ids = [_run_id(experiment, entry) for entry in entries]
+        """Log runs with further tags; returns their identifiers."""
+        # The same for as long as a run is called the same, so that links to it stay good. Half of MLflow's usual
+        # length, for every row of the store repeats it up to four times.
+        run_ids = [hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:16] for entry in entries]
         # One that was deleted on the page is still in the file.
         self.remove(run_ids)
         for some in batched(zip(run_ids, entries, strict=True), MAX_RUNS):
             for run_id, entry in some:
-                self._write_artifacts(run_id, entry)
-            rows: dict[str, list[Sequence[Any]]] = {table: [] for table in statements.INSERT}
-            now_ms = int(time.time() * 1000)
+                folder = self._results.root / ARTIFACTS / run_id / "artifacts"
+                for path, content in entry.artifacts.items():
+                    if isinstance(content, Path):
+                        _link(content, folder / path)
+                    else:
+                        write_atomically(folder / path, content_of(content))
+            rows: dict[str, list[Sequence[Any]]] = {table: [] for table in TABLES}
             for run_id, entry in some:
-                _add_rows(rows, run_id, int(experiment), entry, tags, now_ms)
+                _add_rows(rows, run_id, int(experiment), entry, tags)
             with self._connection() as database:
-                for table, statement in statements.INSERT.items():
-                    database.executemany(statement, rows[table])
+                for table, columns in TABLES.items():
+                    places = ", ".join("?" for _ in columns.split(","))
+                    database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows[table])  # noqa: S608
         return run_ids
 
-    @override
     def remove(self, run_ids: Sequence[str]) -> None:
+        """Take runs away."""
         with self._connection() as database:
-            for statement in statements.DELETE:
-                database.executemany(statement, [(run_id,) for run_id in run_ids])
+            for table in reversed(TABLES):
+                rows = [(run_id,) for run_id in run_ids]
+                database.executemany(f"DELETE FROM {table} WHERE run_uuid = ?", rows)  # noqa: S608
         for run_id in run_ids:
             shutil.rmtree(self._results.root / ARTIFACTS / run_id, ignore_errors=True)
 
-    @override
     def set_tags(self, run_ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags of runs."""
         rows = [(run_id, name, text) for run_id in run_ids for name, text in tags.items()]
         with self._connection() as database:
-            database.executemany(statements.SET_TAG, rows)
+            database.executemany(SET_TAG, rows)
 
-    @override
     def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
+        """Set tags of an experiment."""
         rows = [(int(experiment), *item) for item in tags.items()]
         with self._connection() as database:
-            database.executemany(statements.SET_EXPERIMENT_TAG, rows)
-
-    def _write_artifacts(self, run_id: str, entry: Entry) -> None:
-        folder = self._results.root / ARTIFACTS / run_id / "artifacts"
-        for path, content in entry.artifacts.items():
-            if isinstance(content, Path):
-                _link(content, folder / path)
-            else:
-                write_atomically(folder / path, content_of(content))
+            database.executemany(SET_EXPERIMENT_TAG, rows)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A transaction."""
         try:
             with closing(sqlite3.connect(self._path, timeout=TIMEOUT_S)) as database, database:
                 yield database
         except sqlite3.DatabaseError as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: Exception) -> UserError:
-        return UserError(f"{self._path}: cannot be used ({error}); if it is damaged, delete it (runs are logged anew)")
+            advice = "if it is damaged, delete it (runs are logged anew)"
+            raise UserError(f"{self._path}: cannot be used ({error}); {advice}") from error
 
 
 def _empty_store() -> bytes:
@@ -188,11 +220,6 @@ def _empty_store() -> bytes:
     return content
 
 
-def _run_id(experiment: str, entry: Entry) -> str:
-    """The same for as long as a run is called the same, so that links to it stay good."""
-    return hashlib.sha256(f"{experiment} {entry.key}".encode()).hexdigest()[:32]
-
-
 def _link(source: Path, target: Path) -> None:
     """The same file under another name; a copy where there are no links."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -208,12 +235,10 @@ def _add_rows(
     experiment: int,
     entry: Entry,
     tags: Mapping[str, str],
-    now_ms: int,
 ) -> None:
-    """Append the rows of a run to those of the tables."""
-    status = "FAILED" if entry.failed else "FINISHED"
+    now_ms, status = int(time.time() * 1000), "FAILED" if entry.failed else "FINISHED"
     artifacts = f"{ARTIFACT_SCHEME}{run_id}/artifacts"
-    rows["runs"].append((run_id, entry.name, status, now_ms, now_ms, artifacts, experiment))
+    rows["runs"].append((run_id, entry.name, status, now_ms, now_ms, artifacts, experiment, "active", "LOCAL", ""))
     own = {**entry.tags, **tags, "mlflow.runName": entry.name, KEY_TAG: entry.key, DIGEST_TAG: entry.digest}
     rows["tags"] += [(run_id, *item) for item in own.items()]
     rows["params"] += [(run_id, *item) for item in entry.params.items()]

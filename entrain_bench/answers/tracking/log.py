@@ -7,22 +7,26 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from entrain_bench.answers.answer import Pictures
 from entrain_bench.answers.tracking.entries import (
     CONFIGURATION_TAG,
+    CURRENT_TAG,
+    MAX_DETAILED,
     NOTE_TAG,
     PARENT_TAG,
     SWEEP,
     Entry,
-    Pictures,
+    Logged,
     entries_of,
+    page_tags,
     speedup_name,
 )
 from entrain_bench.answers.tracking.local import LocalStore
-from entrain_bench.answers.tracking.page import CURRENT_TAG, page_tags
 from entrain_bench.answers.tracking.remote import RemoteStore
-from entrain_bench.answers.tracking.store import Logged, Store
 from entrain_bench.records.environment import current_commit
 from entrain_bench.records.records import Record, Results
+
+type Store = LocalStore | RemoteStore
 
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
@@ -43,16 +47,7 @@ def log_records(
 
     Several go under a parent run, both parent and experiment called ``name``; a single one of that name goes to
     ``SINGLE_RUNS``. Runs of the experiment that are not among the records any more, because code, data or configuration
-    changed, are marked by ``CURRENT_TAG``.
-
-    Args:
-        results: where the records are.
-        records: those of a whole sweep, or one.
-        name: what the sweep or the run is called.
-        uri: a tracking server; None for the store in the results folder.
-        files: figures that were drawn from the records.
-        pictures: who draws a sweep and its ranks; None for no such pictures.
-        lost: planned runs of the sweep that left no record, by their overrides.
+    changed, are marked by ``CURRENT_TAG``. Without ``uri`` the store is that in the results folder.
 
     Returns:
         How many runs were logged, the parent left out.
@@ -66,7 +61,7 @@ def log_records(
     entries = entries_of(results, records, name, files, pictures, lost)
     results.root.mkdir(parents=True, exist_ok=True)
     with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
-        store: Store = RemoteStore(uri) if uri else LocalStore(results)
+        store = RemoteStore(uri) if uri else LocalStore(results)
         experiment = store.experiment(name if len(records) > 1 else SINGLE_RUNS)
         logged = store.runs(experiment)
         digests = {entry.key: entry.digest for entry in entries}
@@ -97,7 +92,9 @@ def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Ent
         # Also where only runs are: the page shows columns that they have.
         speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
         store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
-    store.add(experiment, [entry for entry in fresh if entry is not parent], {**_tags(), PARENT_TAG: run_id})
+    # Of a large sweep, commits are in the records.
+    tags = _tags() if len(fresh) + len(kept) <= MAX_DETAILED else {CURRENT_TAG: "yes"}
+    store.add(experiment, [entry for entry in fresh if entry is not parent], {**tags, PARENT_TAG: run_id})
 
 
 def _mark(store: Store, runs: Sequence[Logged], current: str) -> None:

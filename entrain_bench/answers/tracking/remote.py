@@ -9,11 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import batched, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, override
+from typing import TYPE_CHECKING
 
-from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, Entry, content_of
-from entrain_bench.answers.tracking.page import page_tags
-from entrain_bench.answers.tracking.store import LOGGED_TAGS, Logged, Store
+from entrain_bench.answers.tracking.entries import DIGEST_TAG, KEY_TAG, Entry, Logged, content_of, page_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,12 +29,8 @@ SETTINGS = {
 }
 
 
-class RemoteStore(Store):
-    """``Store`` of a tracking server.
-
-    Args:
-        uri: where it is.
-    """
+class RemoteStore:
+    """A tracking server as a place for runs."""
 
     def __init__(self, uri: str) -> None:
         for name, value in SETTINGS.items():
@@ -47,8 +41,8 @@ class RemoteStore(Store):
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self._client: MlflowClient = MlflowClient(tracking_uri=uri)
 
-    @override
     def experiment(self, name: str) -> str:
+        """Identifier of an experiment, made if it is not there."""
         found = self._client.get_experiment_by_name(name)
         if found is None:
             return str(self._client.create_experiment(name, tags=page_tags()))
@@ -56,19 +50,19 @@ class RemoteStore(Store):
             self._client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
 
-    @override
     def runs(self, experiment: str) -> list[Logged]:
+        """The runs that an experiment has."""
         found: list[Logged] = []
         token = None
         while True:
             page = self._client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` != ''", page_token=token)
-            found += [Logged(run.info.run_id, *(run.data.tags.get(name, "") for name in LOGGED_TAGS)) for run in page]
+            found += [Logged.of(run.info.run_id, run.data.tags) for run in page]
             token = page.token
             if not token:
                 return found
 
-    @override
     def add(self, experiment: str, entries: Sequence[Entry], tags: Mapping[str, str]) -> list[str]:
+        """Log runs with further tags; returns their identifiers."""
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             runs = [pool.submit(self._add, experiment, entry, tags) for entry in entries]
             try:
@@ -77,20 +71,20 @@ class RemoteStore(Store):
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    @override
     def remove(self, run_ids: Sequence[str]) -> None:
+        """Take runs away."""
         for run_id in run_ids:
             self._client.delete_run(run_id)
 
-    @override
     def set_tags(self, run_ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags of runs."""
         from mlflow.entities import RunTag
 
         for run_id in run_ids:
             self._client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
 
-    @override
     def describe(self, experiment: str, tags: Mapping[str, str]) -> None:
+        """Set tags of an experiment."""
         for name, text in tags.items():
             self._client.set_experiment_tag(experiment, name, text)
 

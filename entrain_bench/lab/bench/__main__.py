@@ -6,24 +6,15 @@ Every case runs in a process of its own, so that no case finds caches filled by 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
-from threading import Timer
 
 from entrain_bench.base.errors import unknown_choice
-from entrain_bench.lab.bench.cases import CASES
-from entrain_bench.lab.bench.measures import Measure
+from entrain_bench.lab.bench.cases import CASES, measure_apart
 from entrain_bench.lab.files import write_json
 from entrain_bench.lab.machine import host_facts
-
-# Against hangs: on an idle machine with two cores all cases together take less.
-CASE_TIMEOUT_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,17 +22,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m entrain_bench.lab.bench", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"cases to measure (default: all): {', '.join(CASES)}")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="folder of bench.json")
-    parser.add_argument("--here", action="store_true", help="measure in this process; print one JSON line per measure")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.cases if name not in CASES]:
         print(unknown_choice("bench CASE", unknown[0], CASES), file=sys.stderr)
         return 2
     names = options.cases or [*CASES]
-    if options.here:
-        for name in names:
-            for measure in CASES[name].measure():
-                print(json.dumps(measure), flush=True)
-        return 0
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     results, failed = dict[str, dict[str, object]](), False
     for number, name in enumerate(names, start=1):
         print(f"[{number}/{len(names)}] {name}: {CASES[name].target}", flush=True)
@@ -59,29 +45,6 @@ def main(arguments: Sequence[str]) -> int:
     write_json(path, {"machine": host_facts(), "cases": results})
     print(f"written to {path}")
     return 1 if failed else 0
-
-
-def measure_apart(name: str) -> Iterator[Measure]:
-    """Yield a case's measures as a process makes them; ``RuntimeError`` with its last line if it fails or hangs."""
-    command = [sys.executable, "-m", "entrain_bench.lab.bench", "--here", name]
-    environment, pipe = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, subprocess.PIPE
-    with (
-        TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=pipe, stderr=errors, text=True, env=environment) as process,
-    ):
-        assert process.stdout
-        timer = Timer(CASE_TIMEOUT_S, process.kill)
-        timer.start()
-        with closing(process.stdout):
-            for line in process.stdout:
-                if line.startswith("["):
-                    label, values = json.loads(line)
-                    yield label, values
-        code = process.wait()
-        timer.cancel()
-        if code:
-            errors.seek(0)
-            raise RuntimeError([f"exit code {code} (limit: {CASE_TIMEOUT_S:g} s)", *errors.read().split("\n")[:-1]][-1])
 
 
 if __name__ == "__main__":

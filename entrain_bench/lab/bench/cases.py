@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.bench import everyday, measures
+from entrain_bench.lab.bench import measures
 from entrain_bench.lab.bench.measures import Measure
 
+# Against hangs: on an idle machine with two cores no measure takes as long.
+CASE_TIMEOUT_S = 300.0
 # 2,048 nodes of 8 H100 GPUs: 1,024 replicas; 131,072 samples.
 WIDE = (
     "cluster=h100x64",
@@ -19,6 +23,12 @@ WIDE = (
     "layout.dp=1024",
     "workload=coco",
     "global_batch=131072",
+)
+# A small, a middle and a large model; runs of one job share its batches, bounds and layer times.
+SHARED = (
+    ("workload=opencqa_ocr", "model=qwen25vl_llama3_1b"),
+    ("workload=coco", "model=qwen25vl_llama3_3b"),
+    ("workload=chartqa", "model=qwen25vl_llama3_8b", "cluster=h100x64"),
 )
 # 16 samples per bucket, 128 buckets for 2,048 samples.
 BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
@@ -64,10 +74,11 @@ class Case:
 
 
 CASES = {
-    "cells": Case("CPU seconds of one run per strategy", everyday.cells),
-    "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(everyday.sweep, 100, TINY)),
+    "cells": Case("CPU seconds of one run per strategy", measures.cells),
+    "shared_cells": Case("CPU seconds of all strategies on three jobs", partial(measures.sweep_of_jobs, SHARED)),
+    "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(measures.sweep, 100, TINY)),
     "commands": Case(
-        "CPU seconds of a command; quick: from nothing <= 60, with nothing to do <= 6", partial(everyday.commands, TINY)
+        "CPU seconds of a command; quick: from nothing <= 60, with nothing to do <= 6", partial(measures.commands, TINY)
     ),
     "parts_64_gpus": Case(
         "assign_s <= 0.020, schedule_s + execute_s <= 0.010", partial(measures.parts, choices("strategy"), ())
@@ -84,3 +95,34 @@ CASES = {
         "ratio <= 1.05, loss_difference <= 1e-5", partial(measures.against_megatron, TRAINED)
     ),
 }
+
+
+def measure_apart(name: str) -> Iterator[Measure]:
+    """Yield a case's measures as a process makes them; ``RuntimeError`` if it fails or hangs."""
+    context = get_context("spawn")
+    received, sent = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(name, sent))
+    process.start()
+    sent.close()
+    try:
+        while received.poll(CASE_TIMEOUT_S):
+            found: Measure | str = received.recv()
+            if isinstance(found, str):
+                raise RuntimeError(found)
+            yield found
+        raise RuntimeError(f"no measure for {CASE_TIMEOUT_S:g} s")
+    except EOFError:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"exit code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _measure(name: str, sent: Connection) -> None:
+    try:
+        for measure in CASES[name].measure():
+            sent.send(measure)
+    except Exception as error:
+        sent.send(f"{type(error).__name__}: {error}")

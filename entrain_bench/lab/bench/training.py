@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from statistics import median
 from time import perf_counter
@@ -30,6 +29,7 @@ from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.platform import MODULES, prepare_platform
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.loader import MakeInputs
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage, global_norm
 from entrain_bench.train.settings import TrainSettings
@@ -80,7 +80,7 @@ class MegatronSchedule:
         shape = [(int(program.shapes.llm_tokens[microbatches[0]].sum()), self.model.config.hidden_size)]
         module, stage = program.model.modules[0], self.pipeline.pp_group.rank()
         # As ahead as for our runtime.
-        inputs = runtime.loader.load([partial(data.inputs, module, stage, members) for members in microbatches])
+        inputs = runtime.loader.load([MakeInputs(data, module, stage, members) for members in microbatches])
         trained.zero_grad()
         losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
             forward_step_func=self._forward_step(data.num_loss_tokens),

@@ -8,10 +8,10 @@ from statistics import median
 
 import pandas as pd
 
-from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.tables import run_actions
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._accuracy import MODEL_ERROR
+from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.figures.forward_variability import microbatch_forward
 from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, load_anchors, toggled
 from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
@@ -96,7 +96,7 @@ def write_calibration(anchors: Anchors, study: Study) -> str:
     write_atomically(study.results.root / "calibration.md", "\n".join(parts).encode())
     problems = [study.problem(*overrides) for overrides in anchors.runs]
     if not any(problems) and line != MODEL_ERROR:
-        problems.append(f"figures/_accuracy.py: MODEL_ERROR must be {line!r}")
+        problems.append(f"figures/_style.py: MODEL_ERROR must be {line!r}")
     return "; ".join(dict.fromkeys(filter(None, problems)))
 
 

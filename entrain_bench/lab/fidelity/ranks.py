@@ -22,7 +22,7 @@ from entrain_bench.lab.files import write_json
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.group import TIMEOUT_S
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.merge import merge_timeline
+from entrain_bench.train.measuring.metrics import merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.build import build_runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from entrain_bench.answers.documents.markdown import markdown_table
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.lab.gpu_check.result import Rows, SectionResult
 from entrain_bench.lab.gpu_check.sections import Section
 

@@ -17,8 +17,16 @@ from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.lab.fidelity.compare import accuracy, program_row
 from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, TOLERANCES, Finding, Rows, judge_losses
-from entrain_bench.lab.gpu_check.runs import Runs, layout_of, problem_of, series
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Setup, TestMatrix
+from entrain_bench.lab.gpu_check.settings import (
+    CORRECTNESS,
+    REFERENCE,
+    Runs,
+    Setup,
+    TestMatrix,
+    layout_of,
+    problem_of,
+    series,
+)
 from entrain_bench.lab.machine import Machine
 from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Record

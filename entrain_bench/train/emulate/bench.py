@@ -17,12 +17,12 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
-from entrain_bench.train.emulate.work import LaneOrder, StageShape, stages_in
+from entrain_bench.train.emulate.emulator import LaneOrder, StageShape, stages_in
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.alone import rank_of_many
+from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Graph
@@ -51,16 +51,10 @@ class Bench:
     def measure(
         self, program: Program, shapes: Sequence[StageShape], orders: Sequence[LaneOrder]
     ) -> tuple[list[FloatArray], list[float]]:
-        """Time passes in the order in which ranks run them, and optimizer steps.
+        """Time passes in the order in which ranks run them, so that caches hold as much as in training.
 
-        Where a backward does not follow its forward at once, a CPU's caches have forgotten what it needs.
-
-        Returns:
-            What each pass took ``[repetitions, actions]``, for each order, and the optimizer step of each stage, in
-            seconds.
-
-        Raises:
-            OutOfMemoryError: naming what does not fit on the device.
+        Return seconds of each pass ``[repetitions, actions]``, for each order, and of the optimizer step of each stage.
+        ``OutOfMemoryError`` names the pass or step that does not fit on the device.
         """
         self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
         num_threads = torch.get_num_threads()
@@ -79,17 +73,14 @@ class Bench:
     def _build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
         alone, stages = dist.new_group([0]), []
         for shape in shapes:
-            module = model.module(shape.module)
-            groups = _groups(shape, self.framework.of(module).sequence_parallel)
+            module, width = model.module(shape.module), shape.tp * shape.cp
+            # Rank 0's among all that hold a stage.
+            members = (range(shape.tp), range(0, width, shape.tp), range(0, width * shape.dp, shape.tp))
+            tp, cp, dp_cp = (dist.new_group(list(ranks)) for ranks in members)
+            groups = StageGroups(tp, cp, dp_cp, self.framework.of(module).sequence_parallel)
+            dtype, device, again = getattr(torch, self.dtype), self.device, shape.recompute
             stage = build_stage(
-                model,
-                module,
-                shape.layers,
-                groups,
-                dtype=getattr(torch, self.dtype),
-                seed=0,
-                device=self.device,
-                recompute=shape.recompute,
+                model, module, shape.layers, groups, dtype=dtype, seed=0, device=device, recompute=again
             )
             stages.append(train_stage(stage, groups, alone, OptimizerSettings(framework=self.framework)))
         return stages
@@ -110,19 +101,19 @@ class Bench:
                     sleep(wait_s)
                 trained = held[run.key[:2]]
                 if run.inputs is not None:
-                    graphs[run.key] = self._forward(trained, program, run, run.inputs, clock)
+                    leaf = self._leaf(trained, program, run.inputs)
+                    with clock.action(run.action):
+                        output = trained.buffers(leaf, run.inputs.pack)
+                        output = output / run.num_loss_tokens if run.num_loss_tokens else output
+                    graphs[run.key] = Graph.of(leaf, output, run.inputs.pack)
                 elif run.kind is Pass.BACKWARD:
                     left[run.key] = self._backward(trained, graphs.pop(run.key), run, clock)
                 else:
-                    self._weights(trained, left.pop(run.key), run, clock)
+                    weights = left.pop(run.key)
+                    with clock.action(run.action):
+                        if weights is not None:
+                            trained.backward_weights(weights, last=False)
         return self._measured_s(clock, len(runs))
-
-    def _forward(self, trained: TrainedStage, program: Program, run: _PassRun, inputs: Inputs, clock: Clock) -> Graph:
-        leaf = self._leaf(trained, program, inputs)
-        with clock.action(run.action):
-            output = trained.buffers(leaf, inputs.pack)
-            output = output / run.num_loss_tokens if run.num_loss_tokens else output
-        return Graph.of(leaf, output, inputs.pack)
 
     def _backward(self, trained: TrainedStage, graph: Graph, run: _PassRun, clock: Clock) -> WeightPass | None:
         dtype = torch.float32 if run.num_loss_tokens else getattr(torch, self.dtype)
@@ -134,13 +125,8 @@ class Bench:
                 trained.backward(graph.output, gradient, last=False)
         return None
 
-    def _weights(self, trained: TrainedStage, left: WeightPass | None, run: _PassRun, clock: Clock) -> None:
-        with clock.action(run.action):
-            if left is not None:
-                trained.backward_weights(left, last=False)
-
     def _leaf(self, trained: TrainedStage, program: Program, inputs: Inputs) -> Tensor | None:
-        """What the stage is handed: features, hidden states, or projected tokens."""
+        """Input of the stage: features, hidden states, or projected tokens."""
         features = inputs.features_on(self.device, trained.stage.module)
         if features is not None:
             return features
@@ -153,8 +139,7 @@ class Bench:
         if not num_rows:
             return None
         generator = torch.Generator(self.device).manual_seed(0)
-        dtype = getattr(torch, self.dtype)
-        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(dtype)
+        states = torch.randn(num_rows, width, generator=generator, device=self.device).to(getattr(torch, self.dtype))
         return states.requires_grad_(trained.stage.passes_gradients)
 
     def _time_optimizer(self, trained: TrainedStage) -> float:
@@ -167,13 +152,13 @@ class Bench:
         return float(np.median(self._measured_s(clock, 1)))
 
     def _start_clock(self) -> Clock:
-        # On a CPU the seconds of this one thread: what else the machine does is none of the pass's time.
+        # On a CPU the seconds of this thread alone, whatever else the machine does.
         clock = Clock(self.device, thread_time)
         clock.start()
         return clock
 
     def _measured_s(self, clock: Clock, num_actions: int) -> FloatArray:
-        """Durations of what was repeated, those that warmed up left out ``[repetitions, actions]``."""
+        """Seconds of repeated actions, without warm-ups ``[repetitions, actions]``."""
         rows = clock.rows()
         took: FloatArray = (rows[:, 2] - rows[:, 1]).reshape(-1, num_actions)
         return took[self.num_warm_ups :]
@@ -181,10 +166,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _PassRun:
-    """A pass to run.
-
-    ``key`` is module, stage and chunk; ``num_loss_tokens`` is 0 unless the stage ends in the loss.
-    """
+    """A pass of a chunk on a stage (``key``: module, stage, chunk); ``num_loss_tokens`` is 0 if it has no loss."""
 
     action: int
     kind: Pass
@@ -204,11 +186,3 @@ def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
         is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
         runs.append(_PassRun(action, kind, (module, stage, chunk), inputs, data.num_loss_tokens if is_loss else 0))
     return runs
-
-
-def _groups(shape: StageShape, sequence_parallel: bool) -> StageGroups:
-    """Rank 0's groups among all that hold a stage."""
-    width = shape.tp * shape.cp
-    members = (range(shape.tp), range(0, width, shape.tp), range(0, width * shape.dp, shape.tp))
-    tp, cp, dp_cp = (dist.new_group(list(ranks)) for ranks in members)
-    return StageGroups(tp, cp, dp_cp, sequence_parallel)

@@ -8,39 +8,127 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from statistics import median
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.costs.steps import Steps
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.program import Program
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench.simulate.place import timeline_of
-from entrain_bench.train.emulate.work import (
-    LaneOrder,
-    PassSeconds,
-    StageShape,
-    StageWork,
-    lane_orders,
-    stage_shapes,
-    stages_in,
-    works_of,
-)
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train.settings import DEVICES
 
-DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")  # by torch's names
 # They say, when imported and used, what is not installed or not set.
 TALKATIVE = ("megatron", "torch.utils.cpp_extension")
 
 
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """A stage of a module as one of its ranks holds it; stages with the same kinds of layers are equal.
+
+    ``kinds`` are indices into the module's kinds, by layer.
+    """
+
+    module: str
+    kinds: tuple[int, ...]
+    tp: int
+    cp: int
+    dp: int
+    recompute: bool
+    layers: range = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
+
+    ``outputs`` are LLM tokens of each item, on the last stage of an encoder, ``num_projected`` tokens from encoders, on
+    the first stage of an LLM. If ``splits_backward``, gradients of weights have a pass of their own.
+    """
+
+    stage: StageShape
+    lengths: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    num_projected: int = 0
+    splits_backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Seconds of a forward, a backward, and a weight pass if there is one."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float = 0.0
+
+
+def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
+    """The stages of a module under a layout, in order."""
+    shapes = []
+    for last, count in zip(accumulate(placed.layers_per_stage), placed.layers_per_stage, strict=True):
+        kinds = tuple(module.layer_kind[last - count : last].tolist())
+        how = placed.tp, placed.cp, placed.dp, placed.recompute
+        shapes.append(StageShape(module.name, kinds, *how, layers=range(last - count, last)))
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """The passes of a lane, and the idle seconds before each."""
+
+    actions: IntArray
+    waits_s: FloatArray
+
+
+def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
+    """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
+    orders = []
+    for actions in np.split(program.lane_actions, program.lane_offsets[1:-1]):
+        passes = actions[program.is_pass[actions]]
+        if not len(passes):
+            continue
+        waits_s = np.zeros(len(passes))
+        if timeline is not None:
+            before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
+            waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
+        orders.append(LaneOrder(passes, waits_s))
+    return orders
+
+
+def stages_in(program: Program, order: IntArray) -> list[tuple[int, int]]:
+    """Module and stage of the actions, each once, sorted."""
+    return sorted(set(zip(program.module[order].tolist(), program.stage[order].tolist(), strict=True)))
+
+
+def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
+    """The work of every chunk on every stage, by both, one mapping a module."""
+    works, shapes = list[dict[tuple[int, int], StageWork]](), program.shapes
+    for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
+        stages, splits = stage_shapes(module, program.layout.modules[index]), program.splits_backward(index)
+        works.append({})
+        split = np.split(chunks.members, chunks.offsets[1:-1])
+        for chunk, members in zip(range(len(chunks)), split, strict=False):
+            lengths = tuple(module.lengths(shapes, members).tolist())
+            outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
+            projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
+            for place, stage in enumerate(stages):
+                ends = outputs if place == len(stages) - 1 else (), 0 if place else projected
+                works[-1][chunk, place] = StageWork(stage, lengths, *ends, splits)
+    return works
+
+
 @dataclass(slots=True)
 class Measured:
-    """What a device took so far."""
+    """Measurements so far."""
 
     passes: dict[StageWork, PassSeconds] = field(default_factory=dict)
     optimizer_s: dict[StageShape, float] = field(default_factory=dict)
@@ -50,11 +138,10 @@ class Measured:
 class Emulator:
     """Runs every pass of a program on one device, rank by rank, in the rank's order.
 
-    A tensor- or context-parallel rank computes its share, and collectives hand it back what it gave: their time is the
-    cost truth's. Ranks whose passes have the same layers and packed lengths as others' are not run. Device memory holds
-    what one rank's does; the memory that is reported is modelled.
+    A tensor- or context-parallel rank computes its share; the cost truth prices its collectives, which return at once.
+    Ranks whose passes have the same layers and packed lengths as others' are not run. Reported memory is modelled.
 
-    What each setting means: ``experiments/harness/emulate.yaml``. ``measured`` is filled while programs are executed.
+    ``experiments/harness/emulate.yaml`` explains the settings. ``measured`` grows with every program.
     """
 
     truth: CostTruth
@@ -99,21 +186,19 @@ class Emulator:
 
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation."""
-        works = works_of(program)
         self.measure(program, lane_orders(program))
         prices = self.truth.price(program)
-        seconds = self._seconds(program, works) + prices.comm_s
+        seconds = self._seconds(program) + prices.comm_s
         return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
 
     def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
         """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
         works = works_of(program)
-        placed = zip(program.model.modules, program.layout.modules, strict=True)
-        shapes = [stage_shapes(module, own) for module, own in placed]
+        shapes = list(map(stage_shapes, program.model.modules, program.layout.modules))
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
         known = set(self.measured.passes)
         for order in lanes:
-            own = _works_in(program, works, order)
+            own = _works_in(program, works, order.actions)
             if not known.issuperset(own):
                 held = tuple(shapes[module][stage] for module, stage in stages_in(program, order.actions))
                 missing.setdefault(held, []).append(order)
@@ -131,56 +216,48 @@ class Emulator:
                 for shape, own_s in zip(held, optimizer_s, strict=True):
                     self.measured.optimizer_s.setdefault(shape, own_s)
                 for order, took_s in zip(orders, seconds, strict=True):
-                    own = _works_in(program, works, order)
+                    own = _works_in(program, works, order.actions)
                     for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
                         runs[work][kind].extend(column)
         for work, took in runs.items():
-            # In the order of their numbers: a weight pass comes last.
+            # By number of kind: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
 
-    def _seconds(self, program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]]) -> FloatArray:
+    def _seconds(self, program: Program) -> FloatArray:
         """Measured time of every pass, 0 for steps ``[actions]``."""
-        seconds = np.zeros(program.num_actions)
-        for module, of_module in enumerate(works):
-            forward, backward = program.forward_actions(module), program.backward_actions(module)
-            weight = program.weight_actions(module)
-            for place, work in of_module.items():
-                took = self.measured.passes[work]
-                seconds[forward[place]], seconds[backward[place]] = took.forward_s, took.backward_s
-                if work.splits_backward:
-                    seconds[weight[place]] = took.weight_s
+        seconds, passes = np.zeros(program.num_actions), np.flatnonzero(program.is_pass)
+        for action, work in zip(passes, _works_in(program, works_of(program), passes), strict=True):
+            took = self.measured.passes[work]
+            of_kind = {Pass.FORWARD: took.forward_s, Pass.BACKWARD: took.backward_s, Pass.WEIGHT: took.weight_s}
+            seconds[action] = of_kind[Pass(program.kind[action])]
         return seconds
 
     def _steps(self, program: Program, modelled: Steps) -> Steps:
         """The modelled steps with the optimizer's time measured where its stage has run."""
-        placed = [*zip(self.truth.model.modules, program.layout.modules, strict=True)]
-        costs = self.truth.step_costs
-        modelled_s = np.concatenate([costs.optimizer_s(module, own) for module, own in placed])
-        shapes = [shape for module, own in placed for shape in stage_shapes(module, own)]
-        measured_s = [
-            self.measured.optimizer_s.get(shape, seconds) for shape, seconds in zip(shapes, modelled_s, strict=True)
-        ]
+        modules, placed = self.truth.model.modules, program.layout.modules
+        modelled_s = np.concatenate([*map(self.truth.step_costs.optimizer_s, modules, placed)])
+        shapes = chain.from_iterable(map(stage_shapes, modules, placed))
+        measured_s = [*map(self.measured.optimizer_s.get, shapes, modelled_s)]
         return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))
 
 
 def _works_in(
-    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], order: LaneOrder
+    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], actions: IntArray
 ) -> list[StageWork]:
-    columns = [column[order.actions] for column in (program.module, program.chunk, program.stage)]
+    columns = [column[actions] for column in (program.module, program.chunk, program.stage)]
     return [works[module][chunk, stage] for module, chunk, stage in np.stack(columns, axis=1).tolist()]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to themselves what packages say that a user of this suite can do nothing about."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
-    levels = [logger.level for logger in loggers]
+    """Hide warnings of packages about which a user of this suite can do nothing."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
+            for logger, level in levels.items():
                 logger.setLevel(level)

@@ -23,10 +23,9 @@ class PatchRules:
 
     Attributes:
         pixels: side of a patch.
-        frames: that a patch spans; an image counts as so many alike.
+        frames: frames of a patch; an image is repeated as often.
         merged: side of the square of patches that follow one another.
-        mean: of each colour, from 0 to 1.
-        std: of each colour.
+        mean, std: of each colour, from 0 to 1.
     """
 
     pixels: int
@@ -37,11 +36,7 @@ class PatchRules:
 
     @classmethod
     def of(cls, width: int, pixels: int, merged: int, checkpoint: str | None, where: str) -> PatchRules:
-        """The rules of an encoder.
-
-        Raises:
-            IncompatibleError: for a width that is not one of whole patches.
-        """
+        """The rules of an encoder; ``IncompatibleError`` for a width that is not one of whole patches."""
         frames, rest = divmod(width, CHANNELS * pixels**2)
         if rest or not frames:
             raise IncompatibleError(
@@ -56,13 +51,11 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
     """Write the patches of a picture.
 
     Squares of ``merged`` x ``merged`` patches follow one another row by row, and within them their patches row by row.
-    A patch is its colours, of each its frames, of each its rows (Hugging Face's ``Qwen2VLImageProcessor``; with one
-    frame and nothing merged what SigLIP's first convolution sees).
+    A patch is ordered by colour, frame and row (Hugging Face's ``Qwen2VLImageProcessor``; with one frame and nothing
+    merged the input of SigLIP's first convolution).
 
-    Args:
-        pixels: ``[frames, height, width, 3]``; one frame stands for all, and sides are whole squares.
-        rules: of the encoder.
-        out: ``[patches, 3 * frames * side^2]``.
+    ``pixels`` are ``[frames, height, width, 3]``; a single frame is repeated, and sides are whole squares. ``out`` is
+    ``[patches, 3 * frames * side^2]``.
     """
     side, merged = rules.pixels, rules.merged
     given, height, width, _ = pixels.shape

@@ -19,17 +19,14 @@ _RANGE, _LEAST_POWER = 8.0, 1e-10
 # Slaney's scale (Auditory Toolbox, 1998): linear up to 1 kHz, 15 steps; then 27 steps for every factor of 6.4.
 _STEP_HZ, _KNEE_HZ, _KNEE_MELS, _STEPS_OF_FACTOR, _FACTOR = 200.0 / 3, 1000.0, 15.0, 27.0, 6.4
 _HIGHEST_HZ = 8000.0
-
-type Frames = NDArray[np.float32]
+_HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
 
 def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
-    """Write the windows of log-mel frames of a sound, as many as there is room for.
+    """Write the windows of log-mel frames of a sound at ``SOUND_HZ`` ``[samples]``, as many as there is room for.
 
-    Args:
-        wave: at ``SOUND_HZ`` ``[samples]``.
-        out: ``[tokens, frames of a token * 3 * mels]``: before, at and after each of a token's two frames; beyond the
-            ends zeros.
+    ``out`` is ``[tokens, frames of a token * 3 * mels]``: before, at and after each of a token's two frames; zeros
+    beyond the ends.
     """
     tokens, width = out.shape
     mels, count = width // (FRAMES_OF_TOKEN * KERNEL), FRAMES_OF_TOKEN * tokens
@@ -40,7 +37,7 @@ def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
         windows[:, place] = padded[place : place + count]
 
 
-def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
+def log_mel(wave: Sound, num_frames: int, mels: int) -> NDArray[np.float32]:
     """Log-mel frames every 10 ms ``[num_frames, mels]``; a shorter sound goes on in silence, a longer one is cut.
 
     Values are those of Hugging Face's ``WhisperFeatureExtractor`` for a sound that it fills up, as it does by default.
@@ -51,7 +48,7 @@ def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
     behind = np.zeros(WINDOW, np.float32) if num_frames < _LONGEST_FRAMES else _mirrored(filled[::-1])[::-1]
     padded = np.concatenate([_mirrored(filled), filled, behind])
     heard = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
-    spectrum = np.fft.rfft(heard * _hann(), axis=1)
+    spectrum = np.fft.rfft(heard * _HANN, axis=1)
     power = (spectrum.real**2 + spectrum.imag**2) @ mel_filters(mels)
     loudness: NDArray[np.float64] = np.log10(np.maximum(power, _LEAST_POWER))
     loudest = loudness[: max(num_frames, _LONGEST_FRAMES)].max()
@@ -59,32 +56,20 @@ def log_mel(wave: Sound, num_frames: int, mels: int) -> Frames:
 
 
 def _mirrored(wave: Sound) -> Sound:
-    """What stands before a sound that is mirrored at its first sample ``[WINDOW / 2]``."""
+    """The samples before a sound that is mirrored at its first sample ``[WINDOW / 2]``."""
     longer = np.zeros(WINDOW // 2 + 1, np.float32)
     longer[: len(wave)] = wave[: len(longer)]
     return longer[:0:-1]
 
 
 @cache
-def _hann() -> NDArray[np.float64]:
-    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
-
-
-@cache
 def mel_filters(mels: int) -> NDArray[np.float64]:
     """Weights of frequencies in each band ``[WINDOW / 2 + 1, mels]``: triangles on Slaney's scale, all of one area."""
     frequencies = np.arange(WINDOW // 2 + 1) * SOUND_HZ / WINDOW
-    edges = _hz(np.linspace(0.0, _mels(_HIGHEST_HZ), mels + 2))
+    highest = _KNEE_MELS + _STEPS_OF_FACTOR * np.log(_HIGHEST_HZ / _KNEE_HZ) / np.log(_FACTOR)
+    places = np.linspace(0.0, float(highest), mels + 2)
+    above = _KNEE_HZ * _FACTOR ** ((places - _KNEE_MELS) / _STEPS_OF_FACTOR)
+    edges = np.where(places < _KNEE_MELS, places * _STEP_HZ, above)
     rising = (frequencies[:, None] - edges[:-2]) / np.diff(edges)[:-1]
     falling = (edges[2:] - frequencies[:, None]) / np.diff(edges)[1:]
     return np.asarray(np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (edges[2:] - edges[:-2]))
-
-
-def _mels(hz: float) -> float:
-    """A frequency of at least 1 kHz on Slaney's scale."""
-    return float(_KNEE_MELS + _STEPS_OF_FACTOR * np.log(hz / _KNEE_HZ) / np.log(_FACTOR))
-
-
-def _hz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = _KNEE_HZ * _FACTOR ** ((mels - _KNEE_MELS) / _STEPS_OF_FACTOR)
-    return np.where(mels < _KNEE_MELS, mels * _STEP_HZ, above)

@@ -1,4 +1,4 @@
-"""What ends a rank: left in a folder by the rank, turned into one line by the process that started it."""
+"""What a rank prints and what ends it: left in a folder, and turned into one line by the process that started it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from entrain_bench.base.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import write_atomically
+from entrain_bench.run.workers import end_with_parent
+from entrain_bench.train.messages.failure import Failure
 
 # A crash prints a stack of every thread, and the names of all extension modules.
 OUTPUT_CHARS = 20_000
@@ -24,39 +26,11 @@ BEAT_S = 1.0
 SILENT_PART = 0.5
 # What others say of it.
 _WAITED = re.compile(r"waited longer than harness\.\w+=([0-9.e+]+)")
-# Errors that say everything in their line; others are of the rank they happened on.
-_KNOWN = {
-    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception that ended a rank.
-
-    ``time_s`` is since the epoch; ``kind`` is empty if the exception's class was none of this package's.
-    """
-
-    rank: int
-    time_s: float
-    kind: str
-    text: str
-    trace: str
-
-    def as_error(self) -> Exception:
-        """The exception for whoever started the ranks."""
-        error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"rank {self.rank}: {self.text}")
-        error.__cause__ = ExecutionError(f"traceback of rank {self.rank}:\n{self.trace}")
-        return error
 
 
 def write_failure(work: Path, rank: int, error: Exception) -> None:
     """Leave the exception that ends this rank."""
-    kind = type(error).__name__ if type(error) in _KNOWN.values() else ""
-    line = " ".join(str(error).split())
-    text = line if kind else f"{type(error).__name__}: {line}"
-    values = {"rank": rank, "time_s": time.time(), "kind": kind, "text": text, "trace": traceback.format_exc()}
-    write_atomically(work / f"failure{rank}.json", json.dumps(values).encode())
+    write_atomically(work / f"failure{rank}.json", json.dumps(asdict(Failure.of(error, f"rank {rank}"))).encode())
 
 
 def read_failures(work: Path) -> list[Failure]:
@@ -68,6 +42,21 @@ def read_failures(work: Path) -> list[Failure]:
 def output_path(work: Path, number: int, kind: str = "rank") -> Path:
     """Where the standard output and error of a rank, or of another kind of process, go."""
     return work / f"output{'' if kind == 'rank' else f'-{kind}'}{number}.log"
+
+
+def begin_process(environment: Mapping[str, str], output: Path | None) -> None:
+    """Let this process, started for a run, end with the one that started it, and print to a file of the run, if any."""
+    os.environ.update(environment)
+    end_with_parent()
+    if output is None:
+        return
+    try:
+        with output.open("w") as file:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(file.fileno(), stream.fileno())
+    except FileNotFoundError:
+        # Interrupted while it started processes, that process is done with them.
+        os._exit(1)
 
 
 def read_output(work: Path, number: int, kind: str = "rank") -> str:
@@ -126,10 +115,10 @@ def first_cause(
             )
             return error
     failures = read_failures(work)
-    explained = {failure.rank for failure in failures}
+    explained = {failure.who for failure in failures}
     for rank, code in exit_codes.items():
         # Dead without a word: what the others say is that they lost it.
-        if code and rank not in explained:
+        if code and f"rank {rank}" not in explained:
             aborted = uses_nccl and code == -signal.SIGABRT
             cause = f"rank {rank}: {_how_it_ended(code, timeout_s if uses_nccl else None)}"
             error = _after_silence(work, exit_codes, timeout_s, cause) if aborted else ExecutionError(cause)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from entrain_bench.train.launching.launch import Crew, run_on_ranks
+from entrain_bench.train.launching.launch import run_on_ranks
 from entrain_bench.train.messages.control import process_group
 
 TIMEOUT_S = 120.0
@@ -30,7 +30,11 @@ def on_ranks(
         ExecutionError: with the first cause, if a rank fails otherwise or dies.
     """
     job = partial(_call, function, args, device, tuple(cores))
-    return run_on_ranks(job, Crew(device, num_ranks, TIMEOUT_S), {}, partial(_read, num_ranks), lambda _: None)
+
+    def read(work: Path) -> list[Any]:
+        return [json.loads((work / f"result{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    return run_on_ranks(job, num_ranks, device, TIMEOUT_S, read)
 
 
 def pin(cores: Sequence[int], index: int) -> None:
@@ -51,7 +55,3 @@ def _call(
     pin(cores, rank)
     with process_group(torch.device(device, rank) if device == "cuda" else torch.device("cpu"), TIMEOUT_S) as group:
         (work / f"result{rank}.json").write_text(json.dumps(function(*args, group)))
-
-
-def _read(num_ranks: int, work: Path) -> list[Any]:
-    return [json.loads((work / f"result{rank}.json").read_text()) for rank in range(num_ranks)]

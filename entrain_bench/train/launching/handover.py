@@ -1,4 +1,4 @@
-"""What the process that starts ranks hands over to them, and the outcome that they hand back in a folder."""
+"""The outcome that ranks leave in a folder for the process that started them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.records.outcome import Outcome
-
-
-def config_to_json(config: RunConfig) -> str:
-    """A run's configuration for the ranks."""
-    return json.dumps(config.content() | {name: getattr(config, name) for name in ASIDE})
-
-
-def config_from_json(text: str) -> RunConfig:
-    """The configuration that ``config_to_json`` wrote."""
-    return RunConfig.from_values(json.loads(text))
 
 
 def write_outcome(work: Path, outcome: Outcome) -> None:
     """Leave an outcome for the process that started the ranks."""
     if outcome.timeline is not None:
         outcome.timeline.to_parquet(work / "timeline.parquet", index=False)
-    values = {
-        "layout": layout_to_json(outcome.layout),
-        "metrics": dict(outcome.metrics),
-        "iterations": [dict(row) for row in outcome.iterations],
-        "execution": dict(outcome.execution),
-        "remarks": list(outcome.remarks),
-    }
-    (work / "outcome.json").write_text(json.dumps(values))
+    values = {name: getattr(outcome, name) for name in ("metrics", "iterations", "execution", "remarks")}
+    (work / "outcome.json").write_text(json.dumps(values | {"layout": layout_to_json(outcome.layout)}))
 
 
 def read_outcome(work: Path) -> Outcome:

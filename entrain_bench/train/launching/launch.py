@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -20,16 +20,15 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
 from entrain_bench.train.device import device_of
 from entrain_bench.train.launching.failures import first_cause, sign_of_life
-from entrain_bench.train.launching.handover import config_to_json, read_outcome
+from entrain_bench.train.launching.handover import read_outcome
 from entrain_bench.train.launching.processes import (
     LOCALHOST,
     context_of,
     environment_of_ranks,
-    modules_of,
     prepare_server,
     start_processes,
 )
-from entrain_bench.train.launching.producers import RENDEZVOUS, num_producers, start_producers
+from entrain_bench.train.launching.producers import num_producers, start_producers
 from entrain_bench.train.launching.worker import RankJob, train_rank
 from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.settings import TrainSettings
@@ -43,64 +42,50 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
     """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
-    device = device_of(settings).type
-    num_ranks = settings.num_ranks
-    modules = tuple(modules_of(config))
-    crew = Crew(device, num_ranks, settings.timeout_s, modules, num_producers(settings, num_ranks))
-    job = partial(train_rank, timeout_s=settings.timeout_s)
-    files = {"config.json": config_to_json(config)}
-    return run_on_ranks(job, crew, files, read_outcome, progress)
-
-
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """Ranks of this machine.
-
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        num_ranks: how many.
-        timeout_s: longest time a rank waits for another.
-        modules: what they are the faster for finding imported.
-        num_producers: processes that make their inputs.
-    """
-
-    device: str
-    num_ranks: int
-    timeout_s: float
-    modules: tuple[str, ...] = ()
-    num_producers: int = 0
+    device, num = device_of(settings).type, num_producers(settings, settings.num_ranks)
+    job = partial(train_rank, config=config, timeout_s=settings.timeout_s, num_producers=num)
+    ranks = settings.num_ranks, device, settings.timeout_s
+    return run_on_ranks(job, *ranks, read_outcome, progress, config=config, num_producers=num)
 
 
 def run_on_ranks[T](
-    job: RankJob, crew: Crew, files: Mapping[str, str], collect: Callable[[Path], T], progress: Callable[[int], None]
+    job: RankJob,
+    num_ranks: int,
+    device: str,
+    timeout_s: float,
+    collect: Callable[[Path], T],
+    progress: Callable[[int], None] = lambda _: None,
+    config: RunConfig | None = None,
+    num_producers: int = 0,
 ) -> T:
     """Do a job on ranks of this machine; the first that fails, or a signal to this process, ends all.
 
-    ``files`` are put in the folder they share, from which ``collect`` reads what they leave; ``progress`` is told the
-    steps that rank 0 has reported.
+    ``collect`` reads what they leave in the folder they share; ``progress`` is told the steps that rank 0 has reported.
+    A rank waits ``timeout_s`` at most for another; ``config`` is that of a run, whose inputs producers may make.
 
     Raises:
         UserError: what a rank found wrong with the input.
         ExecutionError: with the first cause, if a rank fails otherwise or dies.
         SystemExit: with 128 plus its number, for a signal that ends this process.
     """
-    device = crew.device
     ranks, producers = list[BaseProcess](), list[BaseProcess]()
     with _signals_raise(), temporary_folder("entrain-bench-") as work, environment_of_ranks(device):
-        for name, text in files.items():
-            (work / name).write_text(text)
-        for rank in range(crew.num_ranks):
+        for rank in range(num_ranks):
             sign_of_life(work, rank).touch()
-        # Ranks meet at a store of this process, which outlives every one of them.
-        store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        # Ranks meet at a store of this process, which outlives every one of them. Left to listen, it would do so on all
+        # of the machine's addresses.
+        listener = socket.create_server((LOCALHOST, 0))
+        port = listener.getsockname()[1]
+        _store = dist.TCPStore(  # type: ignore[attr-defined]
+            LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         try:
             if device == "cpu":
-                prepare_server(crew.modules)
-            if crew.num_producers:
-                rendezvous = Rendezvous.new(crew.num_producers)
-                (work / RENDEZVOUS).write_text(rendezvous.to_json())
-                start_producers(producers, rendezvous, crew.num_ranks, context_of(device), work)
-            start_processes(ranks, device, crew.num_ranks, store.port, work, job)
+                prepare_server(config)
+            if config and num_producers:
+                rendezvous = Rendezvous(work, num_producers)
+                start_producers(producers, config, rendezvous, num_ranks, context_of(device), work)
+            start_processes(ranks, device, num_ranks, port, work, job)
             exit_codes, of_producers = _watch(ranks, producers, work, progress)
         finally:
             for process in (*ranks, *producers):
@@ -109,7 +94,7 @@ def run_on_ranks[T](
                 process.join()
                 process.close()
         if any((*exit_codes.values(), *of_producers.values())):
-            raise first_cause(work, exit_codes, crew.timeout_s, uses_nccl=device == "cuda", producers=of_producers)
+            raise first_cause(work, exit_codes, timeout_s, uses_nccl=device == "cuda", producers=of_producers)
         return collect(work)
 
 
@@ -131,10 +116,7 @@ def _watch(
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """End this process by an exception, so that it ends its ranks and removes the folder first.
-
-    Signals that are ignored (``nohup``), or that the caller handles, are left alone.
-    """
+    """End this process by an exception, so that it tidies up first; signals ignored or handled elsewhere stay so."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)

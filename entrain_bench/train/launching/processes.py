@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver, get_context, get_start_method, set_start_method
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.run.workers import uninterrupted
-from entrain_bench.train.connections import connections_unless_given
+from entrain_bench.train.connections import ON_LOOPBACK, connections_unless_given
 from entrain_bench.train.launching.worker import RankJob, run_rank
 
 LOCALHOST = "127.0.0.1"
@@ -21,42 +21,33 @@ LOCALHOST = "127.0.0.1"
 
 @contextmanager
 def environment_of_ranks(device: str) -> Iterator[None]:
-    """What ranks inherit: the same modules; unless told otherwise one thread each, gloo on the loopback interface.
-
-    Those with a GPU have all of its hardware queues, unless told otherwise. Those that compute on the CPU see none, for
-    megatron-core takes one where it can.
-    """
-    wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """What ranks inherit. Without GPUs they see none: megatron-core takes one where it can."""
+    wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ON_LOOPBACK}
     if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
     else:
         wanted |= connections_unless_given(os.environ)
-    defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    wanted |= {name: value for name, value in defaults.items() if name not in os.environ}
-    before = {name: os.environ.get(name) for name in wanted}
+    if "OMP_NUM_THREADS" not in os.environ:
+        wanted["OMP_NUM_THREADS"] = "1"
+    before = dict(os.environ)
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
-def modules_of(config: RunConfig) -> list[str]:
-    """Modules of a run that ranks are the faster for finding imported."""
-    parts = (config.workload, *config.strategy.values())
-    return [part["_target_"].rpartition(".")[0] for part in parts if isinstance(part, Mapping) and "_target_" in part]
-
-
-def prepare_server(modules: Sequence[str]) -> None:
+def prepare_server(config: RunConfig | None) -> None:
     """See to a server that imports what takes seconds, for ranks to fork from; a sweep's next run finds it ready.
 
     It ends with this process. Only for ranks on a CPU: what is imported asks for GPUs (``torch.utils.cpp_extension``),
     and a fork of a process that did so cannot use one.
     """
+    parts = (config.workload, *config.strategy.values()) if config else ()
+    targets = [part["_target_"] for part in parts if isinstance(part, Mapping) and "_target_" in part]
+    modules = [target.rpartition(".")[0] for target in targets]
     forkserver.set_forkserver_preload(["entrain_bench.train.launching.preload", *modules])
     with uninterrupted():
         forkserver.ensure_running()

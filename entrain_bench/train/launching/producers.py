@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -15,24 +15,22 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.run.workers import end_with_parent, uninterrupted
-from entrain_bench.train.launching.failures import output_path
+from entrain_bench.base.files import temporary_folder
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.run.workers import uninterrupted
+from entrain_bench.train.launching.failures import begin_process, output_path
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.producing.producer import LOAD_AHEAD, produce
 from entrain_bench.train.producing.rendezvous import Rendezvous
+from entrain_bench.train.running.loader import makers_of_run
 from entrain_bench.train.settings import TrainSettings
 
 # By default, where there are as many cores.
 PRODUCERS_PER_RANK = 2
-RENDEZVOUS = "producers.json"
 
 
 def num_producers(settings: TrainSettings, num_ranks: int) -> int:
-    """Producers of a machine with so many ranks; 0 where the ranks make inputs themselves.
-
-    Raises:
-        UserError: for a machine on which they cannot share memory.
-    """
+    """Producers of a machine with so many ranks; 0 where ranks make inputs, ``UserError`` if it cannot share memory."""
     if settings.preprocessing != "processes":
         return 0
     if sys.platform != "linux":
@@ -44,19 +42,17 @@ def num_producers(settings: TrainSettings, num_ranks: int) -> int:
 
 def start_producers(
     processes: list[BaseProcess],
+    config: RunConfig,
     rendezvous: Rendezvous,
     num_ranks: int,
     context: ForkServerContext | SpawnContext,
     work: Path | None = None,
 ) -> None:
-    """Start a machine's producers, appending each.
-
-    What they print goes to ``work``, or where this process prints.
-    """
+    """Start a machine's producers, appending each. What they print goes to ``work``, or where this process prints."""
     # All of it: a server has the environment of its own start. A GPU would only get a context that nobody uses.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     for number in range(rendezvous.num_producers):
-        args = (environment, rendezvous, number, num_ranks, work)
+        args = (environment, config, rendezvous, number, num_ranks, work)
         process = context.Process(target=_run_producer, args=args, name=f"producer-{number}", daemon=True)
         with uninterrupted():
             process.start()
@@ -64,48 +60,39 @@ def start_producers(
 
 
 @contextmanager
-def producers_under_torchrun(settings: TrainSettings, control: dist.ProcessGroup) -> Iterator[Rendezvous | None]:
-    """The producers of this rank's machine, which its first rank starts; collective over all ranks.
-
-    They end with that rank, however it ends.
-    """
+def producers_under_torchrun(
+    config: RunConfig, settings: TrainSettings, control: dist.ProcessGroup
+) -> Iterator[Rendezvous | None]:
+    """The producers of this rank's machine, which its first rank starts and takes along when it ends; collective."""
     num_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if not (num := num_producers(settings, num_ranks)):
         yield None
         return
     processes: list[BaseProcess] = []
-    machine, first = os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"] == "0"
-    own = Rendezvous.new(num) if first else None
-    try:
-        if own:
-            start_producers(processes, own, num_ranks, get_context("spawn"))
-        everyone = gather_json([machine, own.to_json() if own else None], control)
-        yield next(Rendezvous.from_json(text) for where, text in everyone if where == machine and text)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-@contextmanager
-def producers_of_launcher(work: Path) -> Iterator[Rendezvous | None]:
-    """Those that the process started which also started this rank."""
-    path = work / RENDEZVOUS
-    yield Rendezvous.from_json(path.read_text()) if path.exists() else None
+    machine, folder = os.environ["GROUP_RANK"], None
+    with ExitStack() as stack:
+        try:
+            if os.environ["LOCAL_RANK"] == "0":
+                folder = str(stack.enter_context(temporary_folder("entrain-bench-")))
+                start_producers(processes, config, Rendezvous(Path(folder), num), num_ranks, get_context("spawn"))
+            everyone = gather_json([machine, folder], control)
+            yield Rendezvous(Path(next(found for where, found in everyone if where == machine and found)), num)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
 
 
 def _run_producer(
-    environment: dict[str, str], rendezvous: Rendezvous, number: int, num_ranks: int, work: Path | None
+    environment: dict[str, str],
+    config: RunConfig,
+    rendezvous: Rendezvous,
+    number: int,
+    num_ranks: int,
+    work: Path | None,
 ) -> None:
-    os.environ.update(environment)
-    end_with_parent()
-    if work is not None:
-        try:
-            output = output_path(work, number, "producer").open("w")
-        except FileNotFoundError:
-            # Interrupted while it started processes, the launcher is done with them.
-            os._exit(1)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(output.fileno(), stream.fileno())
+    begin_process(environment, work and output_path(work, number, "producer"))
     torch.set_num_threads(1)
-    produce(rendezvous, number, num_ranks, max(1, LOAD_AHEAD // rendezvous.num_producers))
+    # Ranks that are there have found the data as they should be.
+    lines = rendezvous.accept(number, num_ranks)
+    produce(lines, number, max(1, LOAD_AHEAD // rendezvous.num_producers), makers_of_run(config))

@@ -8,15 +8,15 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.outcome import Outcome
-from entrain_bench.run.workers import end_with_parent
-from entrain_bench.train.launching.failures import output_path, show_life, write_failure
-from entrain_bench.train.launching.handover import config_from_json, write_outcome
+from entrain_bench.train.launching.failures import begin_process, output_path, show_life, write_failure
+from entrain_bench.train.launching.handover import write_outcome
 from entrain_bench.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -28,17 +28,8 @@ type RankJob = Callable[[Path, Callable[[int], None]], None]
 
 def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
     """Do a job as a process of ``launch``; rank 0 leaves a byte in ``progress`` for every step."""
-    os.environ.update(environment)
     rank = int(environment["RANK"])
-    end_with_parent()
-    try:
-        output = output_path(work, rank).open("w")
-    except FileNotFoundError:
-        # Interrupted while it started the ranks, that process is done with them.
-        os._exit(1)
-    with output:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(output.fileno(), stream.fileno())
+    begin_process(environment, output_path(work, rank))
     faulthandler.enable()
     show_life(work, rank)
 
@@ -60,12 +51,14 @@ def run_rank(environment: Mapping[str, str], work: Path, job: RankJob) -> None:
         _end_at_once()
 
 
-def train_rank(work: Path, report: Callable[[int], None], timeout_s: float) -> None:
-    """Train; rank 0 leaves the outcome in the folder."""
-    from entrain_bench.train.launching.producers import producers_of_launcher
+def train_rank(
+    work: Path, report: Callable[[int], None], config: RunConfig, timeout_s: float, num_producers: int
+) -> None:
+    """Train; rank 0 leaves the outcome in the folder, where producers listen, too."""
+    from entrain_bench.train.producing.rendezvous import Rendezvous
 
-    config = config_from_json((work / "config.json").read_text())
-    outcome = _train(config, timeout_s, report, lambda _: producers_of_launcher(work))
+    rendezvous = Rendezvous(work, num_producers) if num_producers else None
+    outcome = _train(config, timeout_s, report, lambda _: nullcontext(rendezvous))
     if outcome is not None:
         write_outcome(work, outcome)
 
@@ -78,7 +71,7 @@ def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Call
 
     try:
         # Recorded, the first failure is the one that torchrun names.
-        producers = partial(producers_under_torchrun, settings)
+        producers = partial(producers_under_torchrun, config, settings)
         outcome = record(_train)(config, settings.timeout_s, progress, producers)
     except Exception:
         # Once the command has printed its line.

@@ -1,36 +1,41 @@
-"""When each action of a rank ran: CUDA events on a GPU, a clock of the host elsewhere."""
+"""Times of a rank's actions, by CUDA events or the host's clock; clocks of ranks compared; traces on request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.profiler import profile
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.train.measuring.alignment import clock_offset
+
+# The round trip of least delay counts; a loaded host may delay some.
+ROUND_TRIPS = 4
+# The iteration that is profiled: the first after the one that warms up.
+PROFILED_ITERATION = 1
+# An event of CUDA, or seconds of the host.
+Mark = Any
 
 
 @dataclass(slots=True)
 class Clock:
     """Start and end of a rank's actions in one iteration, in seconds from a moment common to all ranks.
 
-    Attributes:
-        device: where the actions run.
-        timer: of the host, for actions on the CPU.
-        began_s: when it was started together with the other ranks', on the clock of rank 0's host.
+    ``timer`` is for actions on the CPU; ``began_s`` is when ``start_together`` returned, on the clock of rank 0's host.
     """
 
     device: torch.device
     timer: Callable[[], float] = perf_counter
     began_s: float = 0.0
-    _actions: list[int] = field(default_factory=list)
-    _marks: list[float | torch.cuda.Event] = field(default_factory=list)
-    _zero: float | torch.cuda.Event = 0.0
+    _ran: list[tuple[int, Mark, Mark]] = field(default_factory=list)
+    _zero: Mark = 0.0
 
     def start_together(self, control: dist.ProcessGroup) -> None:
         """Take as zero a moment at which no rank's device has anything to do; collective over all ranks.
@@ -46,35 +51,74 @@ class Clock:
 
     def start(self) -> None:
         """Take this moment as zero."""
-        self._actions.clear()
-        self._marks.clear()
+        self._ran.clear()
         self._zero = self._mark()
 
     @contextmanager
     def action(self, action: int) -> Iterator[None]:
         """Time what runs inside as one action."""
-        self._actions.append(action)
-        self._marks.append(self._mark())
+        start = self._mark()
         yield
-        self._marks.append(self._mark())
+        self._ran.append((action, start, self._mark()))
 
     def rows(self) -> FloatArray:
         """Action, start and end of everything that ran ``[actions, 3]``; waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        times = np.array([self._seconds(mark) for mark in self._marks]).reshape(-1, 2)
-        return np.column_stack([self._actions, times]) if self._actions else np.zeros((0, 3))
+        rows = [(action, self._seconds(start), self._seconds(end)) for action, start, end in self._ran]
+        return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
-    def _mark(self) -> float | torch.cuda.Event:
+    def _mark(self) -> Mark:
         if self.device.type != "cuda":
             return self.timer()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _seconds(self, mark: float | torch.cuda.Event) -> float:
-        if isinstance(mark, torch.cuda.Event):
-            assert isinstance(self._zero, torch.cuda.Event)
-            return float(self._zero.elapsed_time(mark)) / 1e3
-        assert not isinstance(self._zero, torch.cuda.Event)
-        return mark - self._zero
+    def _seconds(self, mark: Mark) -> float:
+        return mark - self._zero if self.device.type != "cuda" else float(self._zero.elapsed_time(mark)) / 1e3
+
+
+def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
+    """Seconds to add to this rank's clock for that of rank 0; collective over all ranks.
+
+    As NTP does (RFC 5905, section 8), a rank asks rank 0 for its time, and takes the middle of its shortest round trip
+    for the moment of the answer: wrong by half of that trip at most, if clocks run equally fast.
+    """
+    told = torch.zeros(1, dtype=torch.float64)
+    if control.rank() == 0:
+        for rank in range(1, control.size()):
+            for _ in range(ROUND_TRIPS):
+                dist.recv(told, rank, group=control)
+                dist.send(told.fill_(timer()), rank, group=control)
+        return 0.0
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        asked = timer()
+        dist.send(told, 0, group=control)
+        dist.recv(told, 0, group=control)
+        answered = timer()
+        trips.append((answered - asked, float(told) - (asked + answered) / 2))
+    return min(trips)[1]
+
+
+def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began, not each its own.
+
+    ``began_s`` is when each began, on the clock of rank 0 ``[ranks]``.
+    """
+    first = min(began_s)
+    return [own + np.array([0.0, s - first, s - first]) for own, s in zip(rows, began_s, strict=True)]
+
+
+@contextmanager
+def profiler(folder: str | None, iteration: int) -> Iterator[None]:
+    """Trace one iteration of each rank into ``<folder>/rank<r>.json``; does nothing in others or without a folder."""
+    if folder is None or iteration != PROFILED_ITERATION:
+        yield
+        return
+    with profile() as trace:
+        yield
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    trace.export_chrome_trace(str(path / f"rank{dist.get_rank()}.json"))

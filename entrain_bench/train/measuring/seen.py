@@ -1,11 +1,13 @@
-"""What one rank saw of an iteration, and what all ranks saw, brought to rank 0."""
+"""Measurements of one rank in an iteration, and of all ranks, gathered on rank 0."""
 
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from math import isfinite
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,13 +16,15 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.program import Program
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.losses import name_non_finite
 from entrain_bench.train.messages.control import gather_json
+
+# How many samples an error names.
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLoss:
-    """Loss of one LLM chunk, already divided by the batch's predicted tokens."""
+    """Loss of one LLM chunk, divided by the batch's predicted tokens."""
 
     action: int
     loss: Tensor
@@ -28,13 +32,9 @@ class ChunkLoss:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What the actions of a rank leave of an iteration.
+    """Losses of the LLM chunks whose last stage a rank holds, and the time that it waited for inputs of its forwards.
 
-    Attributes:
-        losses: of the LLM chunks whose last stage it holds.
-        grad_norm: norm of all modules' gradients before clipping; not finite if a loss or a gradient is not, and then
-            no rank has changed its weights.
-        input_stall_s: how long the rank waited for inputs of its forwards.
+    ``grad_norm`` is of all modules' gradients before clipping; if it is not finite, no rank has changed its weights.
     """
 
     losses: tuple[ChunkLoss, ...]
@@ -44,15 +44,10 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one rank saw of an iteration.
+    """Measurements of one rank in an iteration; losses with their actions, norm and waits as in ``RankResult``.
 
-    Attributes:
-        rows: action, start and end of everything that it ran, in seconds since it began ``[actions, 3]``.
-        began_s: when it began, on the clock of rank 0.
-        losses: action and loss of the chunks whose last stage it holds.
-        grad_norm: of all modules, the same on every rank.
-        peak_bytes: its highest memory so far.
-        input_stall_s: how long it waited for inputs of its forwards.
+    ``rows`` are action, start and end of everything that it ran ``[actions, 3]``, in seconds since ``began_s`` on the
+    clock of rank 0.
     """
 
     rows: FloatArray
@@ -64,26 +59,41 @@ class Seen:
 
 
 def see(result: RankResult, clock: Clock) -> Seen:
-    """What this rank saw; waits for the device."""
+    """Read the measurements of this rank; waits for the device."""
     values = torch.stack([row.loss for row in result.losses]).tolist() if result.losses else []
     losses = [(row.action, value) for row, value in zip(result.losses, values, strict=True)]
-    peak = peak_bytes(clock.device)
-    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak, result.input_stall_s)
+    return Seen(clock.rows(), clock.began_s, losses, result.grad_norm, peak_bytes(clock.device), result.input_stall_s)
 
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
-    """What all ranks saw, by rank, on rank 0; None on the others. Collective."""
-    everyone: list[Seen] | None = [seen] * control.size() if control.rank() == 0 else None
-    dist.gather_object(seen, everyone, dst=0, group=control)
-    return everyone
+    """Measurements of all ranks, by rank, on rank 0; None on the others. Collective."""
+    # As JSON, which keeps every bit of a float: ranks unpickle nothing.
+    own = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    everyone = gather_json(own | {"rows": seen.rows.tolist()}, control)
+    if control.rank():
+        return None
+    return [Seen(**each | {"rows": np.array(each["rows"]).reshape(-1, 3)}) for each in everyone]
+
+
+def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
+    """One line that names iteration, microbatch and samples of the first loss that is not finite."""
+    for action, loss in (row for own in losses for row in own):
+        if not isfinite(loss):
+            view = program.view(action)
+            samples = [program.shapes.name_of(sample) for sample in view.members]
+            named = ", ".join(samples[:MOST_NAMED]) + (", ..." if len(samples) > MOST_NAMED else "")
+            return (
+                f"loss={loss} in iteration {iteration}, microbatch {view.microbatch} of replica {view.replica} "
+                f"(samples {named}); harness.on_non_finite=skip goes on without its update"
+            )
+    return (
+        f"gradient norm is not finite in iteration {iteration}, though all losses are; "
+        f"harness.on_non_finite=skip goes on without its update"
+    )
 
 
 def check_finite(program: Program, iteration: int, seen: Seen, control: dist.ProcessGroup) -> None:
-    """Stop all ranks if a loss or a gradient is not finite, which every rank knows by the norm. Collective.
-
-    Raises:
-        ExecutionError: on every rank, naming iteration, microbatch and samples.
-    """
+    """Raise ``ExecutionError``, naming the samples, on all ranks if a loss or a gradient is not finite. Collective."""
     if not isfinite(seen.grad_norm):
         raise ExecutionError(name_non_finite(program, iteration, gather_json(seen.losses, control)))
 

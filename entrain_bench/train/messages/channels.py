@@ -14,8 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from entrain_bench.base.arrays import IntArray, rows_of
+from entrain_bench.base.arrays import rows_of
 from entrain_bench.program import Program
+from entrain_bench.train.messages.places import block_of
 
 Channel = tuple[int, int]  # sender and receiver
 
@@ -36,22 +37,14 @@ def channels_of(program: Program) -> tuple[Channel, ...]:
     ends = [column[actions[edges]] for actions in (source, target) for column in columns]
     found: set[Channel] = set()
     for *sender, module, replica, stage in np.unique(np.stack(ends, axis=1), axis=0).tolist():
-        from_ranks, to_ranks = _block(program, *sender), _block(program, module, replica, stage)
+        from_ranks, to_ranks = block_of(program.layout, *sender), block_of(program.layout, module, replica, stage)
         senders = from_ranks if sender[0] == module else sending_ranks(from_ranks, to_ranks)
         found.update(zip(senders, to_ranks, strict=True))
     return tuple(sorted(channel for channel in found if channel[0] != channel[1]))
 
 
-def _block(program: Program, module: int, replica: int, stage: int) -> list[int]:
-    ranks: IntArray = program.layout.modules[module].ranks[replica, stage]
-    return list(ranks.tolist())
-
-
 class Channels:
-    """The channels that are open; every rank opens the same ones in the same order.
-
-    ``new_group`` is collective; unless ``apart`` all channels are in one group.
-    """
+    """The open channels, all in one group unless ``apart``; every rank opens the same ones in the same order."""
 
     def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device, *, apart: bool = True) -> None:
         self._new_group, self._device, self._apart = new_group, device, apart

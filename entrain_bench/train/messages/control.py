@@ -36,18 +36,12 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
 
 @contextmanager
 def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
-    """Have the error of a wait that took too long name the setting that limits it.
-
-    Raises:
-        ExecutionError: one line, in place of the error of gloo, NCCL, or the store that ranks meet at.
-    """
+    """Have ``ExecutionError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
     try:
         yield
-    except ExecutionError:
-        raise
     except RuntimeError as error:
         line = " ".join(str(error).split())
-        if not _WAITED.search(line):
+        if isinstance(error, ExecutionError) or not _WAITED.search(line):
             raise
         rank = os.environ.get("RANK", "0")
         raise ExecutionError(f"rank {rank}: waited longer than {setting}={timeout_s:g} for another ({line})") from error
@@ -63,23 +57,16 @@ class PlanningGroup:
     def broadcast(self, content: bytes | None) -> bytes:
         """What rank 0 has, on every rank."""
         with named_wait("harness.planning_timeout_s", self.timeout_s):
-            return broadcast_bytes(content, self.group)
+            size = torch.tensor([len(content or b"")])
+            dist.broadcast(size, 0, group=self.group)
+            buffer = torch.frombuffer(bytearray(content or int(size)), dtype=torch.uint8)
+            dist.broadcast(buffer, 0, group=self.group)
+            return buffer.numpy().tobytes()
 
 
 def planning_group(timeout_s: float) -> PlanningGroup:
     """Make the group; collective over all ranks."""
     return PlanningGroup(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)), timeout_s)
-
-
-def broadcast_bytes(content: bytes | None, group: dist.ProcessGroup) -> bytes:
-    """What rank 0 has, on every rank."""
-    size = torch.tensor([len(content or b"")])
-    dist.broadcast(size, 0, group=group)
-    buffer = torch.empty(int(size), dtype=torch.uint8)
-    if content:
-        buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    dist.broadcast(buffer, 0, group=group)
-    return buffer.numpy().tobytes()
 
 
 def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:

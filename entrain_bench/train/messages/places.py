@@ -28,23 +28,23 @@ def places_of(layout: Layout, rank: int) -> list[Place]:
     ]
 
 
+def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]:
+    """The ranks of a stage of a replica, TP innermost."""
+    ranks: list[int] = layout.modules[module].ranks[replica, stage].tolist()
+    return ranks
+
+
 def lane_of_rank(layout: Layout, rank: int) -> int | None:
     """The lane the rank acts with; None for a rank the layout does not use."""
-    candidates: set[int] | None = None
     held = {
         (place.module, place.replica * layout.modules[place.module].pp + place.stage)
         for place in places_of(layout, rank)
     }
-    for module, blocks in enumerate(layout.blocks):
-        for block in range(len(blocks.offsets) - 1):
-            lanes = set(blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist())
-            if (module, block) in held:
-                candidates = lanes if candidates is None else candidates & lanes
-    if candidates is None:
+    if not held:
         return None
+    inside, outside = list[set[int]](), list[set[int]]()
     for module, blocks in enumerate(layout.blocks):
-        for block in range(len(blocks.offsets) - 1):
-            if (module, block) not in held:
-                candidates -= set(blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist())
-    (lane,) = candidates
+        for block, lanes in enumerate(np.split(blocks.lanes, blocks.offsets[1:-1])):
+            (inside if (module, block) in held else outside).append(set(lanes.tolist()))
+    (lane,) = set.intersection(*inside).difference(*outside)
     return lane

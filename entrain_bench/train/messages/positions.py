@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -29,10 +30,7 @@ def order_of_actions(program: Program) -> IntArray:
 
 
 def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
-    """Work of the longest chain of actions that must end before each action starts ``[actions]``.
-
-    ``work`` is that of each action, positive ``[actions]``; None counts actions.
-    """
+    """Work, or else actions, of the longest chain that must end before each action starts ``[actions]``."""
     lane, action = rows_of(program.lane_offsets), program.lane_actions
     follows = lane[1:] == lane[:-1]
     ends, begins = _turns(program)
@@ -57,11 +55,7 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
 
 
 def _turns(program: Program) -> tuple[IntArray, IntArray]:
-    """Edges that put all passes of a collective before those of the next: over a node for each gap between turns.
-
-    Returns:
-        Where each begins and ends ``[edges]``; nodes have numbers beyond the actions'.
-    """
+    """Edges that put a collective's passes before the next one's, over further nodes; both ends ``[edges]``."""
     nothing = np.zeros(0, np.int64)
     if not any(placed.sharded for placed in program.layout.modules):
         return nothing, nothing
@@ -75,10 +69,7 @@ def _turns(program: Program) -> tuple[IntArray, IntArray]:
 
 
 def work_of_actions(program: Program) -> IntArray:
-    """Model FLOPs of each action on one of its ranks, in units of ``FLOPS_PER_UNIT``, at least 1 ``[actions]``.
-
-    A backward has twice those of its forward, with its weight pass.
-    """
+    """Model FLOPs of each action on a rank, in ``FLOPS_PER_UNIT``, at least 1 ``[actions]``; backward has twice."""
     flops = np.zeros(program.num_actions)
     for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
         chunks = program.chunks[index]
@@ -104,18 +95,14 @@ def order_of_groups(program: Program, group: IntArray) -> list[int]:
     both = (source >= 0) & (target >= 0)
     before = np.concatenate([turn[:-1][same], source[both]])
     after = np.concatenate([turn[1:][same], target[both]])
-    pairs = np.unique(np.stack([before, after]), axis=1)
-    count = int(group.max()) + 1
-    missing = np.bincount(pairs[1], minlength=count)
-    follows: list[list[int]] = [[] for _ in range(count)]
-    for one, other in pairs.T.tolist():
-        follows[one].append(other)
-    ready, order = np.flatnonzero(missing == 0).tolist(), []
-    heapify(ready)
-    while ready:
-        order.append(turn_of := heappop(ready))
-        for other in follows[turn_of]:
-            missing[other] -= 1
-            if not missing[other]:
-                heappush(ready, other)
+    sorter = TopologicalSorter(dict.fromkeys(range(int(group.max()) + 1), ()))
+    for one, other in zip(before.tolist(), after.tolist(), strict=True):
+        sorter.add(other, one)
+    sorter.prepare()
+    ready, order = list[int](), list[int]()
+    while sorter.is_active():
+        for freed in sorter.get_ready():
+            heappush(ready, freed)
+        order.append(heappop(ready))
+        sorter.done(order[-1])
     return order

@@ -17,7 +17,7 @@ from entrain_bench.base.arrays import IntArray, rows_of, take_rows
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
-from entrain_bench.train.messages.places import Place, lane_of_rank, places_of
+from entrain_bench.train.messages.places import Place, block_of, lane_of_rank, places_of
 from entrain_bench.train.messages.positions import order_of_actions
 
 DEFAULTS = Framework()
@@ -50,13 +50,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A collective of a stage's replicas that a rank begins, and waits for when it needs the result.
-
-    Attributes:
-        place: in the order of all actions; messages whose senders come before are before it.
-        module, stage: whose.
-        sums: whether it sums gradients; else it gathers weights.
-    """
+    """A collective of a stage's replicas that a rank begins at a place in the order of all actions, behind messages."""
 
     place: int
     module: int
@@ -68,11 +62,9 @@ class Start:
 class Step:
     """One action of a rank, with its messages and what its rank begins before it.
 
-    Attributes:
-        ends_gradients: whether no later pass of this rank adds to the gradients of its stage.
-        closes: whether none of another replica does, either: their sum begins in this pass, or right behind it.
-        starts: collectives that begin before it, in the order of all actions: gathers of weights before the first use
-            on any rank (``align_param_gather``: before all actions), sums of gradients whose last pass is another's.
+    It ``ends_gradients`` if no later pass of this rank adds to those of its stage, and ``closes`` them if none of
+    another replica does: their sum begins in this pass. ``starts`` are gathers of weights before the first use on any
+    rank (``align_param_gather``: before all actions), and sums of gradients whose last pass is another rank's.
     """
 
     action: int
@@ -88,16 +80,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What one rank does and needs.
-
-    Attributes:
-        rank: the rank.
-        steps: its actions in order.
-        arrivals: the messages that reach it from other ranks, in the order of all messages: that of the actions that
-            send them, and of those that one action sends, that of their targets.
-        channels: of the whole program, all ranks'.
-        order: place of every action in an order of all that all ranks agree on ``[actions]``.
-    """
+    """What one rank does, and what reaches it, in order; channels and ``order`` are those of all ranks."""
 
     rank: int
     steps: tuple[Step, ...]
@@ -110,7 +93,10 @@ def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> R
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program)
-    return RankPlan(rank, messages.steps(order), messages.arrivals(order), channels_of(program), order)
+    # In the order of all messages: that of the actions that send them, then of their targets.
+    arrivals = [m for own in messages.incoming.values() for m in own if m.sender != rank]
+    arrivals.sort(key=lambda m: (order[m.source], m.target))
+    return RankPlan(rank, messages.steps(order), tuple(arrivals), channels_of(program), order)
 
 
 class _RankMessages:
@@ -120,7 +106,8 @@ class _RankMessages:
         self.program, self.rank, self.framework = program, rank, framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)
-        self.actions = [] if lane is None else self._lane_actions(lane)
+        of_lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
+        self.actions: list[int] = [] if lane is None else of_lanes[lane].tolist()
         self.incoming: dict[int, list[Message]] = defaultdict(list)
         self.outgoing: dict[int, list[Message]] = defaultdict(list)
         self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
@@ -169,16 +156,6 @@ class _RankMessages:
                     starts[self.actions[index]].append(Start(place, module, stage, sums))
         return closing, starts
 
-    def arrivals(self, order: IntArray) -> tuple[Message, ...]:
-        """Messages from other ranks, in the order of all messages."""
-        found = [m for messages in self.incoming.values() for m in messages if m.sender != self.rank]
-        return tuple(sorted(found, key=lambda m: (order[m.source], m.target)))
-
-    def _lane_actions(self, lane: int) -> list[int]:
-        program = self.program
-        actions: list[int] = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]].tolist()
-        return actions
-
     def _place(self, action: int) -> Place:
         program = self.program
         module, stage, replica = (int(column[action]) for column in (program.module, program.stage, program.replica))
@@ -216,15 +193,11 @@ class _RankMessages:
 
     def _block(self, action: int) -> list[int]:
         program = self.program
-        placed = program.layout.modules[int(program.module[action])]
-        ranks: list[int] = placed.ranks[int(program.replica[action]), int(program.stage[action])].tolist()
-        return ranks
+        module, replica, stage = (int(column[action]) for column in (program.module, program.replica, program.stage))
+        return block_of(program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of the action's chunk on each rank of its block.
-
-        CP cuts the padded pack into equal slices, TP with sequence parallelism each of them again.
-        """
+        """Tokens of a chunk on each rank: CP cuts the padded pack evenly, TP with sequence parallelism again."""
         program = self.program
         module = int(program.module[action])
         spec, placed = program.model.modules[module], program.layout.modules[module]
@@ -232,8 +205,8 @@ class _RankMessages:
         return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(spec, placed.tp) else 1)))
 
     def _members(self, action: int) -> IntArray:
-        chunks, chunk = self.program.chunks[int(self.program.module[action])], int(self.program.chunk[action])
-        return chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        program = self.program
+        return program.chunks[int(program.module[action])].units(int(program.chunk[action]))
 
     def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
         """Rows of the items that both chunks have in common: how many, and where in either tensor."""
@@ -269,5 +242,4 @@ def _named(places: IntArray, total: int) -> Rows:
 
 def items_of_samples(program: Program, samples: IntArray) -> IntArray:
     """Items of the given samples, sample by sample, in order."""
-    _, items = take_rows(program.shapes.item_offsets, samples)
-    return items
+    return take_rows(program.shapes.item_offsets, samples)[1]

@@ -11,24 +11,23 @@ have had anything to receive before that ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.specs.framework import Framework
+from entrain_bench.train.device import to_device
 from entrain_bench.train.messages.channels import Channels
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
 
 
 @dataclass(slots=True)
 class Transfers:
-    """The mailbox of a rank in one iteration.
-
-    All channels that the plan needs are open; ``width_of`` a message is the elements of its rows.
-    """
+    """The mailbox of a rank in one iteration; ``width_of`` a message is the elements of its rows."""
 
     plan: RankPlan
     channels: Channels
@@ -83,3 +82,23 @@ class Transfers:
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
+
+
+def gather_rows(step: Step, received: Mapping[tuple[int, int], Tensor], blank: Callable[[], Tensor]) -> Tensor:
+    """All received rows at their places in a tensor of zeros, or the one message that carries all."""
+    into = None
+    for message in step.receives:
+        if message.target_rows is None:
+            return received[message.key]
+        into = blank() if into is None else into
+        into[_on_device(message.target_rows, into.device)] = received[message.key]
+    return blank() if into is None else into
+
+
+def cut_rows(tensor: Tensor, message: Message) -> Tensor:
+    """The rows a message carries."""
+    return tensor if message.source_rows is None else tensor[_on_device(message.source_rows, tensor.device)]
+
+
+def _on_device(rows: slice | IntArray, device: torch.device) -> slice | Tensor:
+    return rows if isinstance(rows, slice) else to_device(torch.from_numpy(rows), device)

@@ -17,15 +17,15 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from entrain_bench.train.modules.packing import Segments
-from entrain_bench.train.modules.rotation import Rotation
+from entrain_bench.train.modules.positions import Rotation
 
 
 class AttentionKernel(StrEnum):
-    """What computes attention.
+    """Kernel of attention.
 
-    ``FLASH2``, ``FLASH3`` and ``FLASH4`` are torch's variable-length attention, all sequences in one call: by its own
-    kernel, or by that of an installed package which torch has been told to call in its place. ``CPU`` is torch's flash
-    attention for CPUs, ``SDPA`` its scaled dot-product attention: a call for all sequences of a length.
+    ``FLASH2``, ``FLASH3`` and ``FLASH4`` are torch's variable-length attention, all sequences in one call: its own
+    kernel, or that of an installed package. ``CPU`` is torch's flash attention for CPUs, ``SDPA`` its scaled
+    dot-product attention: one call for all sequences of a length.
     """
 
     CPU = "cpu"
@@ -37,7 +37,7 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a layer's attention is given in place of a mask."""
+    """Takes the place of a mask in a layer's attention."""
 
     segments: Segments
     rotation: Rotation | None = None
@@ -60,13 +60,9 @@ class PackedAttention(torch.nn.Module):
         self.cp = pg_collection.cp
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **_: Any) -> Tensor:
-        """Attend.
+        """Attend from ``[tokens of this rank, 1, heads, head_dim]`` to ``[tokens of this rank, 1, heads * head_dim]``.
 
-        ``query [tokens of this rank, 1, heads, head_dim]``; ``key`` and ``value [tokens of this rank, 1, key-value
-        heads, head_dim]``.
-
-        Returns:
-            ``[tokens of this rank, 1, heads * head_dim]``.
+        Keys and values have key-value heads.
         """
         segments = mask.segments
         if mask.rotation is not None:
@@ -87,17 +83,28 @@ def packed_attention(
     """Scaled dot-product attention inside each segment.
 
     ``query [sum(query_lengths), heads, head_dim]``; ``key`` and ``value [sum(key_lengths), key-value heads,
-    head_dim]``. If ``causal``, a segment's queries, which are its last tokens, see only keys up to themselves.
-
-    Returns:
-        As query.
+    head_dim]``. If ``causal``, a segment's queries, which are its last tokens, see only keys up to themselves. The
+    result has the shape of ``query``.
     """
+    output: Any
     if kernel is AttentionKernel.CPU:
-        output: Tensor = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
-        return output
-    if kernel is AttentionKernel.SDPA:
-        return _by_length(query, key, value, segments, causal)
-    return _flash(query, key, value, segments, causal)
+        output = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
+    elif kernel is AttentionKernel.SDPA:
+        output = _by_length(query, key, value, segments, causal)
+    else:
+        output = varlen_attn(
+            query,
+            key,
+            value,
+            segments.query_offsets,
+            segments.key_offsets,
+            max(segments.query_lengths),
+            max(segments.key_lengths),
+            window_size=(-1, 0) if causal else (-1, -1),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    assert isinstance(output, Tensor)
+    return output
 
 
 def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
@@ -151,38 +158,20 @@ def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[
 
     The second and third tensors are keys and values, the others have the rows of queries.
     """
+    queries, keys = segments.query_lengths, segments.key_lengths
     members = defaultdict(list)
-    for index, lengths in enumerate(zip(segments.query_lengths, segments.key_lengths, strict=True)):
+    for index, lengths in enumerate(zip(queries, keys, strict=True)):
         members[lengths].append(index)
-    of_keys = (False, True, True, False, False)
-    parts = [
-        torch.split(rows, list(segments.key_lengths if keys else segments.query_lengths))
-        for rows, keys in zip(tensors, of_keys, strict=False)
-    ]
+    sizes = (queries, keys, keys, queries, queries)
+    parts = [torch.split(rows, list(each)) for rows, each in zip(tensors, sizes, strict=False)]
     for alike in members.values():
         yield alike, [torch.stack([rows[i] for i in alike]).transpose(1, 2) for rows in parts]
 
 
 def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
-    """How the kernel masks: by itself where a segment has as many queries as keys."""
+    """Arguments of masking; the kernel masks itself if a segment has as many queries as keys."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     if not causal or num_queries == num_keys:
         return {"is_causal": causal}
     hidden = query.new_full((num_queries, num_keys), -torch.inf).triu(1 + num_keys - num_queries)
     return {"is_causal": False, "attn_mask": hidden}
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
-    output = varlen_attn(
-        query,
-        key,
-        value,
-        segments.query_offsets,
-        segments.key_offsets,
-        max(segments.query_lengths),
-        max(segments.key_lengths),
-        window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    assert isinstance(output, Tensor)
-    return output

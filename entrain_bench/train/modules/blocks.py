@@ -1,4 +1,4 @@
-"""Transformer blocks: megatron-core's layers, with packed attention as their core."""
+"""Transformer blocks: megatron-core's layers, with packed attention as their core, and norms."""
 
 from __future__ import annotations
 
@@ -16,37 +16,31 @@ from megatron.core.transformer.spec_utils import ModuleSpec as LayerPart
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
-from torch.nn.functional import gelu, relu, silu
+from torch.nn import Parameter
+from torch.nn.functional import gelu, layer_norm, relu, rms_norm, silu
 from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.numerics import activation_of
 from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention
-from entrain_bench.train.modules.norms import Norm
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
-
-
-def _squared_relu(rows: Tensor) -> Tensor:
-    return relu(rows).square()
-
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
-    "squared_relu": _squared_relu,
+    "squared_relu": lambda rows: relu(rows).square(),
 }
 
 
 def transformer_config(
     module: ModuleSpec, tp: int, dtype: torch.dtype, *, sequence_parallel: bool = False
 ) -> TransformerConfig:
-    """megatron-core's description of a module's blocks; no dropout, fused kernels where they keep less for backward.
+    """megatron-core's description of a module's blocks; no dropout, fused kernels if they keep less for backward.
 
-    Raises:
-        IncompatibleError: for biases and activations that megatron-core's layers do not offer.
+    ``IncompatibleError`` names biases and activations that megatron-core's layers do not offer.
     """
     config = module.config
     if config.linear_bias and not config.qkv_bias:
@@ -77,25 +71,63 @@ def transformer_config(
         # Parameters are allocated on the device in force and filled by ``initialise``.
         use_cpu_initialization=True,
         perform_initialization=False,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
         # A gated activation unfused keeps two results more; GELU's fused form is another function.
         bias_activation_fusion=config.gated_mlp,
-        bias_dropout_fusion=False,
-        persist_layer_norm=False,
     )
+
+
+class Norm(torch.nn.Module):
+    """LayerNorm or RMSNorm that keeps its input for backward, and nothing else of that size.
+
+    megatron-core's own torch norms refuse sequence parallelism.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
+        super().__init__()
+        self.eps = config.layernorm_epsilon
+        self.weight = Parameter(torch.ones(hidden_size))
+        self.bias = Parameter(torch.zeros(hidden_size)) if config.normalization == "LayerNorm" else None
+        for parameter in self.parameters():
+            # Ranks that hold different tokens each have a part of the gradient.
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        if self.bias is not None:
+            return layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
+        if hidden.device.type != "cpu":
+            return rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return _RmsNorm.apply(hidden, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _RmsNorm(torch.autograd.Function):
+    """As torch's kernel for GPUs; what torch runs on a CPU keeps the normalised rows as well."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = hidden.float()
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(hidden, weight, inverse)
+        return (wide * inverse).to(hidden.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = gradients
+        hidden, weight, inverse = ctx.saved_tensors
+        normed, wide = hidden.float() * inverse, gradient.float()
+        of_weight = (wide * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        scaled = wide * weight.float()
+        of_hidden = inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
+        return of_hidden.to(hidden.dtype), of_weight, None
 
 
 class Block(TransformerLayer):  # type: ignore[misc]
     """megatron-core's layer, which may run its MLP, with the norm before it, again in backward.
 
     Its own ``recompute_modules=["mlp"]`` needs the states of a GPU's random generators, and keeps the norm's result.
-
-    Attributes:
-        remakes_mlp: whether the next forward keeps the MLP's input only.
     """
 
-    remakes_mlp: bool = False
+    remakes_mlp: bool = False  # whether the next forward keeps the MLP's input only
 
     def _forward_mlp(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         run = partial(super()._forward_mlp, **options)
@@ -108,15 +140,10 @@ def transformer_block(
     module: ModuleSpec, index: int, config: TransformerConfig, groups: StageGroups, kernel: AttentionKernel
 ) -> Block:
     """Block ``index`` (from 1) of a module; causal in the LLM."""
-    causal = not module.is_encoder
     attention = LayerPart(
         module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnProduct,
-            core_attention=partial(PackedAttention, kernel=kernel),
-            linear_proj=RowProduct,
-        ),
+        params={"attn_mask_type": AttnMaskType.no_mask if module.is_encoder else AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(ColumnProduct, partial(PackedAttention, kernel=kernel), RowProduct),
     )
     parts = TransformerLayerSubmodules(
         input_layernorm=Norm,

@@ -1,9 +1,14 @@
-"""First and last layers: input embeddings, an encoder's projector, the LLM's head with its loss."""
+"""First and last layers: input embeddings, an encoder's projector, the LLM's head with its loss.
+
+Encoders begin and end in consecutive products, with rows folded together between them.
+"""
 
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -16,21 +21,22 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.functional import gelu, pad
 from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
+from entrain_bench.train.modules.blocks import Norm
 from entrain_bench.train.modules.grids import Arrangement, merge_tokens
-from entrain_bench.train.modules.norms import Norm
-from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, positions_of, share_of
+from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, places_in, positions_of, share_of
 from entrain_bench.train.modules.positions import on_grid
-from entrain_bench.train.modules.products import Fold, Products, fold_between
-from entrain_bench.train.modules.split import ColumnProduct, Splitter
+from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter
 
 
 def input_width(module: ModuleSpec) -> int:
-    """Features of one encoder token: all rows that its first embedding product takes, one after the other."""
+    """Features of one encoder token: all rows that its first embedding product takes."""
     first = module.layers[0].gemms[0]
     width = first.k * first.rows_per_token
     if width != int(width):
@@ -39,10 +45,113 @@ def input_width(module: ModuleSpec) -> int:
 
 
 def whole_tokens(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of products that all tensor parallel ranks give the same tokens."""
+    """The configuration of products whose input is the same on all tensor parallel ranks."""
     same = copy.copy(config)
     same.sequence_parallel = False
     return same
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How rows become the input rows of the next product, each of ``width`` rows, ``stride`` rows after the last.
+
+    As wide as the stride: merged; wider: a convolution that reaches back; of width one: the mean of the stride.
+    ``rows_per_token`` counts rows before folding.
+    """
+
+    width: int
+    stride: int
+    rows_per_token: int
+
+    @property
+    def halo_tokens(self) -> int:
+        """Tokens before a token that its folded rows reach back to."""
+        return -(-max(0, self.width - self.stride) // self.rows_per_token)
+
+    def apply(self, rows: Tensor, positions: Tensor | None) -> Tensor:
+        """Fold rows of consecutive tokens ``[rows, channels]`` to ``[rows / stride, width * channels]``.
+
+        ``positions`` are the place of each token in its sequence, on the CPU: a convolution takes zeros for rows before
+        a sequence's first.
+        """
+        if self.width == self.stride:
+            return rows.reshape(-1, self.width * rows.shape[1])
+        if self.width == 1:
+            return rows.reshape(-1, self.stride, rows.shape[1]).mean(dim=1)
+        assert positions is not None
+        reach = self.width - self.stride
+        at = torch.arange(0, len(rows), self.stride)
+        place = positions[at // self.rows_per_token] * self.rows_per_token + at % self.rows_per_token
+        inside = to_device(place[:, None] + torch.arange(self.width) >= reach, rows.device)
+        taken = pad(rows, (0, 0, reach, 0)).unfold(0, self.width, self.stride).transpose(1, 2)
+        return torch.where(inside.unsqueeze(-1), taken, 0.0).reshape(len(at), -1)
+
+
+def _fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -> Fold:
+    """The fold from rows of ``channels`` to the rows of a product; ``IncompatibleError`` if there is none."""
+    stride, width = rows_per_token / gemm.rows_per_token, gemm.k / channels
+    whole = stride == int(stride) and width == int(width)
+    if not whole or stride < 1 or (1 < width < stride):
+        raise IncompatibleError(
+            f"{where}: k={gemm.k}, rows_per_token={gemm.rows_per_token} do not follow from rows of {channels} "
+            f"channels, {rows_per_token} a token"
+        )
+    return Fold(int(width), int(stride), max(1, int(rows_per_token)))
+
+
+class Products(torch.nn.Module):
+    """Products with GELU between them, column and row parallel as specified; a fold before each.
+
+    The first takes rows of ``channels``, ``rows_per_token`` of them a token; ``IncompatibleError`` names the product
+    (``where``) whose rows do not follow from those before it.
+    """
+
+    def __init__(
+        self,
+        gemms: Sequence[Gemm],
+        channels: int,
+        rows_per_token: float,
+        config: TransformerConfig,
+        groups: StageGroups,
+        *,
+        where: str,
+        bias: bool,
+        activate_last: bool,
+    ) -> None:
+        super().__init__()
+        self.folds: list[Fold] = []
+        self.num_active = len(gemms) if activate_last else len(gemms) - 1
+        self.products = torch.nn.ModuleList()
+        for index, gemm in enumerate(gemms):
+            fold = _fold_between(channels, rows_per_token, gemm, f"{where}[{index}]")
+            channels, rows_per_token = gemm.n, gemm.rows_per_token
+            make: Callable[..., torch.nn.Module]
+            if gemm.row_parallel:
+                split_before = index > 0 and not gemms[index - 1].row_parallel
+                # Folded rows are (row, channel) and ranks hold channels: shares of k interleave, a piece a row.
+                make = partial(RowProduct, input_is_parallel=split_before, skip_bias_add=False, stride=fold.width)
+            else:
+                split_after = index + 1 < len(gemms) and gemms[index + 1].row_parallel
+                make = partial(ColumnProduct, gather_output=not split_after)
+            self.folds.append(fold)
+            sizes, init = (gemm.k, gemm.n), config.init_method
+            self.products.append(make(*sizes, config=config, init_method=init, bias=bias, tp_group=groups.tp))
+
+    def forward(self, rows: Tensor, positions: Tensor | None = None) -> Tensor:
+        """``[tokens * rows_per_token, channels]`` to ``[tokens * rows_per_token of the last product, n]``."""
+        for index, (fold, product) in enumerate(zip(self.folds, self.products, strict=True)):
+            rows, _ = product(fold.apply(rows, positions))
+            if index < self.num_active:
+                rows = gelu(rows)
+        return rows
+
+
+def _all_tokens(hidden: Tensor, groups: StageGroups) -> Tensor:
+    """Gather the tokens of tensor parallel ranks, all of which use them alike, so that each has the whole gradient."""
+    if not groups.splits_tokens:
+        return hidden
+    gathered: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=groups.tp)
+    return gathered
 
 
 class EncoderEmbedding(torch.nn.Module):
@@ -56,21 +165,26 @@ class EncoderEmbedding(torch.nn.Module):
         super().__init__()
         gemms, where = module.layers[0].gemms, f"model.modules.{module.name}.embed_gemms"
         self.channels = gemms[0].k
-        folds = [Fold(1, 1, max(1, int(gemms[0].rows_per_token)))]
-        for index, (before, gemm) in enumerate(pairwise(gemms), start=1):
-            folds.append(fold_between(before.n, before.rows_per_token, gemm, f"{where}[{index}]"))
-        if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
-            raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
-        self.halo_tokens = sum(fold.halo_tokens for fold in folds)
         # Convolutions over frames have biases and GELU after each; patches are embedded by one product, with a bias in
         # encoders whose norms have one.
-        convolutions, activated = module.config.norm_bias, module.config.norm_bias and not on_grid(module)
+        bias = module.config.norm_bias
+        self.products = Products(
+            gemms,
+            gemms[0].k,
+            gemms[0].rows_per_token,
+            whole_tokens(config),
+            groups,
+            where=where,
+            bias=bias,
+            activate_last=bias and not on_grid(module),
+        )
+        if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
+            raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
+        self.halo_tokens = sum(fold.halo_tokens for fold in self.products.folds)
         if module.config.window_tokens and self.halo_tokens:
             raise IncompatibleError(f"{where}: windows of a picture need patches that do not overlap")
-        self.products = Products(gemms, folds, whole_tokens(config), groups, bias=convolutions, activate_last=activated)
-        self.positions = (
-            Parameter(torch.empty(count, config.hidden_size)) if (count := module.config.learned_positions) else None
-        )
+        count = module.config.learned_positions
+        self.positions = Parameter(torch.empty(count, config.hidden_size)) if count else None
         self.module = module.name
         self.groups = groups
         self.dtype = config.params_dtype
@@ -84,22 +198,18 @@ class EncoderEmbedding(torch.nn.Module):
         positions = positions_of(pack.lengths, wider)
         hidden: Tensor = self.products(rows, positions)
         if self.positions is not None:
-            hidden = hidden + self._learned(positions)
+            most, given = len(self.positions), int(positions.max()) + 1
+            if given > most:
+                raise IncompatibleError(
+                    f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
+                )
+            hidden = hidden + self.positions[to_device(positions, self.positions.device)]
         hidden = hidden[share.start - start :]
         if not self.groups.splits_tokens:
             return hidden
         # A copy: a view would keep all tokens.
         own: Tensor = scatter_to_sequence_parallel_region(hidden, group=self.groups.tp).clone()
         return own
-
-    def _learned(self, positions: Tensor) -> Tensor:
-        assert self.positions is not None
-        most, given = len(self.positions), int(positions.max()) + 1
-        if given > most:
-            raise IncompatibleError(
-                f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
-            )
-        return self.positions[to_device(positions, self.positions.device)]
 
 
 class Projector(torch.nn.Module):
@@ -112,14 +222,11 @@ class Projector(torch.nn.Module):
         super().__init__()
         gemms, where = module.layers[-1].gemms, f"model.modules.{module.name}.head_gemms"
         self.merge = merge_tokens(module)
-        channels, rows, folds = config.hidden_size, 1.0, []
-        for index, gemm in enumerate(gemms):
-            folds.append(fold := fold_between(channels, rows, gemm, f"{where}[{index}]"))
-            if fold.halo_tokens:
-                raise IncompatibleError(f"{where}[{index}]: a projector cannot overlap tokens")
-            channels, rows = gemm.n, gemm.rows_per_token
         self.norm = Norm(config, config.hidden_size) if module.config.head_norm else torch.nn.Identity()
-        self.products = Products(gemms, folds, whole_tokens(config), groups, bias=True, activate_last=False)
+        rows, products = (config.hidden_size, 1.0), whole_tokens(config)
+        self.products = Products(gemms, *rows, products, groups, where=where, bias=True, activate_last=False)
+        if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.halo_tokens]:
+            raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector cannot overlap tokens")
         self.groups, self.cp = groups, groups.cp
 
     def forward(self, hidden: Tensor, pack: Pack, arrangement: Arrangement | None) -> Tensor:
@@ -127,12 +234,7 @@ class Projector(torch.nn.Module):
 
         Context parallel ranks project a share of the outputs each.
         """
-        hidden = self.norm(hidden)
-        if self.groups.splits_tokens:
-            # Every tensor parallel rank goes on with the same tokens, so each has the whole gradient.
-            hidden = gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=False, group=self.groups.tp
-            )
+        hidden = _all_tokens(self.norm(hidden), self.groups)
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.cp)
         share = share_of(sum(pack.outputs), self.cp)
         taken = share.pad(self._taken_tokens(pack), -1).flatten()
@@ -140,17 +242,14 @@ class Projector(torch.nn.Module):
             taken = torch.where(taken >= 0, arrangement.place[taken.clamp(min=0)], -1)
         token = to_device(taken, hidden.device)
         rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
-        outputs = gather_from_sequence_parallel_region(
-            self.products(rows), tensor_parallel_output_grad=False, group=self.cp
-        )
-        trimmed: Tensor = outputs[: share.total]
-        return trimmed
+        rows = self.products(rows)
+        outputs: Tensor = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False, group=self.cp)
+        return outputs[: share.total]
 
     def _taken_tokens(self, pack: Pack) -> Tensor:
         """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none, on the CPU."""
         lengths, outputs = torch.tensor(pack.lengths), torch.tensor(pack.outputs)
-        item = torch.repeat_interleave(torch.arange(len(outputs)), outputs)
-        first = torch.arange(len(item)) - (outputs.cumsum(0) - outputs)[item]
+        item, first = places_in(outputs)
         inside = first[:, None] * self.merge + torch.arange(self.merge)
         starts = (lengths.cumsum(0) - lengths)[item]
         return torch.where(inside < lengths[item][:, None], starts[:, None] + inside, -1)
@@ -224,32 +323,25 @@ class LanguageHead(torch.nn.Module):
         )
 
     def forward(self, hidden: Tensor, pack: Pack, share: Share, weight: Parameter | None) -> Tensor:
-        """Sum of the cross entropy over this rank's labelled positions, a float32 scalar.
+        """``[tokens of this rank, hidden_size]`` to the summed cross entropy of labelled positions, a float32 scalar.
 
-        Of ``hidden [tokens of this rank, hidden_size]``; ``share`` is the tokens whose logits this rank has, ``weight``
-        a tied input embedding on this stage.
+        ``share`` is the tokens whose logits this rank has, ``weight`` a tied input embedding on this stage.
         """
         assert pack.labels is not None
         labels = share.pad(pack.labels, -1)
         hidden = self.norm(hidden)
         if not self.chunk_tokens:
             return self._loss(hidden, to_device(labels, hidden.device), weight)
-        if self.groups.splits_tokens:
-            # Every tensor parallel rank goes on with the same tokens, so each has the whole gradient.
-            hidden = gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=False, group=self.groups.tp
-            )
+        hidden = _all_tokens(hidden, self.groups)
         places = (labels >= 0).nonzero().flatten()
         if not len(places):
             # One that counts nothing: every parameter gets its gradient.
             places = torch.zeros(1, dtype=torch.int64)
         chosen = hidden.index_select(0, to_device(places, hidden.device))
         wanted = to_device(labels[places], hidden.device)
+        chunks = zip(*(torch.split(rows, self.chunk_tokens) for rows in (chosen, wanted)), strict=True)
         losses = [
-            checkpoint(self._loss, rows, targets, weight, use_reentrant=False, preserve_rng_state=False)
-            for rows, targets in zip(
-                torch.split(chosen, self.chunk_tokens), torch.split(wanted, self.chunk_tokens), strict=True
-            )
+            checkpoint(self._loss, *chunk, weight, use_reentrant=False, preserve_rng_state=False) for chunk in chunks
         ]
         return torch.stack(losses).sum()
 

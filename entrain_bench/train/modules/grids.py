@@ -1,4 +1,4 @@
-"""Pictures as grids of patches: rows and columns, and the order in which windows of the picture lie one after another.
+"""Pictures as grids of patches: rows, columns, and the order in which windows of the picture follow each other.
 
 Qwen2.5-VL (arXiv:2502.13923, section 2.1.1) attends within squares of a picture. Tokens arrive block by block (those
 that become one LLM token are next to each other) and row by row of blocks; the first stage puts the blocks of a window
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.modules.packing import Pack
+from entrain_bench.train.modules.packing import Pack, places_in
 from entrain_bench.train.modules.positions import on_grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """The tokens of a pack in the order in which its stages have them; on the CPU.
+    """The tokens of a pack in the order of its stages; on the CPU.
 
     Attributes:
-        order: which token of the pack has each place ``[tokens]``.
+        order: token of the pack at each place ``[tokens]``.
         place: place of each token of the pack ``[tokens]``.
         rows, columns: of the token at each place ``[tokens]``.
         windows: tokens of each window, in order.
@@ -46,8 +46,8 @@ def arrange(
 
     Args:
         lengths: tokens of each picture.
-        grids: rows and columns of tokens of each picture; (0, 0), or none at all, where they are not known: then its
-            blocks fill rows of ceil(sqrt(blocks)).
+        grids: rows and columns of tokens of each picture; if unknown, (0, 0) or none at all, the blocks of a picture
+            fill rows of ceil(sqrt(blocks)).
         merge_tokens: tokens of a block.
         window_tokens: tokens of a whole window, a square of blocks; 0 for none.
     """
@@ -57,8 +57,7 @@ def arrange(
     if grids:
         known = torch.tensor([columns // side for _, columns in grids])
         wide = torch.where(known > 0, known, wide)
-    item = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
-    within = torch.arange(len(item)) - (sizes.cumsum(0) - sizes)[item]
+    item, within = places_in(sizes)
     block, inside = within // merge_tokens, within % merge_tokens
     block_row, block_column = block // wide[item], block % wide[item]
     rows, columns = block_row * side + inside // side, block_column * side + inside % side
@@ -81,9 +80,9 @@ def arrangement_of(module: ModuleSpec, pack: Pack) -> Arrangement | None:
         return None
     merged = merge_tokens(module)
     if odd := [grid for grid in pack.grids if any(size % _side(merged) for size in grid)]:
-        rows, columns = odd[0]
+        size = "{} x {}".format(*odd[0])
         raise IncompatibleError(
-            f"model.modules.{module.name}: a picture of {rows} x {columns} patches is not made of squares of {merged}"
+            f"model.modules.{module.name}: a picture of {size} patches is not made of squares of {merged}"
         )
     return arrange(pack.lengths, pack.grids, merged, config.window_tokens)
 
@@ -93,9 +92,8 @@ def in_stage_order(module: ModuleSpec, pack: Pack, features: Tensor) -> Tensor:
     arrangement = arrangement_of(module, pack)
     if arrangement is None or not arrangement.windows:
         return features
-    return torch.index_select(
-        features, 0, arrangement.order, out=torch.empty_like(features, pin_memory=features.is_pinned())
-    )
+    ordered = torch.empty_like(features, pin_memory=features.is_pinned())
+    return torch.index_select(features, 0, arrangement.order, out=ordered)
 
 
 def check_windows(module: ModuleSpec) -> None:

@@ -1,8 +1,9 @@
-"""Which kernel computes attention: what there is to choose from, the choice, and a trial of it on the device."""
+"""Choice of the attention kernel, and its trial on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -34,10 +35,7 @@ NUM_HEADS, NUM_KV_HEADS = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a choice goes by.
-
-    ``capability`` is the GPU's; ``packages`` are the kernels of ``PACKAGES`` that can be imported.
-    """
+    """Kind of device, compute capability of a GPU, and the kernels of ``PACKAGES`` that can be imported."""
 
     device: str
     capability: tuple[int, int] = (0, 0)
@@ -46,31 +44,21 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What computes attention.
-
-    ``passed_over`` are kernels that were preferred but did not pass their trial, and why, one line each.
-    """
+    """Kernel of each module's attention; ``passed_over`` says why preferred kernels failed their trial."""
 
     attention: Mapping[str, AttentionKernel] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
 
 
 def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
-    """Kernels that may compute a module's attention, the preferred first.
-
-    Raises:
-        UserError: for a kernel that this machine or dtype does not have.
-        IncompatibleError: for a kernel that cannot take such heads.
-    """
-    fits = dtype is torch.bfloat16 and head_dim in FLASH_HEAD_DIMS and machine.capability >= LEAST_CAPABILITY
+    """Kernels that may compute a module's attention, the preferred first; raises as ``find_kernels``."""
     if request in PACKAGES:
         _check_request(AttentionKernel(request), machine, dtype, head_dim)
         return (AttentionKernel(request),)
-    if request == "sdpa":
-        return (AttentionKernel.SDPA,)
-    if machine.device == "cpu":
+    if machine.device == "cpu" and request != "sdpa":
         return (AttentionKernel.CPU,)
-    if not fits:
+    fits = dtype is torch.bfloat16 and head_dim in FLASH_HEAD_DIMS and machine.capability >= LEAST_CAPABILITY
+    if request == "sdpa" or not fits:
         return (AttentionKernel.SDPA,)
     # Not the fourth unless asked for: its backward is new, and torch calls its own use of it a prototype.
     third = AttentionKernel.FLASH3
@@ -102,11 +90,9 @@ def find_kernels(
     device: torch.device,
     machine: Machine | None = None,
 ) -> Kernels:
-    """Choose what computes the attention of modules; kernels for GPUs are tried first.
+    """Choose the kernels of modules' attention; kernels for GPUs run a trial first.
 
     A process has one kernel for sequences of different lengths; modules whose heads it cannot take have ``sdpa``.
-
-    ``machine`` is found out unless given.
 
     Raises:
         UserError: for a kernel that is asked for and not there, or fails its trial.
@@ -129,24 +115,20 @@ def find_kernels(
 
 
 def machine_of(device: torch.device) -> Machine:
-    """What a device and its process have."""
+    """The device and packages of this process."""
     if device.type != "cuda":
         return Machine(device.type)
-    found = frozenset(kernel for kernel, (_, package, _) in PACKAGES.items() if _is_importable(package))
-    return Machine("cuda", torch.cuda.get_device_capability(device), found)
-
-
-def _is_importable(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ImportError:
-        return False
+    found = set()
+    for kernel, (_, package, _) in PACKAGES.items():
+        with suppress(ImportError):
+            found |= {kernel} if find_spec(package) else set()
+    return Machine("cuda", torch.cuda.get_device_capability(device), frozenset(found))
 
 
 def _try(
     kernel: AttentionKernel, head_dims: Sequence[int], dtype: torch.dtype, device: torch.device, machine: Machine
 ) -> str:
-    """Make a kernel the process's own, and compute with it; returns what is wrong, or nothing."""
+    """Activate a kernel in this process and compute with it; returns what is wrong, or nothing."""
     if machine.device == "cpu" or kernel is AttentionKernel.SDPA:
         return ""
     try:
@@ -181,8 +163,7 @@ def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: 
 
 def _results(kernel: AttentionKernel, inputs: Sequence[Tensor], gradient: Tensor, causal: bool) -> list[Tensor]:
     """Output and gradients of queries, keys and values."""
-    leaves = [rows.detach().clone().requires_grad_() for rows in inputs]
-    segments = make_segments(QUERIES, KEYS, 0, inputs[0].device)
-    query, key, value = leaves
+    query, key, value = leaves = [rows.detach().clone().requires_grad_() for rows in inputs]
+    segments = make_segments(QUERIES, KEYS, 0, query.device)
     output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
     return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
@@ -14,14 +15,7 @@ from entrain_bench.train.device import to_device
 
 @dataclass(frozen=True, slots=True)
 class StageGroups:
-    """Process groups of this rank for one stage of one module.
-
-    Attributes:
-        tp: tensor parallel ranks.
-        cp: context parallel ranks.
-        dp_cp: ranks over which parameter gradients are summed.
-        sequence_parallel: whether tensor parallel ranks hold different tokens between products.
-    """
+    """Process groups of this rank for one stage of one module; gradients of parameters are summed over ``dp_cp``."""
 
     tp: dist.ProcessGroup
     cp: dist.ProcessGroup
@@ -30,24 +24,23 @@ class StageGroups:
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether several tensor parallel ranks hold different tokens between products."""
+        """Whether tensor parallel ranks hold different tokens between products."""
         return self.sequence_parallel and self.tp.size() > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The sequences of a chunk, packed one after the other; its tensors are on the CPU, where they are counted.
+    """The sequences of a chunk, packed one after the other; its tensors are on the CPU.
 
     Attributes:
         lengths: tokens of each sequence: encoder tokens of items, or LLM tokens of samples.
         outputs: encoders: LLM tokens that each item is projected to.
-        token_ids: LLM ``[sum(lengths)]``: text token ids, -1 where a projected token stands.
+        token_ids: LLM ``[sum(lengths)]``: text token ids, -1 for a projected token.
         labels: LLM ``[sum(lengths)]``: the id to predict at each position, -1 for none.
-        remade: how many of a stage's blocks, the first ones, keep their input only and run again in backward.
+        remade: number of first blocks of a stage that keep their input only and run again in backward.
         splits_backward: whether backward leaves the gradients of weights to a pass of their own.
         positions: LLM: time, height and width of each token ``[3, sum(lengths)]``; None: its place in its sample.
-        grids: encoders of pictures: rows and columns of tokens of each item, (0, 0) where they are not known; empty if
-            none is.
+        grids: encoders of pictures: rows and columns of tokens of each item, (0, 0) if unknown; empty if none is known.
     """
 
     lengths: tuple[int, ...]
@@ -62,10 +55,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The contiguous rows ``start..stop`` of ``total`` that one of several ranks holds; the last rows may be padding.
-
-    Every rank holds equally many rows: ``total`` is padded to a multiple of the ranks.
-    """
+    """The rows ``start..stop`` that one of several ranks holds of ``total``, padded so that all ranks hold as many."""
 
     total: int
     start: int
@@ -86,20 +76,13 @@ def share_of(total: int, group: dist.ProcessGroup, parts: int = 1) -> Share:
     return Share(total, start, start + size, size * group.size())
 
 
-def part_of(share: Share, group: dist.ProcessGroup) -> Share:
-    """This rank's part of a share that all ranks of a group divide."""
-    size = (share.stop - share.start) // group.size()
-    start = share.start + group.rank() * size
-    return Share(share.total, start, start + size, share.padded)
-
-
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The tokens of a chunk that a rank works on.
 
     Attributes:
-        products: those it attends with and multiplies: its part of the context parallel ranks'.
-        hidden: those whose hidden states it has between products: with sequence parallelism a part of them.
+        products: in attention and products: its part among context parallel ranks.
+        hidden: between products: with sequence parallelism a part of those.
     """
 
     products: Share
@@ -107,12 +90,12 @@ class Shares:
 
 
 def shares_of(total: int, groups: StageGroups) -> Shares:
-    """What a rank of a stage works on of a chunk of ``total`` tokens."""
-    if not groups.splits_tokens:
-        share = share_of(total, groups.cp)
-        return Shares(share, share)
-    share = share_of(total, groups.cp, groups.tp.size())
-    return Shares(share, part_of(share, groups.tp))
+    """This rank's tokens of a chunk of ``total``."""
+    parts = groups.tp.size() if groups.splits_tokens else 1
+    share = share_of(total, groups.cp, parts)
+    size = (share.stop - share.start) // parts
+    start = share.start + groups.tp.rank() * size if groups.splits_tokens else share.start
+    return Shares(share, Share(total, start, start + size, share.padded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +106,8 @@ class Segments:
         query_lengths: rows of each segment among this rank's tokens, in order.
         key_lengths: rows of each segment among all tokens; a causal segment's last query sees all of them.
         first_key: row of the first segment's first key among all tokens.
-        query_offsets: where each segment's queries start, and where the last end ``[segments + 1]``, int32, on the
-            device that attends.
-        key_offsets: likewise of keys, from ``first_key`` on.
+        query_offsets, key_offsets: starts of the segments' rows, and the last end ``[segments + 1]``, int32, on the
+            device that attends; keys from ``first_key`` on.
     """
 
     query_lengths: tuple[int, ...]
@@ -146,15 +128,12 @@ def make_segments(
 def segments_of(runs: Sequence[int], share: Share, *, causal: bool, device: torch.device) -> Segments:
     """Segments of runs of tokens, packed sequences or windows; padding attends to itself alone."""
     queries, keys, first_keys = [], [], []
-    start = 0
-    for length in (*runs, share.padded - share.total):
-        stop = start + length
+    for start, stop in pairwise(accumulate((*runs, share.padded - share.total), initial=0)):
         low, high = max(start, share.start), min(stop, share.stop)
         if low < high:
             queries.append(high - low)
             keys.append((high if causal else stop) - start)
             first_keys.append(start)
-        start = stop
     return make_segments(queries, keys, first_keys[0], device)
 
 
@@ -163,8 +142,12 @@ def consecutive_windows(lengths: Sequence[int], window_tokens: int) -> list[int]
     return [min(window_tokens, length - at) for length in lengths for at in range(0, length, window_tokens)]
 
 
+def places_in(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence of each token, and the token's place in it, for sequences of these lengths ``[sum(lengths)]``."""
+    sequence = torch.repeat_interleave(lengths)
+    return sequence, torch.arange(len(sequence)) - (lengths.cumsum(0) - lengths)[sequence]
+
+
 def positions_of(lengths: tuple[int, ...], share: Share) -> Tensor:
     """Place of each token this rank holds in its own sequence ``[stop - start]``, on the CPU; 0 for padding."""
-    sizes = torch.tensor(lengths)
-    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    return share.pad(torch.arange(share.total) - starts)
+    return share.pad(places_in(torch.tensor(lengths))[1])

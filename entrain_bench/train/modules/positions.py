@@ -1,10 +1,11 @@
-"""Positions of tokens: rotary angles in one, two or three dimensions, and sinusoids."""
+"""Positions of tokens: rotations in one, two or three dimensions, and sinusoids."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,36 +21,70 @@ def on_grid(module: ModuleSpec) -> bool:
     return module.is_encoder and "audio" not in module.config.modalities
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of the rotary angles of a rank's tokens, each ``[tokens, 1, 1, head_dim / 2]``."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    @classmethod
+    def by(cls, angles: Tensor, dtype: torch.dtype) -> Rotation:
+        """The rotation by angles ``[tokens, head_dim / 2]``."""
+        angles = angles[:, None, None, :]
+        return cls(angles.cos().to(dtype), angles.sin().to(dtype))
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Rotate ``[tokens, 1, heads, head_dim]``: the first half of the features with the second."""
+        rotated: Tensor = _Rotate.apply(rows, self.cosine, self.sine)  # type: ignore[no-untyped-call]
+        return rotated
+
+
+class _Rotate(torch.autograd.Function):
+    """One operator, which keeps the shared cosines and sines alone for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _rotated(rows, cosine, sine)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cosine, sine = ctx.saved_tensors
+        return _rotated(gradients[0], cosine, -sine), None, None
+
+
+def _rotated(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = rows.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
 def rotary_angles(positions: Tensor, module: ModuleSpec) -> Tensor:
-    """Angles of an LLM's rotary positions, float32 (arXiv:2104.09864; in three dimensions arXiv:2409.12191, Sec. 2.1).
+    """Angles of an LLM's rotary positions ``[tokens, head_dim / 2]``, float32 (arXiv:2104.09864).
 
-    Args:
-        positions: ``[tokens]``, or time, height and width ``[3, tokens]``.
-        module: whose ``mrope_sections`` say which frequencies turn with which of the three.
-
-    Returns:
-        ``[tokens, 1, 1, head_dim]``, both halves alike.
+    ``positions`` are ``[tokens]``, or time, height and width ``[3, tokens]``, of which the module's ``mrope_sections``
+    name the one that each frequency turns with (arXiv:2409.12191, Sec. 2.1).
     """
     config = module.config
     scaling = RopeScaling.of(config.rope_scaling)
     frequencies = rotary_frequencies(config.head_dim // 2, config.rope_theta, scaling, positions.device)
     if positions.dim() == 1:
-        return _twice(positions[:, None] * frequencies)
+        return positions[:, None] * frequencies
     time, height, _ = config.mrope_sections or (len(frequencies), 0, 0)
     # By comparisons, for repetitions would wait for their numbers.
     place = torch.arange(len(frequencies), device=positions.device)
     turning = (place >= time).long() + (place >= time + height)
-    return _twice(positions[turning].T * frequencies)
+    return positions[turning].T * frequencies
 
 
 def grid_rotary_angles(rows: Tensor, columns: Tensor, module: ModuleSpec) -> Tensor:
-    """Angles of two-dimensional rotary positions ``[tokens, 1, 1, head_dim]``, float32.
+    """Angles of two-dimensional rotary positions ``[tokens, head_dim / 2]``, float32.
 
     The first half of the frequencies turns with the row, the second with the column (Qwen2.5-VL, arXiv:2502.13923).
     """
     config = module.config
     frequencies = rotary_frequencies(config.head_dim // 4, config.rope_theta, None, rows.device)
-    return _twice(torch.cat([places[:, None] * frequencies for places in (rows, columns)], dim=-1))
+    return torch.cat([places[:, None] * frequencies for places in (rows, columns)], dim=-1)
 
 
 def rotary_frequencies(count: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
@@ -65,14 +100,7 @@ def rotary_frequencies(count: int, theta: float, scaling: RopeScaling | None, de
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The LLM tokens of a picture, or of a video.
-
-    Attributes:
-        rows, columns: of its grid of LLM tokens.
-        frames: of a video; 1 for a picture.
-        frame_step: time from one frame to the next.
-        tokens: how many there are, if the last row is not full.
-    """
+    """The grid of LLM tokens of a picture, or of a video; ``tokens`` is their number if the last row is not full."""
 
     rows: int
     columns: int
@@ -84,12 +112,9 @@ class Picture:
 def multimodal_positions(parts: Sequence[int | Picture]) -> Tensor:
     """Time, height and width of a sample's LLM tokens ``[3, tokens]``, int64, on the CPU.
 
-    A text token is one further in all three than what came before it. The tokens of a picture or a video have their
-    places on its grid, from there on; what follows begins behind the grid's longer side, whatever a video's length, as
-    Hugging Face's ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts.
-
-    Args:
-        parts: in order; a number is one of text tokens.
+    Each of a number of text tokens is one further in all three. The tokens of a picture or a video have their places on
+    its grid, from there on; the next part begins behind the grid's longer side, whatever a video's length, as Hugging
+    Face's ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts.
     """
     found, start = [], 0
     for part in parts:
@@ -110,7 +135,3 @@ def sinusoids(positions: Tensor, width: int) -> Tensor:
     step = math.log(_SINUSOID_TIMESCALE) / max(1, half - 1)
     angles = positions[:, None] * torch.exp(-step * torch.arange(half, device=positions.device))
     return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-def _twice(angles: Tensor) -> Tensor:
-    return torch.cat([angles, angles], dim=-1)[:, None, None, :]

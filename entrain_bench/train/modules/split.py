@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-)
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
 from megatron.core.utils import prepare_input_tensors_for_wgrad_compute
 from torch import Tensor
@@ -30,19 +27,15 @@ Part = tuple[GradientEdge, Callable[[], Tensor]]
 
 @dataclass(slots=True)
 class WeightPass:
-    """What a chunk's backward has left to do on a stage: gradients of weights.
-
-    Attributes:
-        left: parts of each parameter's gradient, in the order in which backward came by them.
-    """
+    """Gradients of weights that a chunk's backward has left to do: parts of each, in the order of backward."""
 
     left: dict[Parameter, list[Part]] = field(default_factory=dict)
 
     @torch.no_grad()
     def run(self) -> None:
-        """Add to the gradients, one parameter after the other; what they were computed from is then free.
+        """Add to the gradients, one parameter after the other, and free the inputs of each.
 
-        Every parameter's gradient arrives once, as hooks on it expect, be it used twice (a tied embedding).
+        Every parameter's gradient arrives once, as its hooks expect, even if it is used twice (a tied embedding).
         """
         while self.left:
             parts = self.left.pop(next(iter(self.left)))
@@ -51,11 +44,7 @@ class WeightPass:
 
 @dataclass(slots=True)
 class Splitter:
-    """What a stage's products share: whether backwards are split, and what the present one leaves.
-
-    Attributes:
-        on: whether forwards lead to split backwards; recomputation in backward goes by it, too.
-    """
+    """Shared by a stage's products: whether forwards lead to split backwards, and the parts that this one leaves."""
 
     on: bool = False
     _left: dict[Parameter, list[Part]] | None = None
@@ -63,55 +52,34 @@ class Splitter:
     def backward_inputs(
         self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None, parameters: Sequence[Parameter]
     ) -> tuple[Tensor | None, WeightPass]:
-        """The first pass.
-
-        Returns:
-            The gradient of ``leaf``, and what is left to do.
-        """
-        left: dict[Parameter, list[Part]] = {}
-        self._left = left
+        """The first pass; returns the gradient of ``leaf``, and the rest."""
+        self._left = left = dict[Parameter, list[Part]]()
         ahead = [] if leaf is None else [leaf]
         # Products are reached as inputs of the graph, and give their weights nothing.
         found = torch.autograd.grad([output], [*ahead, *parameters], [gradient], allow_unused=True)
         self._left = None
         known = zip(parameters, found[len(ahead) :], strict=True)
-        small: dict[Parameter, list[Part]] = {
-            p: [(get_gradient_edge(p), partial(_itself, own))] for p, own in known if own is not None
-        }
+        small = {p: [_part_of_graph(get_gradient_edge(p), own)] for p, own in known if own is not None}
         assert small.keys().isdisjoint(left)
         # Small ones first: a bucket of gradients is sent off as soon as it has all of its own.
         return (found[0] if ahead else None), WeightPass(small | left)
 
-    def multiply(
-        self, rows: Tensor, weight: Parameter, bias: Tensor | None, gathered: dist.ProcessGroup | None, **how: Any
-    ) -> Tensor:
-        """``rows`` times ``weight`` plus ``bias``, whose backward leaves the weight's gradient to the second pass.
-
-        Of ``rows [..., k]`` and ``weight [n, k]``; ranks in ``gathered`` hold a part of the rows each, and ``how`` is
-        megatron-core's.
-        """
-        product = linear_with_frozen_weight(rows, weight.detach(), None, **how)
-        product = self._later(product, weight, partial(_part_of_product, weight, gathered), rows.detach())
-        return product if bias is None else product + bias
-
     def cut(self, output: Tensor, weight: Parameter) -> Tensor:
         """An output that follows from a weight alone, whose backward is left to the second pass."""
-        return self._later(output.detach(), weight, partial(_part_of_graph, get_gradient_edge(output)))
+        return self.later(output.detach(), weight, partial(_part_of_graph, get_gradient_edge(output)))
 
-    def _later(self, value: Tensor, weight: Parameter, part: Callable[..., Part], *kept: Tensor) -> Tensor:
-        later: Tensor = _Later.apply(value, weight, self._put(weight, part), *kept)  # type: ignore[no-untyped-call]
-        return later
+    def later(self, value: Tensor, weight: Parameter, part: Callable[..., Part], *kept: Tensor) -> Tensor:
+        """The value; its backward leaves the part that follows from its gradient and ``kept`` to the second pass."""
 
-    def _put(self, weight: Parameter, part: Callable[..., Part]) -> Callable[..., None]:
         def put(gradient: Tensor, *kept: Tensor) -> None:
             assert self._left is not None, "a split backward runs in backward_inputs"
             self._left.setdefault(weight, []).append(part(gradient, *kept))
 
-        return put
+        return _Later.apply(value, weight, put, *kept)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Later(torch.autograd.Function):
-    """The value as it is; in backward its gradient and what was kept are put aside for the weight."""
+    """See ``Splitter.later``."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, _: Parameter, put: Callable[..., None], *kept: Tensor) -> Tensor:
@@ -134,10 +102,14 @@ class _Product:
     def _forward_impl(self, input: Tensor, weight: Parameter, *args: Any, **options: Any) -> Tensor:  # noqa: A002
         if not (self.splitter.on and weight.requires_grad):
             return super()._forward_impl(input, weight, *args, **options)  # type: ignore[misc, no-any-return]
+        # Ranks of this group hold a part of the rows each.
         gathered = options["tp_group"] if options["sequence_parallel"] else None
+        bias = options.pop("bias")
         for unused in ("grad_output_buffer", "wgrad_deferral_limit"):
             options.pop(unused, None)
-        return self.splitter.multiply(input, weight, options.pop("bias"), gathered, **options)
+        product = linear_with_frozen_weight(input, weight.detach(), None, **options)
+        product = self.splitter.later(product, weight, partial(_part_of_product, weight, gathered), input.detach())
+        return product if bias is None else product + bias
 
 
 class ColumnProduct(_Product, ColumnParallelLinear):  # type: ignore[misc]
@@ -168,8 +140,4 @@ def _gradient_of_product(gradient: Tensor, rows: Tensor, arrival: dist.Work | No
 
 
 def _part_of_graph(edge: GradientEdge, gradient: Tensor) -> Part:
-    return edge, partial(_itself, gradient)
-
-
-def _itself(gradient: Tensor) -> Tensor:
-    return gradient
+    return edge, partial(Tensor.detach, gradient)

@@ -15,7 +15,7 @@ from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.attention import AttentionKernel, Mask
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
-from entrain_bench.train.modules.grids import arrangement_of
+from entrain_bench.train.modules.grids import Arrangement, arrangement_of
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,
@@ -25,8 +25,7 @@ from entrain_bench.train.modules.packing import (
     segments_of,
     shares_of,
 )
-from entrain_bench.train.modules.positions import grid_rotary_angles, rotary_angles, sinusoids
-from entrain_bench.train.modules.rotation import Rotation, rotation_of
+from entrain_bench.train.modules.positions import Rotation, grid_rotary_angles, rotary_angles, sinusoids
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
 
 
@@ -48,6 +47,7 @@ class Stage(torch.nn.Module):
         self.attention = attention
         self.loss_chunk_tokens = loss_chunk_tokens
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
+        self._is_first, self._is_last = held.start == 0, held.stop == len(module.layers)
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.splitter = Splitter()
@@ -63,14 +63,6 @@ class Stage(torch.nn.Module):
             copy.shared_embedding = True  # type: ignore[attr-defined]
             copy.shared = not self._is_first  # type: ignore[attr-defined]
 
-    @property
-    def _is_first(self) -> bool:
-        return self.held.start == 0
-
-    @property
-    def _is_last(self) -> bool:
-        return self.held.stop == len(self.module.layers)
-
     def forward(self, hidden: Tensor | None, pack: Pack) -> Tensor:
         """Run the layers on a chunk.
 
@@ -78,7 +70,7 @@ class Stage(torch.nn.Module):
             hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder; in the
                 order of ``in_stage_order``) or all projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM;
                 None for none); others the hidden states of this rank's tokens ``[ceil(sum(lengths) / ranks),
-                hidden_size]``, those of context and, with sequence parallelism, tensor parallelism.
+                hidden_size]``, where context and, with sequence parallelism, tensor parallel ranks count.
             pack: the chunk's sequences.
 
         Returns:
@@ -91,21 +83,23 @@ class Stage(torch.nn.Module):
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)
             if not self.module.config.rotary and not self.module.config.learned_positions:
-                hidden = hidden + self._sinusoids(pack, shares.hidden, hidden)
+                positions = to_device(positions_of(pack.lengths, shares.hidden), hidden.device)
+                hidden = hidden + sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
         assert hidden is not None
-        hidden = self._run_blocks(hidden, pack, shares.products)
+        arrangement = arrangement_of(self.module, pack)
+        hidden = self._run_blocks(hidden, pack, shares.products, arrangement)
         if not self._is_last:
             return hidden
         head = self.layers[str(self.held[-1])]
         if isinstance(head, Projector):
-            return head(hidden, pack, arrangement_of(self.module, pack))  # type: ignore[no-any-return]
+            return head(hidden, pack, arrangement)  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
     def backward_inputs(
         self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None
     ) -> tuple[Tensor | None, WeightPass]:
-        """The backward of a chunk whose pack splits it; returns the gradient of its input, and what is left to do."""
+        """The backward of a chunk whose pack splits it; returns the gradient of its input, and the weight pass."""
         learning = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return self.splitter.backward_inputs(output, gradient, leaf, learning)
 
@@ -135,23 +129,24 @@ class Stage(torch.nn.Module):
         own_weight = not (module.config.tied_embeddings and self._is_first)
         return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.loss_chunk_tokens)
 
-    def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share) -> Tensor:
+    def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share, arrangement: Arrangement | None) -> Tensor:
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
         if not blocks:
             return hidden
-        rotation = self._rotation(pack, share, hidden)
+        rotation = self._rotation(pack, share, arrangement, hidden)
         masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
         for place, index in enumerate(blocks):
-            attention = self.module.layers[index].attention
-            assert attention is not None
-            window = attention.window_tokens
-            if window not in masks:
-                runs = self._runs(pack, window)
-                segments = segments_of(runs, share, causal=attention.causal, device=hidden.device)
-                masks[window] = Mask(segments, rotation)
             block, layer = self.layers[str(index)], self.module.layers[index]
             assert isinstance(block, Block)
+            assert layer.attention is not None
+            window = layer.attention.window_tokens
+            if window not in masks:
+                runs: Sequence[int] = pack.lengths
+                if window:
+                    runs = arrangement.windows if arrangement else consecutive_windows(pack.lengths, window)
+                segments = segments_of(runs, share, causal=layer.attention.causal, device=hidden.device)
+                masks[window] = Mask(segments, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
             block.remakes_mlp = again and layer.remade is not None
             inputs = (block, hidden, masks[window])
@@ -161,27 +156,16 @@ class Stage(torch.nn.Module):
                 hidden = _run_block(*inputs)
         return hidden.squeeze(1)
 
-    def _runs(self, pack: Pack, window_tokens: int) -> Sequence[int]:
-        """Runs of tokens that attend to each other: sequences, or windows in them."""
-        if not window_tokens:
-            return pack.lengths
-        arrangement = arrangement_of(self.module, pack)
-        return arrangement.windows if arrangement else consecutive_windows(pack.lengths, window_tokens)
-
-    def _rotation(self, pack: Pack, share: Share, hidden: Tensor) -> Rotation | None:
+    def _rotation(self, pack: Pack, share: Share, arrangement: Arrangement | None, hidden: Tensor) -> Rotation | None:
         device = hidden.device
         if not self.module.config.rotary:
             return None
-        if arrangement := arrangement_of(self.module, pack):
+        if arrangement:
             places = torch.stack([share.pad(arrangement.rows), share.pad(arrangement.columns)])
             rows, columns = to_device(places, device)
-            return rotation_of(grid_rotary_angles(rows, columns, self.module), hidden.dtype)
+            return Rotation.by(grid_rotary_angles(rows, columns, self.module), hidden.dtype)
         positions = positions_of(pack.lengths, share) if pack.positions is None else share.pad(pack.positions.T).T
-        return rotation_of(rotary_angles(to_device(positions, device), self.module), hidden.dtype)
-
-    def _sinusoids(self, pack: Pack, share: Share, hidden: Tensor) -> Tensor:
-        positions = to_device(positions_of(pack.lengths, share), hidden.device)
-        return sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
+        return Rotation.by(rotary_angles(to_device(positions, device), self.module), hidden.dtype)
 
 
 def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:

@@ -18,10 +18,7 @@ GRAIN_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a value goes.
-
-    ``dropped`` is a block that it takes the place of.
-    """
+    """Where a value goes. ``dropped`` is a block that it takes the place of."""
 
     block: int
     size: int

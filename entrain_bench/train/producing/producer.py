@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import socket
-import traceback
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
+from typing import Any
 
-from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.train.messages.failure import Failure
+from entrain_bench.train.messages.wire import from_bytes, parts_of
 from entrain_bench.train.producing.blocks import Block, Ledger
-from entrain_bench.train.producing.messages import Failed, Hello, Made, Make, Maker, Released, Taken
-from entrain_bench.train.producing.outline import parts_of
-from entrain_bench.train.producing.rendezvous import Rendezvous
 
 # Values that wait for a rank: inputs of forwards, of which the features of 5,000 tokens of 1,176 numbers take 24 MB.
 LOAD_AHEAD = 4
 # What one answer, with a descriptor, takes of a socket's buffer at most; half of it was measured on Linux 6.18.
 ANSWER_BYTES = 4096
 
+# Makes one value that ``wire`` can hold.
+type Maker = Callable[[], Any]
+# The makers of what a rank asks for at once.
+type MakersOf = Callable[[Any], Sequence[Maker]]
 
-def produce(rendezvous: Rendezvous, number: int, num_ranks: int, ahead: int) -> None:
-    """Serve the ranks of a machine until all of them are gone.
 
-    ``ahead`` values may wait for a lane.
-    """
-    lines = rendezvous.accept(number, num_ranks)
-    members, shared = dict[int, list[Connection]](), None
+def produce(lines: Sequence[Connection], number: int, ahead: int, makers_of: MakersOf) -> None:
+    """Serve the ranks of a machine until all of them are gone; ``ahead`` values may wait for a lane."""
+    members = dict[int, list[Connection]]()
     for line in lines:
         # A rank that ended before it said anything takes nothing.
         with suppress(EOFError, OSError):
-            hello = line.recv()
-            assert isinstance(hello, Hello)
-            if hello.lane is not None:
-                members.setdefault(hello.lane, []).append(line)
-                shared = hello.shared if shared is None else shared
-    serve([Lane(number, readers, ahead, shared) for _, readers in sorted(members.items())])
+            if (lane := from_bytes(line.recv_bytes())["lane"]) is not None:
+                members.setdefault(lane, []).append(line)
+    serve([Lane(number, readers, ahead, makers_of) for _, readers in sorted(members.items())])
 
 
 def serve(lanes: list[Lane]) -> None:
@@ -54,15 +52,12 @@ def serve(lanes: list[Lane]) -> None:
 
 @dataclass(slots=True)
 class Lane:
-    """Ranks that are handed the same values.
-
-    ``lines`` are those to ``readers`` that are still open.
-    """
+    """Ranks that are handed the same values; ``lines`` are those to ``readers`` that are still open."""
 
     producer: int
     readers: list[Connection]
     ahead: int
-    shared: object = None
+    makers_of: MakersOf
     ledger: Ledger = field(init=False)
     lines: list[Connection] = field(init=False)
     _makers: deque[Maker] = field(default_factory=deque)
@@ -84,34 +79,34 @@ class Lane:
     def listen(self, line: Connection) -> None:
         """Hear what a rank has to say, once; one that is gone says so."""
         try:
-            said = line.recv()
+            said = line.recv_bytes()
         except (EOFError, OSError):
             self._lose(line)
             return
-        match said:
-            case Make():
-                self._makers.extend(said.read(self.shared))
-            case Taken():
-                self.ledger.take(self.readers.index(line))
-            case Released(block):
+        match from_bytes(said):
+            case {"make": asked}:
+                self._makers.extend(self.makers_of(asked))
+            case {"released": block}:
                 self.ledger.release(block)
+            case "taken":
+                self.ledger.take(self.readers.index(line))
 
     def make(self) -> None:
         """Make the next value and hand it to all ranks."""
         try:
-            parts = parts_of(self._makers.popleft()())
+            parts = parts_of({"value": self._makers.popleft()()})
         except Exception as error:
-            parts = parts_of(_failure(self.producer, error))
-        place = self.ledger.place(parts.outline.end)
+            parts = parts_of({"failure": asdict(Failure.of(error, f"producer {self.producer}"))})
+        place = self.ledger.place(parts.size)
         if place.dropped is not None:
             del self._blocks[place.dropped]
         if place.is_new:
             self._blocks[place.block] = Block(place.size)
         block = self._blocks[place.block]
-        parts.write(block.tensor())
+        parts.write(block.tensor().numpy())
         for line in [*self.lines]:
             try:
-                line.send(Made(parts.outline, place))
+                line.send_bytes(json.dumps(asdict(place)).encode())
                 if place.is_new:
                     send_handle(line, block.descriptor, None)
             except OSError:
@@ -121,11 +116,3 @@ class Lane:
         # Its place among the readers stays: without it the run is about to end.
         self.lines.remove(line)
         line.close()
-
-
-def _failure(producer: int, error: Exception) -> Failed:
-    trace = traceback.format_exc()
-    if isinstance(error, (UserError, ExecutionError)):
-        return Failed(error, trace)
-    line = " ".join(str(error).split())
-    return Failed(ExecutionError(f"producer {producer}: {type(error).__name__}: {line}"), trace)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,64 +15,52 @@ from typing import Any
 from torch import Tensor
 
 from entrain_bench.base.errors import ExecutionError
+from entrain_bench.train.messages.failure import Failure
+from entrain_bench.train.messages.wire import to_bytes, value_in
 from entrain_bench.train.producing.blocks import Block, Placement
-from entrain_bench.train.producing.messages import Failed, Hello, Made, Make, Maker, Released, Taken
-from entrain_bench.train.producing.rendezvous import Rendezvous
 
 
 class Reader:
     """The values of a lane, dealt out to producers one by one, in turn."""
 
-    def __init__(self, lines: Sequence[Connection], hello: Hello, timeout_s: float, *, leads: bool) -> None:
-        """Introduce this rank to the producers.
+    def __init__(self, lines: Sequence[Connection], lane: int | None, timeout_s: float, *, leads: bool) -> None:
+        """Introduce this rank to the producers; ranks of one lane are handed the same values, one of none nothing.
 
         One rank ``leads`` its lane: it asks for what all are handed. It waits for a value for ``timeout_s`` at most.
         """
-        self._lines, self._shared, self._timeout_s, self._leads = lines, hello.shared, timeout_s, leads
+        self._lines, self._timeout_s, self._leads = lines, timeout_s, leads
         self._blocks: list[dict[int, Block]] = [{} for _ in lines]
         # Lanes begin with different producers.
-        self._next_asked = self._next_taken = hello.lane or 0
+        self._next_asked = self._next_taken = lane or 0
         # A tensor may be freed anywhere, in the middle of anything: whoever speaks leaves it to a thread. Each line has
         # one: a producer that is not listening holds up neither the rank nor what the others are told.
         self._said: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in lines]
-        introduction = pickle.dumps(hello)
-        for line, said in zip(lines, self._said, strict=True):
-            said.put(introduction)
+        for number, (line, said) in enumerate(zip(lines, self._said, strict=True)):
+            self._say(number, {"lane": lane})
             Thread(target=_speak, args=(line, said), name="reader", daemon=True).start()
 
-    @classmethod
-    def connect(cls, rendezvous: Rendezvous, hello: Hello, timeout_s: float, *, leads: bool) -> Reader:
-        """A reader of all producers of a machine, once they listen."""
-        lines = [rendezvous.connect(number, timeout_s) for number in range(rendezvous.num_producers)]
-        return cls(lines, hello, timeout_s, leads=leads)
+    def load(self, common: Mapping[str, Any], asked: Sequence[Any]) -> Iterator[Any]:
+        """What producers make of each thing asked for, with what all have in ``common``, in order.
 
-    def load(self, makers: Sequence[Maker]) -> Iterator[Any]:
-        """What the makers return, in order; they are called in producers.
-
-        The values of earlier calls must be taken first.
-
-        Raises:
-            ExecutionError: where a value is taken, if its producer is gone or takes too long.
-            Exception: there, what the maker raised, if it is one of this suite's errors; ``ExecutionError`` otherwise.
+        The values of earlier calls must be taken first. What making one raised, or its producer, is raised there.
         """
         num = len(self._lines)
         if self._leads:
             first = self._next_asked
-            for offset in range(min(num, len(makers))):
-                self._say((first + offset) % num, Make.of(makers[offset::num], self._shared))
-        self._next_asked += len(makers)
-        return (self._take() for _ in range(len(makers)))
+            for offset in range(min(num, len(asked))):
+                self._say((first + offset) % num, {"make": {**common, "asked": asked[offset::num]}})
+        self._next_asked += len(asked)
+        return (self._take() for _ in range(len(asked)))
 
     def _take(self) -> Any:
         number = self._next_taken % len(self._lines)
         self._next_taken += 1
-        answer = self._hear(number, Connection.recv)
-        assert isinstance(answer, Made)
-        self._say(number, Taken())
-        value = answer.outline.fill(self._memory(number, answer.place))
-        if isinstance(value, Failed):
-            raise value.error from ExecutionError(f"traceback of producer {number}:\n{value.trace}")
-        return value
+        place = Placement(**json.loads(self._hear(number, Connection.recv_bytes)))
+        self._say(number, "taken")
+        made = value_in(self._memory(number, place).numpy())
+        if "failure" in made:
+            raise Failure(**made["failure"]).as_error()
+        return made["value"]
 
     def _memory(self, number: int, place: Placement) -> Tensor:
         blocks = self._blocks[number]
@@ -80,7 +68,7 @@ class Reader:
             del blocks[place.dropped]
         if place.is_new:
             blocks[place.block] = Block(place.size, self._hear(number, recv_handle))
-        return blocks[place.block].tensor(partial(self._say, number, Released(place.block)))
+        return blocks[place.block].tensor(partial(self._say, number, {"released": place.block}))
 
     def _hear[T](self, number: int, receive: Callable[[Connection], T]) -> T:
         try:
@@ -90,8 +78,8 @@ class Reader:
             raise ExecutionError(f"producer {number}: is gone") from error
         raise ExecutionError(f"producer {number}: nothing came for harness.timeout_s={self._timeout_s:g}")
 
-    def _say(self, number: int, message: Make | Taken | Released) -> None:
-        self._said[number].put(pickle.dumps(message))
+    def _say(self, number: int, message: Any) -> None:
+        self._said[number].put(to_bytes(message))
 
 
 def _speak(line: Connection, said: SimpleQueue[bytes]) -> None:

@@ -31,12 +31,9 @@ def measure_collectives(
     operations: Sequence[str] = COLLECTIVES,
     cores: Sequence[int] = (),
 ) -> list[CollectivePoint]:
-    """Time every operation at every size on ranks of this machine.
+    """Time every operation at every size on ranks of this machine; ``ExecutionError`` if a rank fails.
 
     On a CPU ranks are pinned to ``cores`` in turn, if there are any.
-
-    Raises:
-        ExecutionError: if a rank fails.
     """
     args = (device, message_bytes, patience, tuple(operations))
     points, *_ = on_ranks(_points, num_ranks, *args, device=device, cores=cores)
@@ -57,35 +54,29 @@ def _point(
     # Every rank holds a share of equal size.
     share = max(1, num_bytes // (ELEMENT_BYTES * size))
     whole, part = torch.zeros(share * size, device=device), torch.zeros(share, device=device)
-    call = calls_of(group.rank(), whole, part)[operation]
+    call = _calls_of(group.rank(), whole, part)[operation]
     warm = _sample(call, WARM_UPS, device, group)
     wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
     # All ranks must agree.
     count = torch.tensor([min(max(wanted, patience.least), patience.most)])
     dist.broadcast(count, 0, group=group)
-    seconds = _sample(call, int(count), device, group)
-    if operation == "send":
-        seconds = seconds / 2
+    seconds = _sample(call, int(count), device, group) / (2 if operation == "send" else 1)
     return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
 
 
-def calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
+def _calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
     """Every operation by name, on a tensor and a rank's share of it; ranks beyond the first two do not send."""
 
     def send() -> None:
         # There and back: one transfer is half of it.
-        if rank == 0:
-            dist.send(whole, 1)
-            dist.recv(whole, 1)
-        elif rank == 1:
-            dist.recv(whole, 0)
-            dist.send(whole, 0)
+        for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
+            passed(whole, 1 - rank)
 
     return {
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
         "all_reduce": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "send": send,
+        "send": send if rank < 2 else lambda: None,
     }
 
 

@@ -1,4 +1,4 @@
-"""What is timed: kinds of layers, and packs of sequences that tell products, attention and sequences apart."""
+"""Targets of a profile: kinds of layers, and packs of sequences that tell products, attention and sequences apart."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def targets_of(module: ModuleSpec, tp: int) -> list[Target]:
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
-    """Sequences of so many tokens in all: one, for blocks also a few and many, as lengths that all differ.
+    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many, of different lengths.
 
-    No longer than the module takes: instead of one, as few sequences as an LLM's context allows, if it allows any.
+    As few sequences as an LLM's context allows take the place of one; there is no pack if it allows none.
     """
     longest, most = target.module.config.context_tokens or tokens, isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]

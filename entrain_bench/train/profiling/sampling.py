@@ -24,11 +24,7 @@ Z = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When enough is enough.
-
-    ``precision`` is the half width of the median's 95% interval, relative, that suffices. ``point_s`` is the time of a
-    point; a repetition that is under way is finished.
-    """
+    """Bounds of repetitions: their number, the relative half width of the median's 95% interval, and seconds."""
 
     least: int
     most: int
@@ -43,11 +39,10 @@ def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patien
         _run(turn, clock, 1)
         if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
             break
-    rows = np.zeros((0, 0))
-    started = perf_counter()
+    found, started = list[FloatArray](), perf_counter()
     while True:
-        found = _run(turn, clock, GPU_BATCH if device.type == "cuda" else 1)
-        rows = np.concatenate([rows, found]) if len(rows) else found
+        found.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
+        rows = np.concatenate(found)
         enough = len(rows) >= patience.least and precision_of(rows.sum(axis=1)) <= patience.precision
         if enough or len(rows) >= patience.most or perf_counter() - started > patience.point_s:
             return rows

@@ -1,109 +1,99 @@
-"""A profile from start to end: whatever is missing is measured, and kept in the file as soon as it is there."""
+"""Measurement of a profile; the file keeps every point that is there, and the next session resumes it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.profiled.file import read_profile, write_profile
-from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.points import Constants, DeviceProfile, Subject, module_values
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
+from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.constants import constants_of, subject_of
-from entrain_bench.train.profiling.layers import TargetStages, measure_step
 from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
-from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.profiling.stages import Bench, one_of_many
+from entrain_bench.train.profiling.stages import Bench, TargetStages, measure_step, one_of_many
 
 # Between two writes of the file.
 WRITE_S = 2.0
 # Ranks whose communication is measured unless others are asked for, where there are as many GPUs.
 USUAL_RANKS = (2, 4)
+# Rows of square products, and bytes of copies, that are large for the device and take it milliseconds.
+PRODUCT_ROWS = {"cpu": 1024, "cuda": 8192}
+COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+CONSTANT_PATIENCE = Patience(5, 20, 0.02, 2.0)
 
 
 @dataclass(slots=True)
 class Session:
-    """A profile that grows.
-
-    ``left_out`` are packs that took too long or too much memory.
-    """
+    """A profile that grows; ``left_out`` are packs that took too long or too much memory."""
 
     model: ModelSpec
     settings: ProfileSettings
     path: Path
     profile: DeviceProfile
     device: torch.device
+    patience: Patience
     left_out: list[str] = field(default_factory=list)
     _written: float = 0.0
 
     @classmethod
     def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> Session:
-        """Begin a profile, or go on with the one in the file.
-
-        Raises:
-            UserError: for a file that is no profile, or one of something else.
-        """
+        """Begin a profile, or resume the one in the file; ``UserError`` if the file is not one of this model."""
         dtype = dtype_of(settings, device)
-        subject = subject_of(model, dtype, device, sequence_parallel=settings.sequence_parallel)
-        if path.exists():
-            profile = read_profile(path, f"output={path}")
-            if found := subject.difference(profile.subject):
-                raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
-            constants = constants_of(settings, dtype, device, profile.constants)
-            return cls(model, settings, path, replace(profile, constants=constants, finished=False), device)
-        date = datetime.now(UTC).date().isoformat()
-        return cls(model, settings, path, DeviceProfile(subject, constants_of(settings, dtype, device), date), device)
-
-    @property
-    def patience(self) -> Patience:
-        """How long a point is repeated."""
-        s = self.settings
-        return Patience(s.min_repetitions, s.max_repetitions, s.precision, s.point_s)
-
-    def targets(self) -> list[Target]:
-        """Every kind of layer at every tensor-parallel degree."""
-        degrees = self.settings.degrees(self.model)
-        return [target for module in self.model.modules for tp in degrees for target in targets_of(module, tp)]
+        subject = Subject(
+            device=device_name(device),
+            kind=device.type,
+            dtype=dtype_name(dtype),
+            sequence_parallel=settings.sequence_parallel,
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            megatron_core=version("megatron-core"),
+            model=model.name,
+            modules={module.name: module_values(module) for module in model.modules},
+        )
+        known = read_profile(path, f"output={path}") if path.exists() else None
+        if known and (found := subject.difference(known.subject)):
+            raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
+        constants = constants_of(settings, dtype, device, known.constants if known else None)
+        new = DeviceProfile(subject, constants, datetime.now(UTC).date().isoformat())
+        profile = replace(known, constants=constants, finished=False) if known else new
+        patience = Patience(settings.min_repetitions, settings.max_repetitions, settings.precision, settings.point_s)
+        return cls(model, settings, path, profile, device, patience)
 
     def packs(self) -> list[tuple[Target, tuple[int, ...]]]:
-        """All packs that are to be timed, the smallest of each target first."""
+        """All packs to time, of every kind of layer at every tensor-parallel degree, the smallest first."""
         return [
             (target, lengths)
-            for target in self.targets()
+            for module in self.model.modules
+            for tp in self.settings.degrees(self.model)
+            for target in targets_of(module, tp)
             for tokens in sorted(self.settings.tokens)
             for lengths in packs_of(target, tokens)
         ]
 
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
-        """Measure what is missing.
+        """Measure all missing points and return the profile, as in the file.
 
-        ``advance`` is called for every pack, and every point of communication, with what is next.
-
-        Returns:
-            The profile, which the file holds.
-
-        Raises:
-            UserError: for layers that cannot be built, or a file that cannot be written.
-            ExecutionError: if communication fails.
+        ``advance`` is called before every pack and every number of ranks, with their names. ``UserError`` names layers
+        that cannot be built, or a file that cannot be written; ``ExecutionError`` says that communication failed.
         """
-        dtype = dtype_of(self.settings, self.device)
+        settings, device = self.settings, self.device
+        degrees, dtype = settings.degrees(self.model), dtype_of(settings, device)
         try:
-            with one_of_many(
-                self.model,
-                self.settings.degrees(self.model),
-                dtype,
-                self.device,
-                sequence_parallel=self.settings.sequence_parallel,
-            ) as bench:
+            with one_of_many(self.model, degrees, dtype, device, sequence_parallel=settings.sequence_parallel) as bench:
                 self._measure_steps(bench)
                 self._measure_stages(bench, advance)
             self._measure_collectives(advance)
@@ -124,9 +114,10 @@ class Session:
         known = {point.key for point in self.profile.stages}
         stages: TargetStages | None = None
         for target, lengths in self.packs():
-            what = f"{target.module.name} {target.kind}, tp {target.tp}, {sum(lengths)} tokens in {len(lengths)}"
+            name, kind, tp = target.module.name, target.kind, target.tp
+            what = f"{name} {kind}, tp {tp}, {sum(lengths)} tokens in {len(lengths)}"
             advance(what)
-            if _is_measured(target, lengths, known):
+            if known.issuperset((name, kind, depth, tp, lengths) for depth in target.depths):
                 continue
             if stages is None or stages.target != target:
                 # Those before go first.
@@ -146,7 +137,7 @@ class Session:
                 self._save(replace(self.profile, collectives=(*self.profile.collectives, *points)))
 
     def _save(self, profile: DeviceProfile) -> None:
-        """Take a profile with more points; the file is written now and then."""
+        """Take a profile with more points; write the file if the last time is ``WRITE_S`` ago."""
         self.profile = profile
         if perf_counter() - self._written > WRITE_S:
             write_profile(self.path, profile)
@@ -154,16 +145,12 @@ class Session:
 
 
 def dtype_of(settings: ProfileSettings, device: torch.device) -> torch.dtype:
-    """Of parameters and activations: what is asked for, else what training takes on such a device."""
+    """Type of parameters and activations; the default is that of training on such a device."""
     return dtype_on(device, settings.dtype or "auto")
 
 
 def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]:
-    """Numbers of ranks whose communication is measured: what is asked for, else what the machine has.
-
-    Raises:
-        UserError: for more ranks than GPUs.
-    """
+    """Numbers of ranks whose communication is measured; ``UserError`` for more than there are GPUs."""
     found = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
     if settings.ranks is None:
         return tuple(ranks for ranks in USUAL_RANKS if ranks <= found)
@@ -173,12 +160,51 @@ def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]
 
 
 def default_path(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> Path:
-    """Where a profile goes unless told otherwise: one file for each model, device and dtype."""
+    """Default path: one file for each model, device and dtype."""
     words = f"{model.name} {device_name(device)} {dtype_name(dtype)}"
     return Path("results") / "profiles" / f"{re.sub('[^A-Za-z0-9_.]+', '-', words)}.json"
 
 
-def _is_measured(
-    target: Target, lengths: tuple[int, ...], known: set[tuple[str, str, int, int, tuple[int, ...]]]
-) -> bool:
-    return all((target.module.name, target.kind, depth, target.tp, lengths) in known for depth in target.depths)
+def constants_of(
+    settings: ProfileSettings, dtype: torch.dtype, device: torch.device, known: Constants | None = None
+) -> Constants:
+    """Constants, each with its source: as the settings state, else as already known, else measured."""
+    is_gpu, rows, size = device.type == "cuda", PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
+
+    def shortest_s(call: Callable[[], object]) -> float:
+        def turn(clock: Clock) -> None:
+            with clock.action(0):
+                call()
+
+        return float(sample(turn, device, CONSTANT_PATIENCE).min())
+
+    def product_flops() -> float:
+        left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
+        return 2 * rows**3 / shortest_s(lambda: torch.mm(left, right))
+
+    def memory_bytes() -> int:
+        if is_gpu:
+            return int(torch.cuda.get_device_properties(device).total_memory)
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def copy_s(*, to_host: bool) -> float:
+        source = torch.zeros(size, dtype=torch.uint8, device=device)
+        target = torch.zeros(size, dtype=torch.uint8, pin_memory=is_gpu) if to_host else torch.zeros_like(source)
+        return shortest_s(lambda: target.copy_(source, non_blocking=to_host))
+
+    product = f"best {rows} x {rows} x {rows} product in {dtype_name(dtype)}"
+    measured: dict[str, tuple[str, str, Callable[[], float]]] = {
+        "peak_bf16_flops": ("FLOP/s", product, product_flops),
+        "memory_bytes": ("bytes", "all there is", memory_bytes),
+        "memory_bandwidth_bytes_per_s": ("bytes/s", "copy, read and written", lambda: 2 * size / copy_s(to_host=False)),
+        "host_bandwidth_bytes_per_s": ("bytes/s", "copy to the host", lambda: size / copy_s(to_host=True)),
+    }
+    values, sources, date = dict[str, Any](), dict[str, str](), datetime.now(UTC).date().isoformat()
+    for name, (unit, what, measure) in measured.items():
+        if (stated := getattr(settings, name, None)) is not None:
+            values[name], sources[name] = stated, f"{unit}; the user; {date}; stated"
+        elif known is not None:
+            values[name], sources[name] = getattr(known, name), known.sources[name]
+        else:
+            values[name], sources[name] = measure(), f"{unit}; {what}, entrain-bench profile; {date}; measured"
+    return Constants(**values, sources=sources)

@@ -69,13 +69,10 @@ class ProfileSettings:
             require(value is None or value > 0, name, value, "positive")
 
     def degrees(self, model: ModelSpec) -> tuple[int, ...]:
-        """Tensor-parallel degrees to profile.
-
-        Raises:
-            UserError: for one that does not divide the model.
-        """
+        """Tensor-parallel degrees to profile; ``UserError`` for one that does not divide the model."""
         if self.tp is None:
-            return tuple(tp for tp in USUAL_TP if divides(model, tp))
+            sizes = [size for module in model.modules for size in module.sharded_sizes.values()]
+            return tuple(tp for tp in USUAL_TP if all(size % tp == 0 for size in sizes))
         for tp in self.tp:
             for module in model.modules:
                 try:
@@ -91,8 +88,3 @@ def check_model(model: ModelSpec) -> None:
         raise IncompatibleError(
             f"model={model.name}: has a generator ({model.generators[0].name}), whose layers training does not have"
         )
-
-
-def divides(model: ModelSpec, tp: int) -> bool:
-    """Whether a tensor-parallel degree splits every module evenly."""
-    return all(size % tp == 0 for module in model.modules for size in module.sharded_sizes.values())

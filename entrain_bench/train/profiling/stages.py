@@ -1,35 +1,39 @@
-"""Stages of one kind of layer on one process, as one of several tensor-parallel ranks holds them."""
+"""Stages of one kind of layer on one process, as one of several tensor-parallel ranks holds them, and their timing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrain_bench.costs.profiled.points import StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
+from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.grids import merge_tokens
 from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling.packs import Target
-from entrain_bench.train.running.alone import rank_of_many
+from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
-# Whatever the weights: times do not depend on values.
-SEED = 0
+FORWARD, BACKWARD, REMADE = range(3)
+# Of the time of a point; a pack of which a single repetition takes longer is left out.
+TURN_SHARE = 0.5
+# Gradients of a step are clipped to half.
+CLIP, NORM = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where stages are built and run.
-
-    ``groups`` are of a rank that is the first of so many tensor-parallel ones, by their number.
-    """
+    """Where stages are built and run; ``groups`` are those of the first tensor-parallel rank, by degree."""
 
     model: ModelSpec
     groups: dict[int, StageGroups]
@@ -38,23 +42,29 @@ class Bench:
     device: torch.device
 
     def build(self, target: Target, depth: int) -> TrainedStage:
-        """A stage of so many layers of the target's kind, with gradient buffers and optimizer.
-
-        Raises:
-            UserError: for a layer that cannot be built.
-        """
-        module, held = _module_of(target, depth)
-        groups = self.groups[target.tp]
+        """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
+        module, groups = target.module, self.groups[target.tp]
+        full = tuple(range(depth)) if target.kind == "block" and module.config.window_tokens else ()
+        layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
+        held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
+        module = ModuleSpec(module.name, module.role, config, layers)
         stage = build_stage(
-            self.model, module, held, groups, dtype=self.dtype, seed=SEED, device=self.device, recompute=False
+            self.model,
+            module,
+            range(held[0], held[-1] + 1),
+            groups,
+            dtype=self.dtype,
+            seed=0,  # Times do not depend on weights.
+            device=self.device,
+            recompute=False,
         )
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
-        """What the forward of a stage takes for sequences of these lengths."""
+        """Inputs of a stage's forward for sequences of these lengths."""
         module, total = target.module, sum(lengths)
         share = shares_of(total, self.groups[target.tp]).hidden
-        hidden = (share.stop - share.start, module.config.hidden_size)
+        num_rows = share.stop - share.start
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
             merge = merge_tokens(module)
@@ -62,27 +72,20 @@ class Bench:
             if first:
                 features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
                 return Inputs(pack, lambda: to_device(features, self.device))
-            return Inputs(pack, self._leaf(hidden))
-        # The first half of every sample is what encoders hand over.
-        ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
-        ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
-        pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
-        if not first:
-            return Inputs(pack, self._leaf(hidden), is_loss=last)
-        projected = int((ids < 0).sum())
-        return Inputs(pack, self._leaf((projected, module.config.hidden_size)) if projected else lambda: None)
-
-    def _leaf(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
-        values = torch.randn(shape, dtype=self.dtype, device=self.device)
-        return lambda: values.detach().requires_grad_()
+        else:
+            # The first half of every sample are projected tokens.
+            ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
+            ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
+            pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
+            num_rows = int((ids < 0).sum()) if first else num_rows
+        values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
+        is_loss = last and not module.is_encoder
+        return Inputs(pack, lambda: values.detach().requires_grad_() if num_rows else None, is_loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a stage is run with.
-
-    ``start`` makes what the first layer takes, anew for each forward.
-    """
+    """A pack, and the function that makes the input of each forward."""
 
     pack: Pack
     start: Callable[[], Tensor | None]
@@ -98,7 +101,7 @@ def one_of_many(
     *,
     sequence_parallel: bool = True,
 ) -> Iterator[Bench]:
-    """Yield where stages are built and run as shards of each tensor-parallel degree."""
+    """Build and run stages as shards of each tensor-parallel degree."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with rank_of_many(max(degrees)):
@@ -107,11 +110,115 @@ def one_of_many(
         yield Bench(model, groups, alone, dtype, device)
 
 
-def _module_of(target: Target, depth: int) -> tuple[ModuleSpec, range]:
-    """The module, with so many blocks of the target's kind, and the layers of it that a stage holds."""
-    module, kind = target.module, target.kind
-    full = tuple(range(depth)) if kind == "block" else ()
-    config = replace(module.config, num_layers=depth, full_attention_layers=full if module.config.window_tokens else ())
-    layers = build_layers(config)
-    held = [index for index, layer in enumerate(layers) if layer.kind == kind]
-    return ModuleSpec(module.name, module.role, config, layers), range(held[0], held[-1] + 1)
+@dataclass(frozen=True, slots=True)
+class TargetStages:
+    """The stages of a target, by depth, and where they run."""
+
+    target: Target
+    bench: Bench
+    stages: Mapping[int, TrainedStage]
+
+    @classmethod
+    def build(cls, target: Target, bench: Bench) -> TargetStages:
+        """Build all of them."""
+        return cls(target, bench, {depth: bench.build(target, depth) for depth in target.depths})
+
+    def measure(self, lengths: tuple[int, ...], patience: Patience) -> list[StagePoint]:
+        """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
+        inputs, device = self.bench.inputs(self.target, lengths), self.bench.device
+        try:
+            if self._turn_s(inputs, device) > TURN_SHARE * patience.point_s:
+                return []
+            kept = [self._kept(stage, inputs) for stage in self.stages.values()]
+            rows = sample(partial(self._turn, inputs), device, patience)
+        except torch.OutOfMemoryError:
+            for stage in self.stages.values():
+                stage.stage.recompute = False
+            torch.cuda.empty_cache()
+            return []
+        points, width = [], self._parts
+        for index, depth in enumerate(self.stages):
+            passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
+            remade = passes[REMADE] if width > REMADE else ()
+            key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
+            points.append(StagePoint(*key, passes[FORWARD], passes[BACKWARD], remade, *kept[index], len(rows)))
+        return points
+
+    @property
+    def _parts(self) -> int:
+        return 3 if len(self.target.depths) > 1 else 2
+
+    def _turn_s(self, inputs: Inputs, device: torch.device) -> float:
+        """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
+        clock = Clock(device)
+        depth, stage = next(iter(self.stages.items()))
+        clock.start()
+        for _ in range(2):
+            with clock.action(0):
+                stage.buffers(inputs.start(), inputs.pack)
+        rows = clock.rows()
+        # A backward is two forwards, one with recomputation and the forward before it four.
+        return float((rows[:, 2] - rows[:, 1]).min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
+
+    def _kept(self, trained: TrainedStage, inputs: Inputs) -> tuple[int, int]:
+        """Bytes that a forward keeps, without and with recomputation."""
+        plain = kept_bytes(trained, inputs)
+        if self._parts <= REMADE:
+            return plain, 0
+        trained.stage.recompute = True
+        again = kept_bytes(trained, inputs)
+        trained.stage.recompute = False
+        return plain, again
+
+    def _turn(self, inputs: Inputs, clock: Clock) -> None:
+        """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
+        for trained in self.stages.values():
+            trained.buffers.zero_grad_buffer()
+            for part in (BACKWARD, REMADE)[: self._parts - 1]:
+                trained.stage.recompute = part == REMADE
+                with nullcontext() if part == REMADE else clock.action(FORWARD):
+                    output, gradient = _forward(trained, inputs)
+                with clock.action(part):
+                    torch.autograd.backward(output, gradient)
+            trained.stage.recompute = False
+
+
+def kept_bytes(trained: TrainedStage, inputs: Inputs) -> int:
+    """Bytes that a forward keeps for its backward, parameters and what several operations keep counted once."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in trained.stage.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _ = trained.buffers(inputs.start(), inputs.pack)
+    return sum(kept.values())
+
+
+def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """The output, and the gradient that its backward starts with."""
+    output: Tensor = trained.buffers(inputs.start(), inputs.pack)
+    if inputs.is_loss:
+        return output / sum(inputs.pack.lengths), None
+    return output, torch.ones_like(output)
+
+
+def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -> StepPoint:
+    """The optimizer step of a stage of ``depth`` layers."""
+    trained = bench.build(target, depth)
+    parameters = [*trained.stage.parameters()]
+
+    def step(clock: Clock) -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.main_grad.normal_()  # type: ignore[attr-defined]
+        with clock.action(0):
+            trained.gradient_square()
+            trained.step(CLIP, NORM)
+
+    rows = sample(step, bench.device, patience)
+    return StepPoint(sum(parameter.numel() for parameter in parameters), quantiles(rows[:, 0]), len(rows))

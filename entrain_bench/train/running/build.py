@@ -15,7 +15,6 @@ from entrain_bench.train.device import dtype_on
 from entrain_bench.train.messages.places import lane_of_rank, places_of
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.kernels import find_kernels
-from entrain_bench.train.producing.messages import Hello
 from entrain_bench.train.producing.reader import Reader
 from entrain_bench.train.producing.rendezvous import Rendezvous
 from entrain_bench.train.running.content import Content, MadeUp
@@ -25,8 +24,8 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.sharded import ShardedStage, shard_stage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 from entrain_bench.train.settings import PER_CHANNEL, TrainSettings
-from entrain_bench.train.weights.checkpoint import Checkpoint, close_files
-from entrain_bench.train.weights.reading import check_tensors, default_roots, load_weights
+from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.weights.reading import Checkpoint, check_tensors, close_files, load_weights
 
 
 def build_runtime(
@@ -37,7 +36,7 @@ def build_runtime(
     seed: int,
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
-    content: Content | MadeUp | None = None,
+    content: Content | None = None,
     rendezvous: Rendezvous | None = None,
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
@@ -100,17 +99,11 @@ def build_runtime(
     if checkpoint:
         close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
-    loader = _loader(settings, layout, device, content, rendezvous)
+    loader = _loader(settings, layout, device, rendezvous)
     return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)
 
 
-def _loader(
-    settings: TrainSettings,
-    layout: Layout,
-    device: torch.device,
-    content: Content | MadeUp,
-    rendezvous: Rendezvous | None,
-) -> Loader:
+def _loader(settings: TrainSettings, layout: Layout, device: torch.device, rendezvous: Rendezvous | None) -> Loader:
     if settings.preprocessing == "inline":
         return InlineLoader(device)
     if settings.preprocessing == "thread":
@@ -120,4 +113,5 @@ def _loader(
     lane = lane_of_rank(layout, rank)
     # Ranks of a machine follow each other.
     leads = all(lane_of_rank(layout, other) != lane for other in range(rank - local, rank))
-    return ProducerLoader(Reader.connect(rendezvous, Hello(lane, content), settings.timeout_s, leads=leads), device)
+    lines = [rendezvous.connect(number, settings.timeout_s) for number in range(rendezvous.num_producers)]
+    return ProducerLoader(Reader(lines, lane, settings.timeout_s, leads=leads), device)

@@ -7,7 +7,6 @@ is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,41 +26,9 @@ from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 type Features = NDArray[np.float32]
 
 
-class Content(Protocol):
-    """Features and tokens of samples, the same whatever batch, chunk, rank or process asks for them."""
-
-    def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
-        """Write the input of an encoder for some items, one after the other, each in its natural order.
-
-        The natural order of a picture's patches is that before ``in_stage_order``: block by block, row by row.
-
-        Args:
-            module: the encoder.
-            shapes: of the samples.
-            items: numbers of items of ``shapes``.
-            out: ``[sum of their encoder tokens, input width]``.
-
-        Raises:
-            UserError: naming a sample that cannot be read or is not what the shapes say.
-        """
-        ...
-
-    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """Token ids of the text of a sample of ``shapes`` ``[text tokens]``, int64.
-
-        Raises:
-            UserError: as ``features``.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Content made up from the seed and the sample's identity alone.
-
-    Features are uniform with mean 0 and variance 1, and made where they are used, of the keys of their rows
-    (``made_up``); tokens are uniform over the vocabulary.
-    """
+    """Content made up from the seed and the sample's identity: uniform tokens, and keys of rows for ``made_up``."""
 
     seed: int
     vocab_size: int
@@ -86,7 +53,14 @@ class FromFiles:
     rules: TokenRules
 
     def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
-        """Patches of images and frames, windows of log-mel frames of sounds."""
+        """Write the input of an encoder for some items: patches of images and frames, windows of log-mel frames.
+
+        One item after the other, each in its natural order: that of a picture's patches is the one before
+        ``in_stage_order``, block by block, row by row. ``out`` is ``[sum of their encoder tokens, input width]``.
+
+        Raises:
+            UserError: naming a sample that cannot be read or is not what the shapes say.
+        """
         is_sound = "audio" in module.config.modalities
         patches = None if is_sound else patch_rules(module, out.shape[1], self.rules)
         ends = np.cumsum(shapes.item_encoder_tokens[items])
@@ -97,7 +71,7 @@ class FromFiles:
                 write_patches(self._picture(module, shapes, item, patches), patches, rows)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """The tokens of the text."""
+        """Token ids of the text of a sample ``[text tokens]``, int64; raises as ``features``."""
         return self.samples.tokens(shapes, sample)
 
     def _picture(self, module: ModuleSpec, shapes: SampleShapes, item: int, patches: PatchRules) -> Pixels:
@@ -110,23 +84,18 @@ class FromFiles:
         return pixels
 
 
-def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
-    """How an encoder takes pixels.
+# Features and tokens of samples, the same whatever batch, chunk, rank or process asks for them.
+type Content = FromFiles | MadeUp
 
-    Raises:
-        IncompatibleError: for an input that is not one of whole patches.
-    """
+
+def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
+    """How an encoder takes pixels; ``IncompatibleError`` for an input that is not one of whole patches."""
     where = f"model.modules.{module.name}"
     return PatchRules.of(width, rules.patch_pixels, rules.merge_patches, module.config.checkpoint, where)
 
 
-def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content | MadeUp:
-    """What a run's samples hold, by its settings.
-
-    Raises:
-        UserError: for a workload that knows shapes alone, data that is not there or has changed, and an encoder whose
-            input is neither patches nor log-mel frames.
-    """
+def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content:
+    """What a run's samples hold; ``UserError`` if they hold shapes alone, or an encoder takes what is not made here."""
     vocab_size = model.llm.config.vocab_size
     if settings.data == MADE_UP:
         return MadeUp(seed, vocab_size)

@@ -18,19 +18,13 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.running.content import Content, MadeUp
+from entrain_bench.train.running.content import Content, FromFiles, MadeUp
 from entrain_bench.train.running.made_up import made_up_features
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the forward of a chunk needs of its samples, on the CPU.
-
-    Attributes:
-        pack: the sequences.
-        features: for the first stage of an encoder, of content that the host reads ``[tokens, input width]``.
-        row_keys: for the first stage of an encoder, of content that is made up on the device ``[tokens, 2]``.
-    """
+    """What a forward needs, on the CPU: an encoder's first stage ``features [tokens, width]``, or ``row_keys``."""
 
     pack: Pack
     features: Tensor | None = None
@@ -45,13 +39,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class SampleData:
-    """Data of one iteration's samples.
-
-    If ``pinned``, features are in memory that a GPU can copy from by itself.
-    """
+    """Data of one iteration's samples. If ``pinned``, features are in memory that a GPU can copy from by itself."""
 
     shapes: SampleShapes
-    content: Content | MadeUp
+    content: Content
     pinned: bool = False
 
     @property
@@ -63,10 +54,7 @@ class SampleData:
     def inputs(
         self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, *, splits_backward: bool = False
     ) -> Inputs:
-        """What a stage of a module needs for a chunk of the given items (encoder) or samples (LLM).
-
-        ``remade`` blocks of the stage are recomputed.
-        """
+        """What a stage needs for a chunk of items (encoder) or samples (LLM); it recomputes ``remade`` blocks."""
         pack = self.encoder_pack(members) if module.is_encoder else self.llm_pack(members)
         if module.config.mrope_sections:
             pack = replace(pack, positions=self.positions(module, members))
@@ -74,7 +62,8 @@ class SampleData:
         if not module.is_encoder or stage:
             return Inputs(pack)
         if isinstance(self.content, MadeUp):
-            return Inputs(pack, row_keys=self._row_keys(module, self.content, members))
+            keys = torch.from_numpy(self.content.row_keys(self.shapes, members))
+            return Inputs(pack, row_keys=in_stage_order(module, self.encoder_pack(members), keys))
         return Inputs(pack, self._written(module, self.content, members))
 
     def encoder_pack(self, items: IntArray) -> Pack:
@@ -88,19 +77,12 @@ class SampleData:
         )
 
     def features(self, module: ModuleSpec, items: IntArray) -> Tensor:
-        """Input of an encoder for the given items ``[tokens, input width]``, float32, on the CPU.
-
-        In the order of ``in_stage_order``.
-        """
+        """Input of an encoder for some items ``[tokens, input width]``, in stage order, float32, on the CPU."""
         found = self.inputs(module, 0, items).features_on(torch.device("cpu"), module)
         assert found is not None
         return found
 
-    def _row_keys(self, module: ModuleSpec, content: MadeUp, items: IntArray) -> Tensor:
-        keys = torch.from_numpy(content.row_keys(self.shapes, items))
-        return in_stage_order(module, self.encoder_pack(items), keys)
-
-    def _written(self, module: ModuleSpec, content: Content, items: IntArray) -> Tensor:
+    def _written(self, module: ModuleSpec, content: FromFiles, items: IntArray) -> Tensor:
         size = (int(self.shapes.item_encoder_tokens[items].sum()), input_width(module))
         features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
         content.features(module, self.shapes, items, features.numpy())

@@ -14,10 +14,7 @@ from entrain_bench.train.running.runtime import Runtime
 
 
 def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Device, dtype, attention kernels by module and versions; what kernels were passed over. Collective.
-
-    Where ranks differ, all of their values, joined by "and".
-    """
+    """Device, dtype, kernels and versions, all ranks' joined by "and"; what kernels were passed over. Collective."""
     kernels = runtime.kernels
     own = {
         "device": device_name(runtime.device),

@@ -23,13 +23,7 @@ from entrain_bench.train.running.runtime import Work
 
 @dataclass(frozen=True, slots=True)
 class NextWork:
-    """A rank's work for one iteration.
-
-    Attributes:
-        work: the work.
-        host_time: what its program took to make; 0 on other ranks than 0.
-        exposed_s: how long this rank had nothing else to do than to wait for it.
-    """
+    """Work of an iteration, what rank 0 took to make its program, and how long this rank only waited for it."""
 
     work: Work
     host_time: HostTime
@@ -40,23 +34,13 @@ class WorkFeed:
     """Makes programs one iteration ahead, in a thread of each rank: rank 0 makes them, all of them prepare."""
 
     def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program], Work]) -> None:
-        """Begin nothing yet.
-
-        From now on ``feed`` is of this object alone, and ``planning`` of its threads alone: the order of calls in a
-        group must be the same on all ranks.
-        """
+        """Begin nothing yet; only this object's threads use ``planning``, whose calls all ranks make in one order."""
         self._feed, self._planning, self._prepare = feed, planning, prepare
         self._next: Future[tuple[Work, HostTime]] | None = None
         self._executed: Timeline | None = None
 
     def take(self, iteration: int, last: bool) -> NextWork:
-        """The work of an iteration; unless it is the last, the one after it is begun. Collective.
-
-        Raises:
-            Exception: what making the program raised, on rank 0.
-            RuntimeError: on the others, once rank 0 is gone.
-            ExecutionError: once they have waited too long.
-        """
+        """The work of an iteration, or what making it raised; unless it is the last, the next is begun. Collective."""
         started = perf_counter()
         future = self._next or self._begin(iteration)
         work, host_time = future.result()
@@ -88,10 +72,7 @@ class WorkFeed:
 
 
 def _in_thread[T](call: Callable[[], T]) -> Future[T]:
-    """What a call will return or raise.
-
-    Its thread is a daemon: those of a pool would keep a rank that failed from ending, while they wait for other ranks.
-    """
+    """What a call will return or raise; a thread of a pool would keep a rank that failed from ending."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -32,12 +33,7 @@ class Groups:
 
 
 class GroupMaker:
-    """Makes every distinct group once; collective over all ranks.
-
-    Runtimes that take turns share one: each group of gloo has a thread that wakes a hundred times a second.
-
-    Unless ``apart``, all channels of messages are in one group.
-    """
+    """Makes every distinct group once, for runtimes that take turns: gloo's threads wake often. Collective."""
 
     def __init__(
         self, control: dist.ProcessGroup, timeout_s: float, device: torch.device, *, apart: bool = True
@@ -46,18 +42,13 @@ class GroupMaker:
         everyone = tuple(range(control.size()))
         self.world = self.new(everyone)
         self.channels = Channels(lambda: self.new(everyone), device, apart=apart)
-        self.known: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self.of_stage: dict[tuple[int, int, tuple[int, ...]], dist.ProcessGroup] = {}
+        self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
 
-    def make(self, ranks: tuple[int, ...]) -> None:
-        """A group that all stages with these ranks use."""
-        if ranks not in self.known:
-            self.known[ranks] = self.new(ranks)
-
-    def make_own(self, module: int, stage: int, ranks: tuple[int, ...]) -> None:
-        """A group of a stage alone: stages that share ranks synchronise gradients when each is ready."""
-        if (module, stage, ranks) not in self.of_stage:
-            self.of_stage[module, stage, ranks] = self.new(ranks)
+    def make(self, ranks: tuple[int, ...], stage: tuple[int, int] | None = None) -> dist.ProcessGroup:
+        """A group that all stages with these ranks use, or of a stage alone: gradients go when each stage is ready."""
+        if (stage, ranks) not in self._known:
+            self._known[stage, ranks] = self.new(ranks)
+        return self._known[stage, ranks]
 
     def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """A group of its own."""
@@ -74,32 +65,33 @@ def make_groups(
     *,
     sequence_parallel: Sequence[bool],
 ) -> Groups:
-    """Create all groups of a layout; collective over all ranks.
-
-    ``tied_modules`` are those whose first and last stage share an embedding.
-    """
+    """Create all groups of a layout; collective. The first and last stage of ``tied_modules`` share an embedding."""
     for other in range(maker.control.size()):
         maker.make((other,))
     for index, module in enumerate(layout.modules):
-        for members in _all_groups(module, index in tied_modules):
-            maker.make(members)
-        for stage, members in _replica_groups(module):
-            maker.make_own(index, stage, members)
+        for replica, position in product(range(module.dp), range(module.ranks_per_block)):
+            for stage in range(module.pp):
+                for members in _members(module, Place(index, replica, stage, position))[:2]:
+                    maker.make(members)
+            if index in tied_modules:
+                maker.make(_tied_pair(module, replica, position))
+        for stage, position in product(range(module.pp), range(module.tp)):
+            maker.make(_members(module, Place(index, 0, stage, position))[2], (index, stage))
     stages, tied = {}, {}
     for place in places:
         module = layout.modules[place.module]
         tp, cp, dp_cp = _members(module, place)
         stages[place.module, place.stage] = StageGroups(
-            maker.known[tp],
-            maker.known[cp],
-            maker.of_stage[place.module, place.stage, dp_cp],
+            maker.make(tp),
+            maker.make(cp),
+            maker.make(dp_cp, (place.module, place.stage)),
             sequence_parallel[place.module],
         )
         if place.module in tied_modules and place.stage in (0, module.pp - 1):
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
-                tied[place.module] = maker.known[pair]
-    return Groups(stages, tied, maker.channels, maker.world, maker.control, maker.known[dist.get_rank(),])
+                tied[place.module] = maker.make(pair)
+    return Groups(stages, tied, maker.channels, maker.world, maker.control, maker.make((dist.get_rank(),)))
 
 
 def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -115,19 +107,3 @@ def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple
 def _tied_pair(module: ModuleLayout, replica: int, position: int) -> tuple[int, ...]:
     first, last = int(module.ranks[replica, 0, position]), int(module.ranks[replica, -1, position])
     return tuple(dict.fromkeys((first, last)))
-
-
-def _all_groups(module: ModuleLayout, tied: bool) -> Iterator[tuple[int, ...]]:
-    for replica in range(module.dp):
-        for position in range(module.ranks_per_block):
-            for stage in range(module.pp):
-                yield from _members(module, Place(-1, replica, stage, position))[:2]
-            if tied:
-                yield _tied_pair(module, replica, position)
-
-
-def _replica_groups(module: ModuleLayout) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Every stage's data and context parallel groups."""
-    for stage in range(module.pp):
-        for position in range(module.tp):
-            yield stage, _members(module, Place(-1, 0, stage, position))[2]

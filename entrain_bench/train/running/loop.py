@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
@@ -19,9 +19,8 @@ from entrain_bench.records.outcome import Outcome
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
 from entrain_bench.train.device import device_of, dtype_name
 from entrain_bench.train.learning_rate import LearningRate
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.clock import Clock, profiler
 from entrain_bench.train.measuring.metrics import OF_THE_CLUSTER, mean_metrics, metrics_of, why_not_of_the_cluster
-from entrain_bench.train.measuring.profiling import profiler
 from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
 from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
 from entrain_bench.train.platform import prepare_platform
@@ -41,12 +40,7 @@ type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous
 def train(
     config: RunConfig, progress: Callable[[int], None], producers: Producers = lambda _: nullcontext()
 ) -> Outcome | None:
-    """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others.
-
-    Raises:
-        UserError: for what does not fit, or another run's checkpoint.
-        ExecutionError: for a loss that is not finite, unless such updates are skipped.
-    """
+    """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others."""
     setting = prepare(config)
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
@@ -63,9 +57,15 @@ def train(
         execution, remarks = ran_with(runtime, control)
         if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):
             remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
-        history, num_elsewhere = resume(checkpoints, runtime, config.iterations)
+        history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
         clock, frame = Clock(device), None
-        rates = learning_rate(settings, config.iterations)
+        rates = LearningRate(
+            settings.learning_rate,
+            settings.min_learning_rate,
+            settings.warmup_iterations,
+            settings.learning_rate_decay,
+            (settings.decay_iterations or config.iterations) - 1,
+        )
         feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             taken = feed.take(iteration, last=iteration + 1 == config.iterations)
@@ -94,35 +94,17 @@ def train(
     return Outcome(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
-def learning_rate(settings: TrainSettings, iterations: int) -> LearningRate:
-    """The schedule of a run."""
-    return LearningRate(
-        settings.learning_rate,
-        settings.min_learning_rate,
-        settings.warmup_iterations,
-        settings.learning_rate_decay,
-        (settings.decay_iterations or iterations) - 1,
-    )
-
-
 def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
-    """Rank 0's layout on every rank, and how long planning took there.
-
-    Raises:
-        UserError: on every rank, if there is no layout.
-    """
-    answer: dict[str, str] = {}
-    seconds = 0.0
+    """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
+    answer, seconds = dict[str, str](), 0.0
     if dist.get_rank() == 0:
         started = perf_counter()
         try:
             layout = setting.strategy.plan(setting.profile)
             check_layout(layout, setting.job.model, setting.job.cluster)
             answer = {"layout": layout_to_json(layout)}
-        except IncompatibleError as error:
-            answer = {"incompatible": str(error)}
         except UserError as error:
-            answer = {"error": str(error)}
+            answer = {"incompatible" if isinstance(error, IncompatibleError) else "error": str(error)}
         seconds = perf_counter() - started
     answer = json.loads(planning.broadcast(json.dumps(answer).encode() if answer else None))
     if "incompatible" in answer:
@@ -130,24 +112,6 @@ def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
     if "error" in answer:
         raise UserError(answer["error"])
     return layout_from_json(answer["layout"]), seconds
-
-
-def resume(checkpoints: Checkpoints | None, runtime: Runtime, iterations: int) -> tuple[list[dict[str, float]], int]:
-    """Load the newest checkpoint, if there is one.
-
-    Returns:
-        The metrics of the iterations it has behind it, and how many of them ran under another layout or strategy.
-
-    Raises:
-        UserError: if it is of another run, damaged, or beyond the run's iterations.
-    """
-    found = checkpoints.latest() if checkpoints else None
-    if checkpoints is None or found is None:
-        return [], 0
-    num_done = len(found.history)
-    require(iterations >= num_done, "iterations", iterations, f"at least the {num_done} of the checkpoint")
-    checkpoints.load(found.path, runtime.stages)
-    return found.history, found.num_elsewhere
 
 
 def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, runtime: Runtime) -> Checkpoints | None:
@@ -164,4 +128,4 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, run
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}
-    return Checkpoints(Path(settings.checkpoint_dir), identity, setup)
+    return Checkpoints(Path(settings.checkpoint_dir), identity, setup, runtime.groups.control)

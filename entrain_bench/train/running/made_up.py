@@ -25,11 +25,7 @@ _NUM_ON_CPU = 2**17
 
 
 def made_up_features(keys: Tensor, width: int) -> Tensor:
-    """Rows ``[rows, width]`` of their keys ``[rows, 2]``, on the keys' device.
-
-    Returns:
-        Independent uniform numbers with mean 0 and variance 1, float32.
-    """
+    """Independent uniform float32 of mean 0, variance 1 ``[rows, width]`` for keys ``[rows, 2]``, on their device."""
     device = keys.device
     columns = _columns(width, device)
     features = torch.empty(len(keys), width, device=device)

@@ -16,14 +16,7 @@ type Words = NDArray[np.uint64]
 
 
 def row_keys(seed: int, samples: IntArray, numbers: IntArray, lengths: IntArray) -> NDArray[np.int32]:
-    """Keys of the rows of some items, the same in whatever company an item is asked for.
-
-    ``samples`` and ``numbers`` are the identity of each item's sample and its number there, ``lengths`` its rows, all
-    ``[items]``.
-
-    Returns:
-        Two words a row ``[sum(lengths), 2]``.
-    """
+    """Two words a row ``[sum(lengths), 2]`` for items: numbers in samples, ``lengths`` rows each ``[items]``."""
     of_items = _mixed(_mixed(_mixed(_words(seed)) ^ _words(samples)) ^ _words(numbers))
     starts = np.cumsum(lengths) - lengths
     places = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)

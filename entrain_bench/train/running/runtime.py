@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
@@ -25,20 +23,19 @@ from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
 from entrain_bench.train.messages.places import lane_of_rank
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan_rank
-from entrain_bench.train.messages.rows import cut_rows, gather_rows
-from entrain_bench.train.messages.transfers import Transfers
+from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.content import Content, MadeUp
+from entrain_bench.train.running.content import Content
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.groups import Groups
-from entrain_bench.train.running.loader import Loader
+from entrain_bench.train.running.loader import Loader, MakeInputs
 from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
 from entrain_bench.train.running.turns import EmptyPass, empty_passes
 from entrain_bench.train.weights import save_weights
-from entrain_bench.train.weights.reading import Roots
+from entrain_bench.train.weights.naming import Roots
 
 
 @dataclass(slots=True)
@@ -57,21 +54,14 @@ class Graph:
     @staticmethod
     def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
         """What the forward of a pack leaves that made an output of an input."""
-        return Graph(
-            leaf if leaf is not None and leaf.requires_grad else None,
-            get_gradient_edge(output) if output.requires_grad else None,
-            output.shape,
-            pack.splits_backward,
-        )
+        own = leaf if leaf is not None and leaf.requires_grad else None
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        return Graph(own, edge, output.shape, pack.splits_backward)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does in an iteration.
-
-    ``inputs`` are of this rank's forwards, in order; ``empty`` are passes that it takes part in without a chunk of its
-    own, by the step that they come before.
-    """
+    """What a rank does in an iteration; ``empty`` are passes without a chunk of its own, by the step behind them."""
 
     program: Program
     plan: RankPlan
@@ -82,17 +72,14 @@ class Work:
 
 @dataclass(slots=True)
 class Runtime:
-    """Executes programs on this rank.
-
-    ``stages`` are by module and stage, ``roots`` (beginnings of the names of published weights) by module and root.
-    """
+    """Executes programs on this rank; ``stages`` by module and stage, ``roots`` of published weights' names."""
 
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
     groups: Groups
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    content: Content | MadeUp
+    content: Content
     loader: Loader
     roots: Roots = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
@@ -105,13 +92,13 @@ class Runtime:
         plan = plan_rank(program, dist.get_rank(), self.settings.framework)
         data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
         makers = [
-            partial(
-                data.inputs,
+            MakeInputs(
+                data,
                 program.model.modules[step.place.module],
                 step.place.stage,
-                _members(program, step),
-                _num_remade(program, step),
-                splits_backward=program.splits_backward(step.place.module),
+                program.chunks[step.place.module].units(step.chunk),
+                int(program.remade[step.place.module][step.chunk, step.place.stage]) if program.remade else 0,
+                program.splits_backward(step.place.module),
             )
             for step in plan.steps
             if step.kind is Pass.FORWARD
@@ -122,7 +109,8 @@ class Runtime:
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the next steps of all stages."""
         for stage in self.stages.values():
-            stage.set_learning_rate(rate)
+            for group in stage.optimizer.param_groups:
+                group["lr"] = rate
 
     def save_weights(self, folder: Path, model: ModelSpec, layout: Layout) -> None:
         """Write the weights of all ranks in the format of published ones; collective."""
@@ -207,15 +195,19 @@ class _Iteration:
         """Run one action."""
         if step.kind is Pass.GRAD_SYNC:
             with clock.action(step.action):
-                self._stage(step).sync_gradients(self._tied(step), self._first_copy(step))
+                self._stage(step).sync_gradients(*self._tied(step))
         elif step.kind is Pass.OPTIMIZER:
             with clock.action(step.action):
                 norm = self.norm()
                 if isfinite(norm):
                     self._stage(step).step(self.runtime.settings.clip_grad, norm)
         elif step.kind is Pass.WEIGHT:
+            # A stage that learns nothing, with nothing before it that does, had no backward.
             with clock.action(step.action):
-                self._weights(step)
+                if left := self.weight_passes.pop(_key(step), None):
+                    trained = self._stage(step)
+                    assert isinstance(trained, TrainedStage)
+                    trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
         else:
             received = {message.key: self.transfers.receive(message) for message in step.receives}
             inputs = self._inputs() if step.kind is Pass.FORWARD else None
@@ -274,13 +266,6 @@ class _Iteration:
         trained.backward(graph.output, gradient, last=step.ends_gradients, closes=step.closes)
         return None if graph.leaf is None else graph.leaf.grad
 
-    def _weights(self, step: Step) -> None:
-        # A stage that learns nothing, with nothing before it that does, had no backward.
-        if left := self.weight_passes.pop(_key(step), None):
-            trained = self._stage(step)
-            assert isinstance(trained, TrainedStage)
-            trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
-
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
         features = inputs.features_on(self.runtime.device, self._stage(step).stage.module)
@@ -289,7 +274,9 @@ class _Iteration:
         wants_gradient = self._stage(step).stage.passes_gradients
         if step.place.stage:
             return received[step.receives[0].key].requires_grad_(wants_gradient)
-        num_rows = _num_projected(inputs.pack)
+        assert inputs.pack.token_ids is not None
+        # Tokens that encoders hand over; counted on the CPU, where the ids are.
+        num_rows = int((inputs.pack.token_ids < 0).sum())
         if not num_rows:
             return None
         shape, dtype, device = (num_rows, self._hidden_size()), self.runtime.dtype, self.runtime.device
@@ -299,15 +286,13 @@ class _Iteration:
     def _stage(self, step: Step) -> TrainedStage | ShardedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
 
-    def _first_copy(self, step: Step) -> Parameter | None:
-        """The first copy of a tied embedding, if virtual stages have both on this rank and the second is at hand."""
-        last = self.work.program.layout.modules[step.place.module].pp - 1
-        first = self.runtime.stages.get((step.place.module, 0)) if last and step.place.stage == last else None
-        return first.stage.tied_embedding() if first else None
-
-    def _tied(self, step: Step) -> dist.ProcessGroup | None:
-        last = self.work.program.layout.modules[step.place.module].pp - 1
-        return self.runtime.groups.tied.get(step.place.module) if step.place.stage in (0, last) else None
+    def _tied(self, step: Step) -> tuple[dist.ProcessGroup | None, Parameter | None]:
+        """Ranks with the copies of a tied embedding; the first if virtual stages have both here, the second at hand."""
+        module, stage = step.place.module, step.place.stage
+        last = self.work.program.layout.modules[module].pp - 1
+        first = self.runtime.stages.get((module, 0)) if last and stage == last else None
+        group = self.runtime.groups.tied.get(module) if stage in (0, last) else None
+        return group, first.stage.tied_embedding() if first else None
 
     def _is_loss(self, step: Step) -> bool:
         module = self.work.program.model.modules[step.place.module]
@@ -325,20 +310,3 @@ class _Iteration:
 def _key(step: Step) -> tuple[int, int, int]:
     """Identifies a chunk on a stage."""
     return step.place.module, step.place.stage, step.chunk
-
-
-def _members(program: Program, step: Step) -> IntArray:
-    """Items (encoder) or samples (LLM) of the step's chunk."""
-    chunks = program.chunks[step.place.module]
-    return chunks.members[chunks.offsets[step.chunk] : chunks.offsets[step.chunk + 1]]
-
-
-def _num_remade(program: Program, step: Step) -> int:
-    """Blocks that the step's chunk recomputes on its stage."""
-    return int(program.remade[step.place.module][step.chunk, step.place.stage]) if program.remade else 0
-
-
-def _num_projected(pack: Pack) -> int:
-    """Tokens of an LLM's chunk that encoders hand over; counted on the CPU, where the ids are."""
-    assert pack.token_ids is not None
-    return int((pack.token_ids < 0).sum())

@@ -72,31 +72,23 @@ class ShardedStage:
     def gather_weights(self) -> None:
         """Nothing to do: passes gather what they need."""
 
-    def set_learning_rate(self, rate: float) -> None:
-        """The rate of the next steps."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
         self.optimizer.zero_grad()
 
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
-        """Sum gradients of parameters that saw a part of the tokens over tensor parallel ranks.
-
-        One stage holds both copies of a tied embedding.
-        """
+        """Sum gradients that saw a part of the tokens over tensor parallel ranks; a stage has both tied embeddings."""
         assert tied is None
         assert first_copy is None
         for parameter in self.stage.parameters() if self.groups.splits_tokens else ():
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
-                dist.all_reduce(_local(parameter.grad), group=self.groups.tp)
+                dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
 
     def gradient_square(self) -> Tensor:
         """Sum of squares of the gradients that this rank alone counts, float64."""
         first = self.groups.tp.rank() == 0
         parts = [
-            torch.linalg.vector_norm(_local(parameter.grad).double()) ** 2
+            torch.linalg.vector_norm(local_part(parameter.grad).double()) ** 2
             for parameter in self.stage.parameters()
             if parameter.grad is not None and (first or getattr(parameter, "tensor_model_parallel", False))
         ]
@@ -108,7 +100,7 @@ class ShardedStage:
         if clip_grad and factor < 1:
             for parameter in self.stage.parameters():
                 if parameter.grad is not None:
-                    _local(parameter.grad).mul_(factor)
+                    local_part(parameter.grad).mul_(factor)
         self.optimizer.step()
 
     def part_of(self, parameter: Parameter) -> Part | None:
@@ -165,6 +157,6 @@ def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) 
     return ShardedStage(stage, adam, groups)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -6,10 +6,10 @@ batch's predicted tokens before backward, so gradients are summed, never average
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,13 +24,13 @@ from entrain_bench.specs.framework import Framework
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 
+if TYPE_CHECKING:
+    from entrain_bench.train.running.sharded import ShardedStage
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Adam's settings.
-
-    ``learning_rate`` is of the first iteration; ``clip_grad`` is a limit of the norm over all modules, 0 for none.
-    """
+    """Adam's settings; ``clip_grad`` is a limit of the norm over all modules, 0 for none."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -44,30 +44,14 @@ class OptimizerSettings:
 class Part:
     """What a rank's optimizer steps of a parameter.
 
-    Attributes:
-        value: consecutive numbers of the parameter, in fp32 if it learns.
-        start: place of the first in this rank's shard of the parameter.
-        owner: what the optimizer knows them by.
-        states: the optimizer's; None if the parameter does not learn.
+    ``value`` is consecutive numbers of the parameter, in fp32 if it learns, from ``start`` of this rank's shard; the
+    optimizer knows them by ``owner``, and has ``states`` of those that learn.
     """
 
     value: torch.Tensor
     start: int
     owner: torch.Tensor
     states: dict[str, torch.Tensor] | None
-
-
-class Held(Protocol):
-    """A stage that is trained, as the norm over all of them sees it."""
-
-    @property
-    def norm_copies(self) -> int:
-        """Ranks that hold the same gradients."""
-        ...
-
-    def gradient_square(self) -> torch.Tensor:
-        """Sum of squares of the gradients that this rank alone counts, float64."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +76,25 @@ class TrainedStage:
     def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients.
 
-        Args:
-            output: where the graph begins.
-            gradient: of the output.
-            last: whether it is this rank's last pass of the iteration that does.
-            closes: whether it is the last of all replicas: then it sends gradients off, bucket by bucket.
+        ``last``: it is this rank's last pass of the iteration that does. ``closes``: it is the last of all replicas,
+        and sends gradients off, bucket by bucket.
         """
         with self._sending(last=last, closes=closes):
             torch.autograd.backward([output], [gradient])
-        if closes:
-            self.start_sums()
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients what a split backward has left; ``last`` and ``closes`` as in ``backward``."""
         with self._sending(last=last, closes=closes):
             left.run()
-        if closes:
-            self.start_sums()
 
-    def _sending(self, *, last: bool, closes: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def _sending(self, *, last: bool, closes: bool) -> Iterator[None]:
         """In a rank's first iteration megatron-core only learns which gradients a bucket waits for: any last pass."""
         sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
-        return nullcontext() if sends else self.buffers.no_sync()
+        with nullcontext() if sends else self.buffers.no_sync():
+            yield
+        if closes:
+            self.start_sums()
 
     def start_sums(self) -> None:
         """Begin to sum gradients over replicas, those of which it has not begun."""
@@ -135,11 +116,6 @@ class TrainedStage:
             if group.param_gather_handle is not None:
                 group.finish_param_sync(skip_next_bucket_dispatch=True)
 
-    def set_learning_rate(self, rate: float) -> None:
-        """The rate of the next steps."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients."""
         self.buffers.zero_grad_buffer()
@@ -150,10 +126,8 @@ class TrainedStage:
 
         Then those of a tied embedding over its two copies, as megatron-core does it.
 
-        Args:
-            tied: the ranks that hold the two copies of a tied embedding, if there are two.
-            first_copy: the first of them if both are on this rank, and this stage, the last to synchronise, has the
-                second.
+        Ranks in ``tied`` hold the two copies of a tied embedding; if both are on this rank, ``first_copy`` is the first
+        of them, and this stage, the last to synchronise, has the second.
         """
         self.start_sums()
         self.buffers.finish_grad_sync()
@@ -204,10 +178,7 @@ class TrainedStage:
 def train_stage(
     stage: Stage, groups: StageGroups, alone: dist.ProcessGroup, settings: OptimizerSettings
 ) -> TrainedStage:
-    """Wrap a stage; collective over its data and context parallel ranks.
-
-    ``alone`` is a group of this rank only, for dimensions that stages do not have here.
-    """
+    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
         setattr(collection, name, groups.dp_cp)
@@ -256,15 +227,12 @@ def train_stage(
 
 
 def global_norm(
-    stages: Mapping[tuple[int, int], Held],
+    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
     group: dist.ProcessGroup,
     device: torch.device,
     other: torch.Tensor | float = 0.0,
 ) -> float:
-    """Norm of all modules' gradients; collective over all ranks.
-
-    ``other`` is added to the square; nan makes every rank's norm nan.
-    """
+    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
         share = trained.gradient_square().to(device)

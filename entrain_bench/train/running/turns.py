@@ -24,10 +24,7 @@ class EmptyPass:
 
 
 def empty_passes(program: Program, steps: Sequence[Step]) -> dict[int, list[EmptyPass]]:
-    """What a rank runs before some of its steps, by the step's place; nothing if no module is sharded.
-
-    All ranks go through the collective passes in one order, which follows from the program alone.
-    """
+    """What a rank runs before some of its steps, by the step's place, in one order of all collective passes."""
     if not any(placed.sharded for placed in program.layout.modules):
         return {}
     group = collective_passes(program)

@@ -1,22 +1,26 @@
-"""Which tensors of a published checkpoint a module's parameters are made of.
+"""Stored tensors of each parameter, by architecture of published checkpoint.
 
-Names are of Hugging Face ``transformers`` (5.23) and of the checkpoints on its hub, whose beginnings differ: a name is
-``root:rest``, and a checkpoint says which beginning each root has (``Scheme.roots``).
+Names are of Hugging Face ``transformers`` (5.23) and of the checkpoints on its hub, whose prefixes differ. In a scheme
+a name is ``root:rest``; ``Roots`` says which prefix a checkpoint has for each root.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
+# Prefix of names by module and root.
+Roots = dict[tuple[str, str], str]
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows ``start..stop`` of a stored tensor; of none (zeros that no checkpoint has) if the name is empty."""
+    """Rows ``start..stop`` of a stored tensor; without a name zeros, which no checkpoint stores."""
 
     name: str
     start: int
@@ -25,29 +29,27 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a parameter is made of: its rows, one part after the other.
+    """The stored rows of a parameter, in the parameter's order.
 
     Attributes:
-        parts: stored rows in the parameter's order.
         width: features of a row; 0 for a vector.
-        kernel: what a stored row's shape is, if not ``[width]``: of a convolution, channels first.
+        kernel: shape of a stored row, if not ``[width]``: of a convolution, channels first.
         taps_first: whether the parameter has a kernel's taps before its channels.
     """
 
     parts: tuple[Rows, ...]
-    width: int
+    width: int = 0
     kernel: tuple[int, ...] = ()
     taps_first: bool = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The stored tensors, each once."""
-        return tuple(dict.fromkeys(part.name for part in self.parts if part.name))
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """Shape of a stored tensor: the parameter has all of its rows."""
-        rows = sum(part.stop - part.start for part in self.parts if part.name == name)
-        return (rows, *(self.kernel or ((self.width,) if self.width else ())))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the stored tensors, all of whose rows the parameter has."""
+        rows = Counter[str]()
+        for part in self.parts:
+            rows[part.name] += part.stop - part.start
+        row = self.kernel or ((self.width,) if self.width else ())
+        return {name: (count, *row) for name, count in rows.items() if name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,11 @@ class Scheme:
     """How checkpoints of an architecture name a module's tensors.
 
     Attributes:
-        roots: beginnings that checkpoints give the names of each root; the first is written where none was read.
-        block: of the blocks, by number from 0.
-        parts: names in a block and at the ends, by ours; several are stored one by one (queries, keys and values; gate
-            and up).
-        unused: beginnings, under any beginning of a root, of what checkpoints hold besides.
+        roots: possible prefixes of each root; the first is written if no checkpoint was read.
+        block: prefix of a block's names, with its number from 0.
+        parts: names in a block and at the ends, by ours; queries, keys and values may be stored one by one, and so may
+            gate and up.
+        unused: prefixes, after any prefix of a root, of tensors that the model does not have.
     """
 
     roots: Mapping[str, tuple[str, ...]]
@@ -150,11 +152,7 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def scheme_of(module: ModuleSpec) -> Scheme:
-    """How a module's tensors are named.
-
-    Raises:
-        IncompatibleError: for a module of an architecture that has no scheme.
-    """
+    """How a module's tensors are named; ``IncompatibleError`` for an architecture that has no scheme."""
     if not module.config.checkpoint:
         raise IncompatibleError(
             f"model.modules.{module.name}.checkpoint: not stated, so no published weights can be read"
@@ -162,75 +160,83 @@ def scheme_of(module: ModuleSpec) -> Scheme:
     return SCHEMES[module.config.checkpoint]
 
 
-def stored_tensors(model: ModelSpec, module: ModuleSpec) -> dict[str, Stored]:
-    """What every parameter of a module is made of, by ``named_parameters``'s key without the module's name."""
-    scheme, config = scheme_of(module), module.config
-    last = len(module.layers) - 1
+def default_roots(model: ModelSpec) -> Roots:
+    """Prefixes of names if no checkpoint was read."""
+    return {
+        (module.name, root): prefixes[0]
+        for module in model.modules
+        for root, prefixes in scheme_of(module).roots.items()
+    }
+
+
+def full_name(module: ModuleSpec, name: str, roots: Roots) -> str:
+    """A scheme's name as a checkpoint has it; a root that is not given stays as it is."""
+    root, colon, rest = name.rpartition(":")
+    return roots.get((module.name, root), root + colon) + rest
+
+
+def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[str, Stored]:
+    """Stored tensors of every parameter of a module, by ``named_parameters``'s key without the module's name."""
+    scheme, config, last = scheme_of(module), module.config, len(module.layers) - 1
+    parts = {ours: tuple(full_name(module, name, roots) for name in names) for ours, names in scheme.parts.items()}
+    scheme = replace(scheme, block=full_name(module, scheme.block, roots), parts=parts)
     found: dict[str, Stored] = {}
     for index in range(1, last):
         for name, values in _block(module, scheme, scheme.block.format(index - 1)):
             found[f"{index}.{name}"] = values
-    norm_parts = ("weight", "bias") if config.norm_bias else ("weight",)
-    if not module.is_encoder:
+    if module.is_encoder:
+        found |= _ends(model, module, scheme, last)
+    else:
         found["0.words.weight"] = _whole(scheme, "words", "weight", config.vocab_size, config.hidden_size)
         if not config.tied_embeddings:
             found[f"{last}.logits.weight"] = _whole(scheme, "logits", "weight", config.vocab_size, config.hidden_size)
-    else:
-        found |= _ends(model, module, scheme, last)
     if not module.is_encoder or config.head_norm:
-        found |= {f"{last}.norm.{part}": _whole(scheme, "norm", part, config.hidden_size) for part in norm_parts}
+        for part in _weight_and(config.norm_bias):
+            found[f"{last}.norm.{part}"] = _whole(scheme, "norm", part, config.hidden_size)
     return found
 
 
 def _block(module: ModuleSpec, scheme: Scheme, block: str) -> Iterator[tuple[str, Stored]]:
     config = module.config
-    hidden, ffn, head = config.hidden_size, config.ffn_hidden_size, config.head_dim
-    queries = config.num_heads * head
-    for part in ("weight", "bias") if config.norm_bias else ("weight",):
+    hidden, ffn = config.hidden_size, config.ffn_hidden_size
+    for part in _weight_and(config.norm_bias):
         for norm in ("input_layernorm", "pre_mlp_layernorm"):
             yield f"{norm}.{part}", _whole(scheme, norm, part, hidden, block=block)
-    wide = 2 * ffn if config.gated_mlp else ffn
-    for part, biased, width in (("weight", True, hidden), ("bias", config.qkv_bias, 0)):
-        if biased:
-            yield f"self_attention.linear_qkv.{part}", Stored(_heads(module, scheme, block, part), width)
-    for part, biased in (("weight", True), ("bias", config.linear_bias)):
-        if not biased:
-            continue
-        vector = part == "bias"
-        names = [f"{block}{name}.{part}" for name in scheme.parts["linear_fc1"]]
-        each = wide // len(names)
-        yield f"mlp.linear_fc1.{part}", Stored(tuple(Rows(name, 0, each) for name in names), 0 if vector else hidden)
-        yield (
-            f"self_attention.linear_proj.{part}",
-            _whole(scheme, "linear_proj", part, hidden, 0 if vector else queries, block=block),
-        )
-        yield f"mlp.linear_fc2.{part}", _whole(scheme, "linear_fc2", part, hidden, 0 if vector else ffn, block=block)
+    for part in _weight_and(config.qkv_bias):
+        heads = _heads(module, scheme, block, part)
+        yield f"self_attention.linear_qkv.{part}", Stored(heads, hidden if part == "weight" else 0)
+    products = (
+        ("self_attention", "linear_proj", hidden, config.num_heads * config.head_dim),
+        ("mlp", "linear_fc1", 2 * ffn if config.gated_mlp else ffn, hidden),
+        ("mlp", "linear_fc2", hidden, ffn),
+    )
+    for part in _weight_and(config.linear_bias):
+        for layer, product, rows, width in products:
+            yield f"{layer}.{product}.{part}", _whole(scheme, product, part, rows, width, block=block)
 
 
 def _heads(module: ModuleSpec, scheme: Scheme, block: str, part: str) -> tuple[Rows, ...]:
-    """Rows of queries, keys and values: megatron-core has those of a group of queries with its key and value."""
-    config, names = module.config, scheme.parts["linear_qkv"]
+    """Rows of queries, keys and values; megatron-core stores each group of queries with its key and value."""
+    config, names = module.config, [f"{block}{name}.{part}" for name in scheme.parts["linear_qkv"]]
     head, groups = config.head_dim, config.num_kv_heads
-    per_group = config.num_heads // groups * head
     if len(names) == 1:
-        name = f"{block}{names[0]}.{part}"
         keys = config.num_heads * head
-        values = keys + groups * head
-        three = ((name, 0), (name, keys), (name, values))
+        starts = [(names[0], 0), (names[0], keys), (names[0], keys + groups * head)]
     else:
-        # Whisper's keys have no bias, and none would change anything: it shifts all of a query's scores alike.
-        absent = part == "bias" and module.config.checkpoint == "whisper_encoder"
-        query, key, value = (f"{block}{name}.{part}" for name in names)
-        three = ((query, 0), ("" if absent else key, 0), (value, 0))
-    rows = []
-    for group in range(groups):
-        for (name, first), size in zip(three, (per_group, head, head), strict=True):
-            rows.append(Rows(name, first + group * size, first + (group + 1) * size))
-    return tuple(rows)
+        starts = [(name, 0) for name in names]
+        if part == "bias" and config.checkpoint == "whisper_encoder":
+            # Whisper's keys have no bias; one would shift all scores of a query equally, and so change nothing.
+            starts[1] = ("", 0)
+    sizes = (config.num_heads // groups * head, head, head)
+    return tuple(
+        Rows(name, first + group * size, first + (group + 1) * size)
+        for group in range(groups)
+        for (name, first), size in zip(starts, sizes, strict=True)
+    )
 
 
 def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> dict[str, Stored]:
-    """Products of an encoder's embedding and projector."""
+    """Products of an encoder's embedding and projector, and learned positions."""
     config, found = module.config, dict[str, Stored]()
     for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
         for index, gemm in enumerate(module.layers[layer].gemms):
@@ -239,11 +245,11 @@ def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> di
                 raise IncompatibleError(
                     f"model.modules.{module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product {index}"
                 )
-            ours = f"{layer}.products.products.{index}"
             kernel = _kernel(model, config.checkpoint, gemm.k) if end == "embed" else {}
-            found[f"{ours}.weight"] = _whole(scheme, where, "weight", gemm.n, gemm.k, **kernel)
-            if biased:
-                found[f"{ours}.bias"] = _whole(scheme, where, "bias", gemm.n)
+            for part in _weight_and(biased):
+                found[f"{layer}.products.products.{index}.{part}"] = _whole(
+                    scheme, where, part, gemm.n, gemm.k, **(kernel if part == "weight" else {})
+                )
     if config.learned_positions:
         found["0.positions"] = _whole(scheme, "positions", "weight", config.learned_positions, config.hidden_size)
     return found
@@ -261,6 +267,13 @@ def _kernel(model: ModelSpec, checkpoint: str, width: int) -> dict[str, Any]:
 def _whole(
     scheme: Scheme, ours: str, part: str, rows: int, width: int = 0, *, block: str = "", **kernel: Any
 ) -> Stored:
-    (name,) = scheme.parts[ours]
-    dot = "" if name.endswith(":") else "."
-    return Stored((Rows(f"{block}{name}{dot}{part}", 0, rows),), width, **kernel)
+    """A parameter of ``rows``, in equal parts if it is stored under several names."""
+    names = scheme.parts[ours]
+    each = rows // len(names)
+    # The head's name is empty, and so its prefix ends in the dot.
+    stored = (f"{block}{name}{'' if name.endswith(('.', ':')) else '.'}{part}" for name in names)
+    return Stored(tuple(Rows(name, 0, each) for name in stored), width if part == "weight" else 0, **kernel)
+
+
+def _weight_and(bias: bool) -> tuple[str, ...]:
+    return ("weight", "bias") if bias else ("weight",)

@@ -1,60 +1,119 @@
-"""Stages filled from a published checkpoint; each rank reads the rows and columns that it holds."""
+"""Stages filled from safetensors files; each rank reads the rows and columns that it holds, and unpickles nothing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import NamedParameter, Stage, named_parameters
 from entrain_bench.train.modules.positions import sinusoids
-from entrain_bench.train.weights.checkpoint import Checkpoint
-from entrain_bench.train.weights.naming import Scheme, Stored, scheme_of, stored_tensors
+from entrain_bench.train.weights.naming import Roots, Stored, full_name, scheme_of, stored_tensors
 
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 # Sinusoids that a checkpoint stores may be rounded to bfloat16.
 _ROUNDED = 2.0**-8
 
-# Beginnings of the names of each root, by module and root.
-Roots = dict[tuple[str, str], str]
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in Hugging Face's format: a folder, and the file of each tensor, by name."""
+
+    folder: Path
+    files: Mapping[str, Path]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """The checkpoint of a folder, single or by its index; ``UserError`` if there is none, or it is damaged."""
+        index = folder / INDEX
+        if not index.is_file():
+            single = folder / SINGLE
+            if not single.is_file():
+                raise UserError(f"harness.weights={folder}: has neither {SINGLE} nor {INDEX}")
+            try:
+                return cls(folder, dict.fromkeys(_opened(single).keys(), single))
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"harness.weights={folder}: {SINGLE} is damaged ({error})") from error
+        try:
+            files = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"harness.weights={folder}: {INDEX} is damaged") from error
+        for file in sorted({*files.values()}):
+            if Path(file).name != file or not (folder / file).is_file():
+                raise UserError(f"harness.weights={folder}: {INDEX} names {file}, which is no file of the folder")
+        return cls(folder, {name: folder / file for name, file in files.items()})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; ``UserError`` for a damaged file, or one without the tensor."""
+        with self._tensor(name) as part:
+            return tuple(part.get_shape())
+
+    def rows(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> Tensor:
+        """Rows of a tensor, or only some columns of them; no more is read."""
+        with self._tensor(name) as part:
+            found: Tensor = part[start:stop] if columns is None else part[start:stop, columns[0] : columns[1]]
+            return found
+
+    @contextmanager
+    def _tensor(self, name: str) -> Iterator[Any]:
+        file = self.files[name]
+        try:
+            yield _opened(file).get_slice(name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"harness.weights={self.folder}: {file.name} is damaged ({name} cannot be read)") from error
+
+
+@cache
+def _opened(file: Path) -> Any:
+    """An open file, mapped into memory until ``close_files``."""
+    return safe_open(file, framework="pt")
+
+
+def close_files() -> None:
+    """Close the files that reading has opened."""
+    _opened.cache_clear()
 
 
 def load_weights(checkpoint: Checkpoint, model: ModelSpec, stages: Iterable[Stage], roots: Roots) -> None:
     """Fill stages."""
     for stage in stages:
-        stored = stored_tensors(model, stage.module)
+        stored = stored_tensors(model, stage.module, roots)
         for named in named_parameters(stage):
-            found = stored[named.key.removeprefix(f"{stage.module.name}.")]
             with torch.no_grad():
-                named.parameter.copy_(_shard(checkpoint, named, found, stage.module, roots))
+                shard = _shard(checkpoint, named, stored[named.key.removeprefix(f"{stage.module.name}.")])
+                named.parameter.copy_(shard)
 
 
 def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
-    """Check that a checkpoint has the tensors of a model, and no others; only headers are read.
+    """Check that a checkpoint has the tensors of a model, and no others; return the prefix of each root.
 
-    Returns:
-        Beginnings of the names of each root.
-
-    Raises:
-        UserError: for tensors that are missing, unexpected or of another shape, by name.
+    Only headers are read. ``UserError`` names tensors that are missing, unexpected or of another shape.
     """
     where, roots = f"harness.weights={checkpoint.folder}", Roots()
     for module in model.modules:
-        scheme = scheme_of(module)
-        stored = list(stored_tensors(model, module).values())
-        needed = sorted({name for one in stored for name in one.names})
-        for root, beginnings in scheme.roots.items():
+        needed = {name for stored in stored_tensors(model, module, {}).values() for name in stored.shapes}
+        for root, prefixes in scheme_of(module).roots.items():
             if rests := [name.removeprefix(f"{root}:") for name in needed if name.startswith(f"{root}:")]:
-                roots[module.name, root] = max(beginnings, key=lambda each: _count(checkpoint, each, rests))
+                counts = [sum(prefix + rest in checkpoint.files for rest in rests) for prefix in prefixes]
+                roots[module.name, root] = prefixes[counts.index(max(counts))]
     expected = expected_shapes(model, roots)
-    missing = sorted(expected.keys() - checkpoint.files.keys())
-    if missing:
-        raise UserError(f"{where}: {_listed(missing)} missing for model={model.name}")
-    unexpected = sorted(checkpoint.files.keys() - expected.keys() - {*_unused(checkpoint, model, roots)})
-    if unexpected:
-        raise UserError(f"{where}: {_listed(unexpected)} not in model={model.name}")
+    missing = expected.keys() - checkpoint.files.keys()
+    unexpected = checkpoint.files.keys() - expected.keys() - {*_unused(checkpoint, model, roots)}
+    for names, problem in ((missing, "missing for"), (unexpected, "not in")):
+        if names:
+            more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+            raise UserError(f"{where}: {min(names)}{more} {problem} model={model.name}")
     for name, shape in expected.items():
         if (given := checkpoint.shape(name)) != shape:
             raise UserError(f"{where}: {name} has the shape {[*given]}, model={model.name} needs {[*shape]}")
@@ -62,38 +121,19 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
     return roots
 
 
-def expected_shapes(model: ModelSpec, roots: Mapping[tuple[str, str], str]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(model: ModelSpec, roots: Roots) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor that a checkpoint of a model must have, by name."""
     return {
-        full_name(module, name, roots): stored.shape_of(name)
+        name: shape
         for module in model.modules
-        for stored in stored_tensors(model, module).values()
-        for name in stored.names
+        for stored in stored_tensors(model, module, roots).values()
+        for name, shape in stored.shapes.items()
     }
-
-
-def full_name(module: ModuleSpec, name: str, roots: Mapping[tuple[str, str], str]) -> str:
-    """The name of a tensor in a checkpoint."""
-    root, _, rest = name.partition(":")
-    return roots[module.name, root] + rest
-
-
-def default_roots(model: ModelSpec) -> Roots:
-    """Beginnings of names where no checkpoint was read."""
-    return {
-        (module.name, root): beginnings[0]
-        for module in model.modules
-        for root, beginnings in scheme_of(module).roots.items()
-    }
-
-
-def _count(checkpoint: Checkpoint, beginning: str, rests: list[str]) -> int:
-    return sum(beginning + rest in checkpoint.files for rest in rests)
 
 
 def _unused(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> Iterator[str]:
     for module in model.modules:
-        scheme: Scheme = scheme_of(module)
+        scheme = scheme_of(module)
         bodies = [roots[module.name, root] for root in scheme.roots if (module.name, root) in roots]
         begins = tuple(body + rest for body in bodies for rest in scheme.unused)
         inner = tuple(f".{rest}" for rest in scheme.unused)
@@ -107,10 +147,8 @@ def _unused(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> Iterator[
 def _check_positions(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> None:
     """Raise ``UserError`` if stored positions are others than the sinusoids that take their place."""
     for module in model.modules:
-        if module.config.checkpoint != "whisper_encoder":
-            continue
         name = full_name(module, "body:embed_positions.weight", roots)
-        if name not in checkpoint.files:
+        if module.config.checkpoint != "whisper_encoder" or name not in checkpoint.files:
             continue
         rows, width = checkpoint.shape(name)
         given = checkpoint.rows(name, 0, rows).float()
@@ -122,53 +160,30 @@ def _check_positions(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> 
             )
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
-    return f"{names[0]}{more}"
-
-
-def _shard(checkpoint: Checkpoint, named: NamedParameter, stored: Stored, module: ModuleSpec, roots: Roots) -> Tensor:
-    """This rank's shard of a parameter."""
-    if stored.kernel:
-        return named.shard(_flat(_rows(checkpoint, stored, 0, named.full_shape[0], None, module, roots), stored))
-    if named.dim != 1:
-        pieces = _pieces(named, named.full_shape[0]) if named.dim == 0 else [(0, named.full_shape[0])]
-        return torch.cat([_rows(checkpoint, stored, *piece, None, module, roots) for piece in pieces])
+def _shard(checkpoint: Checkpoint, named: NamedParameter, stored: Stored) -> Tensor:
+    """Read this rank's shard of a parameter."""
     rows = named.full_shape[0]
-    pieces = _pieces(named, named.full_shape[1])
-    return torch.cat([_rows(checkpoint, stored, 0, rows, piece, module, roots) for piece in pieces], dim=1)
-
-
-def _pieces(named: NamedParameter, size: int) -> list[tuple[int, int]]:
-    """What a rank has of the split dimension: a piece of each stride."""
-    each = size // (named.stride * named.tp)
-    return [(piece * each, (piece + 1) * each) for piece in range(named.tp_rank, named.stride * named.tp, named.tp)]
+    if stored.kernel:
+        whole = _rows(checkpoint, stored, 0, rows)
+        return named.shard((whole.transpose(1, 2) if stored.taps_first else whole).reshape(rows, stored.width))
+    if named.dim < 0:
+        return _rows(checkpoint, stored, 0, rows)
+    each = named.full_shape[named.dim] // (named.stride * named.tp)
+    pieces = [(place * each, (place + 1) * each) for place in range(named.tp_rank, named.stride * named.tp, named.tp)]
+    if named.dim == 0:
+        return torch.cat([_rows(checkpoint, stored, *piece) for piece in pieces])
+    return torch.cat([_rows(checkpoint, stored, 0, rows, piece) for piece in pieces], dim=1)
 
 
 def _rows(
-    checkpoint: Checkpoint,
-    stored: Stored,
-    start: int,
-    stop: int,
-    columns: tuple[int, int] | None,
-    module: ModuleSpec,
-    roots: Roots,
+    checkpoint: Checkpoint, stored: Stored, start: int, stop: int, columns: tuple[int, int] | None = None
 ) -> Tensor:
     """Rows of a whole parameter, as stored."""
     found, at = [], 0
     for part in stored.parts:
         low, high = max(start - at, 0), min(stop - at, part.stop - part.start)
         at += part.stop - part.start
-        if low >= high:
-            continue
-        if not part.name:
-            found.append(torch.zeros(high - low))
-            continue
-        name = full_name(module, part.name, roots)
-        found.append(checkpoint.rows(name, part.start + low, part.start + high, columns))
+        if low < high:
+            first, last = part.start + low, part.start + high
+            found.append(checkpoint.rows(part.name, first, last, columns) if part.name else torch.zeros(high - low))
     return torch.cat([rows.to(found[0].dtype) for rows in found])
-
-
-def _flat(rows: Tensor, stored: Stored) -> Tensor:
-    """Kernels of a convolution as rows of a product's weight."""
-    return (rows.transpose(1, 2) if stored.taps_first else rows).reshape(len(rows), stored.width)

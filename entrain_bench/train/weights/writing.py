@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -16,13 +17,14 @@ from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import NamedParameter, Stage, StageGroups, named_parameters
+from entrain_bench.train.modules import Stage, StageGroups, named_parameters
 from entrain_bench.train.modules.positions import sinusoids
-from entrain_bench.train.weights.checkpoint import INDEX
-from entrain_bench.train.weights.naming import Stored, stored_tensors
-from entrain_bench.train.weights.reading import Roots, full_name
+from entrain_bench.train.weights.naming import Roots, Rows, Stored, full_name, stored_tensors
+from entrain_bench.train.weights.reading import INDEX
 
 WHISPER_POSITIONS = 1500  # 30 s (arXiv:2212.04356, section 2.2)
+# Positions that checkpoints store and that are no parameter of a stage.
+_SINUSOIDS = "0.sinusoids"
 
 
 def save_weights(
@@ -33,89 +35,90 @@ def save_weights(
     groups: Mapping[tuple[int, int], StageGroups],
     roots: Roots,
 ) -> None:
-    """Write all stages into a folder; collective over all ranks.
+    """Write all stages into a folder, the index last; collective over all ranks.
 
     Files of the same names are replaced, others stay. Stages have whole weights.
 
     Raises:
         ExecutionError: if the folder cannot be written.
     """
-    numbers = {
-        (index, stage): number
-        for number, (index, stage) in enumerate(
-            (index, stage) for index, placed in enumerate(layout.modules) for stage in range(placed.pp)
-        )
-    }
-    total, size, files = len(numbers), 0, dict[str, str]()
-    for place in sorted(numbers):
-        own = _tensors(model, stages[place], groups[place], roots) if place in stages else {}
-        name = f"model-{numbers[place] + 1:05d}-of-{total:05d}.safetensors"
-        if own:
-            _write(folder, name, own)
-        described = [{key: value.nbytes for key, value in own.items()}]
-        every: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(every, described[0])
-        sizes = {key: value for each in every for key, value in each.items()}
-        size += sum(sizes.values())
-        files |= dict.fromkeys(sorted(sizes), name)
-    if dist.get_rank() == 0:
-        index = {"metadata": {"total_size": size}, "weight_map": files}
-        write_atomically(folder / INDEX, json.dumps(index, indent=2).encode())
+    places = [(index, stage) for index, placed in enumerate(layout.modules) for stage in range(placed.pp)]
+    files: dict[str, str] = {}
+    num_weights = 0
+    for number, (index, stage) in enumerate(places, start=1):
+        stored = _stored_in_stage(model, model.modules[index], layout.modules[index].layers_per_stage, stage, roots)
+        name = f"model-{number:05d}-of-{len(places):05d}.safetensors"
+        if (index, stage) in stages:
+            _write_stage(folder / name, stages[index, stage], groups[index, stage], stored)
+        shapes = {name: shape for each in stored.values() for name, shape in each.shapes.items()}
+        files |= dict.fromkeys(sorted(shapes), name)
+        num_weights += sum(map(prod, shapes.values()))
+    dist.barrier()
+    if places[0] in stages and _is_first(groups[places[0]]):
+        size = num_weights * stages[places[0]].config.params_dtype.itemsize
+        content = {"metadata": {"total_size": size}, "weight_map": files}
+        write_atomically(folder / INDEX, json.dumps(content, indent=2).encode())
 
 
-def _write(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{name}"
-        save_file(tensors, beside, metadata={"format": "pt"})
-        beside.chmod(0o644)  # for others to read, as the index is; safetensors makes files for their owner alone
-        beside.replace(folder / name)
-    except OSError as error:
-        raise ExecutionError(f"harness.save_weights={folder}: cannot be written ({error.strerror})") from error
+def _stored_in_stage(
+    model: ModelSpec, module: ModuleSpec, layers_per_stage: tuple[int, ...], stage: int, roots: Roots
+) -> dict[str, Stored]:
+    """Stored tensors of a stage by parameter; both copies of a tied embedding belong to the first stage."""
+    stored, first = stored_tensors(model, module, roots), sum(layers_per_stage[:stage])
+    if module.config.checkpoint == "whisper_encoder":
+        name = full_name(module, "body:embed_positions.weight", roots)
+        stored[_SINUSOIDS] = Stored((Rows(name, 0, WHISPER_POSITIONS),), module.config.hidden_size)
+    layers = range(first, first + layers_per_stage[stage])
+    return {key: each for key, each in stored.items() if int(key.partition(".")[0]) in layers}
 
 
-def _tensors(model: ModelSpec, stage: Stage, groups: StageGroups, roots: Roots) -> dict[str, Tensor]:
-    """The stored tensors of a stage on the one rank that writes them; nothing on others, which take part."""
-    found: dict[str, Tensor] = {}
-    stored, module = stored_tensors(model, stage.module), stage.module
-    second = stage.held.start > 0
+def _is_first(groups: StageGroups) -> bool:
+    """Whether this rank writes the stage."""
+    return groups.dp_cp.rank() == groups.tp.rank() == 0
+
+
+def _write_stage(path: Path, stage: Stage, groups: StageGroups, stored: Mapping[str, Stored]) -> None:
+    """Write a stage's tensors on the first rank of it; collective over the ranks that hold it."""
+    tensors: dict[str, Tensor] = {}
     for named in named_parameters(stage):
-        key = named.key.removeprefix(f"{module.name}.")
-        if second and key == "0.words.weight":
-            continue  # the other copy of a tied embedding is the first stage's
+        key = named.key.removeprefix(f"{stage.module.name}.")
+        if key not in stored:
+            continue
         value = named.parameter.detach()
-        # Every data parallel rank takes part where weights are sharded; else the first has all it takes.
+        # All data parallel ranks take part if weights are sharded; otherwise the first has them all.
         value = value.full_tensor() if isinstance(value, DTensor) else value
         if groups.dp_cp.rank():
             continue
-        full = _whole(named, value, groups)
+        if named.dim >= 0 and named.tp > 1:
+            shards = [torch.empty_like(value) for _ in range(named.tp)]
+            dist.all_gather(shards, value.contiguous(), group=groups.tp)
+            value = named.assemble(shards)
         if groups.tp.rank() == 0:
-            found |= _unpacked(module, stored[key], full.cpu(), roots)
-    if module.config.checkpoint == "whisper_encoder" and not second and groups.dp_cp.rank() == groups.tp.rank() == 0:
-        table = sinusoids(torch.arange(WHISPER_POSITIONS), module.config.hidden_size)
-        found[full_name(module, "body:embed_positions.weight", roots)] = table.to(stage.config.params_dtype)
-    return found
+            tensors |= _unpacked(stored[key], value.cpu())
+    if not _is_first(groups):
+        return
+    if _SINUSOIDS in stored:
+        table = sinusoids(torch.arange(WHISPER_POSITIONS), stage.module.config.hidden_size)
+        tensors |= _unpacked(stored[_SINUSOIDS], table.to(stage.config.params_dtype))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}")
+        save_file(tensors, beside, metadata={"format": "pt"})
+        beside.chmod(0o644)  # for others to read, as the index is; safetensors makes files for their owner alone
+        beside.replace(path)
+    except OSError as error:
+        raise ExecutionError(f"harness.save_weights={path.parent}: cannot be written ({error.strerror})") from error
 
 
-def _whole(named: NamedParameter, value: Tensor, groups: StageGroups) -> Tensor:
-    if named.dim < 0 or named.tp == 1:
-        return value
-    shards = [torch.empty_like(value) for _ in range(named.tp)]
-    dist.all_gather(shards, value.contiguous(), group=groups.tp)
-    return named.assemble(shards)
-
-
-def _unpacked(module: ModuleSpec, stored: Stored, full: Tensor, roots: Roots) -> dict[str, Tensor]:
+def _unpacked(stored: Stored, full: Tensor) -> dict[str, Tensor]:
     """A parameter as the tensors that it is made of."""
     if stored.kernel:
-        taps = stored.kernel[-1]
-        rows = full.view(len(full), taps, -1).transpose(1, 2) if stored.taps_first else full
+        rows = full.view(len(full), stored.kernel[-1], -1).transpose(1, 2) if stored.taps_first else full
         full = rows.reshape(len(full), *stored.kernel)
-    found = {name: full.new_empty(stored.shape_of(name)) for name in stored.names}
-    at = 0
-    for part in stored.parts:
-        count = part.stop - part.start
+    found = {name: full.new_empty(shape) for name, shape in stored.shapes.items()}
+    for part, rows in zip(
+        stored.parts, torch.split(full, [part.stop - part.start for part in stored.parts]), strict=True
+    ):
         if part.name:
-            found[part.name][part.start : part.stop] = full[at : at + count]
-        at += count
-    return {full_name(module, name, roots): value for name, value in found.items()}
+            found[part.name][part.start : part.stop] = rows
+    return found

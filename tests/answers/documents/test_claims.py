@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.documents import claims
-from entrain_bench.answers.documents.claim import Change, ClaimSide, parse_claim
+from entrain_bench.answers.documents.claim import ClaimSide, parse_claim
 from entrain_bench.answers.documents.claim_pages import (
     claim_commands,
     claim_text,
@@ -21,8 +21,14 @@ from entrain_bench.answers.documents.claim_pages import (
     claims_text,
     counts,
 )
-from entrain_bench.answers.documents.claims import claim_row, claims_table, load_claims, read_rows, write_claims
-from entrain_bench.answers.documents.verdict import verdict
+from entrain_bench.answers.documents.claims import (
+    claim_row,
+    claims_table,
+    load_claims,
+    read_rows,
+    verdict,
+    write_claims,
+)
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
@@ -85,17 +91,17 @@ def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
 
 def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
     setting = ClaimSide("", ("a=1", "b=2"), ("strategy=x", "c=3"), ("strategy=y",), ("d=1",), ("d=2",))
-    assert setting.changed(Change(common=("a=5", "c=6", "e=7"))) == ClaimSide(
+    assert setting.changed({"common": ("a=5", "c=6", "e=7")}) == ClaimSide(
         "", ("b=2", "a=5", "c=6", "e=7"), ("strategy=x",), ("strategy=y",), ("d=1",), ("d=2",)
     )
     # What one side changes of all runs, the other keeps.
-    assert setting.changed(Change(to=("b=9", "strategy=z"))) == ClaimSide(
+    assert setting.changed({"to": ("b=9", "strategy=z")}) == ClaimSide(
         "", ("a=1",), ("b=2", "strategy=x", "c=3"), ("b=9", "strategy=z"), ("d=1",), ("d=2",)
     )
     with pytest.raises(UserError, match="change=d: must be a key other than those of at and against"):
-        setting.changed(Change(common=("d=8",)))
+        setting.changed({"common": ("d=8",)})
     alone = ClaimSide("", ("a=1",), ("b=2",))
-    assert alone.changed(Change(of=("a=3",))) == ClaimSide("", (), ("b=2", "a=3"))
+    assert alone.changed({"of": ("a=3",)}) == ClaimSide("", (), ("b=2", "a=3"))
 
 
 def record_times(study: Study, setting: ClaimSide, seconds: Callable[[Cell], float]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.lead import Lead, lead_markdown, parse_lead
+from entrain_bench.answers.documents.table import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.tables import load_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.documents.markdown import markdown_table
 from entrain_bench.answers.documents.results import results_markdown
 from entrain_bench.answers.tables import compared
+from entrain_bench.answers.text import markdown_table
 
 
 def test_markdown_tables_align_and_escape() -> None:

@@ -48,8 +48,9 @@ def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> N
     for cell, run in zip(study.cells(*sweep), runs, strict=True):
         record = new_record(cell, run.pop("status", "ok"), "told so")
         object.__setattr__(record, "layout", run.pop("layout", {}))
-        object.__setattr__(record, "metrics", run)
-        study.results.write(record, run.pop("timeline", None))
+        frame = run.pop("timeline", None)
+        object.__setattr__(record, "metrics", {"iteration_time_s": 1.0, **run})
+        study.results.write(record, frame)
 
 
 def timeline(*places: tuple[str, str, int, int]) -> pd.DataFrame:

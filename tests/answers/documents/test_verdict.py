@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.documents.claim import parse_claim
-from entrain_bench.answers.documents.verdict import combined, measured, verdict
+from entrain_bench.answers.documents.claims import combined, measured, verdict
 from entrain_bench.base.errors import UserError
 from support.claims import SHARE, VALUES, cases, claim_with, runs
 

@@ -7,7 +7,7 @@ from math import exp
 import pytest
 
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, SLOWER, Times
-from entrain_bench.answers.recommend.race import going_on, standings
+from entrain_bench.answers.recommend.strategy_race import going_on, standings
 
 
 def times(*values: float | None) -> Times:

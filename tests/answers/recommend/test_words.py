@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.answers.recommend.evidence import firm, spent_s
-from entrain_bench.answers.recommend.layout_words import layout_lines, spans
-from entrain_bench.answers.recommend.race import standings
-from entrain_bench.answers.recommend.spent_words import loss_words, spent_lines
-from entrain_bench.answers.recommend.words import ranking_lines, so_far
+from entrain_bench.answers.recommend.recommendation import firm, spent_s
+from entrain_bench.answers.recommend.strategy_race import standings
+from entrain_bench.answers.recommend.words import layout_lines, loss_words, ranking_lines, so_far, spans, spent_lines
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.records.records import Record

@@ -12,12 +12,13 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.report.build import page_of, report_json
-from entrain_bench.answers.report.read import Material
-from entrain_bench.answers.report.render import html, markdown
+from entrain_bench.answers.report.page import html, markdown
+from entrain_bench.answers.report.read import Material, _csv
 from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Record, Results
+from entrain_bench.run.stamps import Stamp, write_stamp
 from support.records import at_seeds, runs
 from support.sweeps import pasted
 
@@ -166,3 +167,16 @@ def test_nothing_to_say_and_bad_input_are_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not Path("none").exists()
+
+
+def test_a_table_that_was_edited_is_named_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    results, table = Results(tmp_path), tmp_path / "claims.csv"
+    table.write_text("name,ratio\none,1.5\n")
+    write_stamp(results, "claims", Stamp.of("x", ["claims.csv"], tmp_path))
+    shown = _csv(results, "claims", text=True)
+    assert shown is not None
+    assert shown["ratio"].tolist() == ["1.5"]
+    for content in (b"name,ratio\none,2.5\n", b"\xff"):
+        table.write_bytes(content)
+        assert _csv(results, "claims", text=True) is None
+    assert f"{table}: not shown (it was edited since); make it again" in caplog.text

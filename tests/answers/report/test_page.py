@@ -12,10 +12,9 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.report.build import page_of
-from entrain_bench.answers.report.page import Page, Table
+from entrain_bench.answers.report.page import Page, Table, html, markdown
 from entrain_bench.answers.report.read import Material, current_records
-from entrain_bench.answers.report.render import html, markdown
-from entrain_bench.commands.pictures import Pictures
+from entrain_bench.commands.publish import Pictures
 from entrain_bench.records.records import Record, Results
 from support.records import aged, at_seeds, runs
 
@@ -112,7 +111,7 @@ def test_variants_of_a_strategy_are_told_apart_and_none_is_left_out() -> None:
 
 
 def test_records_of_older_code_are_never_mixed_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrain_bench.answers.report.read.code_version", lambda _: "code")
+    monkeypatch.setattr("entrain_bench.answers.report.read.code_version", lambda *_: "code")
     now = runs({"base": SLOW})
     kept, notes = current_records([*now, *aged(runs({"base": FAST, "best": FAST}), "older")])
     assert kept == now

@@ -12,10 +12,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
-from entrain_bench.answers.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SERIES, SWEEP, parameters
+from entrain_bench.answers.tracking.entries import KEY_TAG, NOTE_TAG, PARENT_TAG, SERIES, SWEEP, VIEW, parameters
 from entrain_bench.answers.tracking.local import store_uri
 from entrain_bench.answers.tracking.log import SINGLE_RUNS, log_records
-from entrain_bench.answers.tracking.page import VIEW
 from entrain_bench.cli import run_command
 from entrain_bench.commands.ui import links
 from entrain_bench.records.records import LABELS, METRICS, Record, Results

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.tracking.entries import clean
-from entrain_bench.answers.tracking.sweep import describe_sweep, shortened, sweep_name
-from entrain_bench.answers.tracking.words import summary_markdown
+from entrain_bench.answers.tracking.entries import CONFIGURATION_TAG, MAIN, MAX_DETAILED, clean, entries_of
+from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown, sweep_name
 from entrain_bench.commands.outputs import drawn_from, outputs, sweep_of
 from entrain_bench.records.records import Record, Results
 from support.records import record
@@ -62,7 +61,7 @@ def test_speedups_are_of_the_same_job_and_seed() -> None:
     assert found.baseline == "first"
     gains = {point.record.key: point.gain for point in found.points()}
     assert [gains[record.key] for record in records] == [1.0, 1.0, 1.0, 2.0, 6.0, 0.5]
-    assert found.wins == {"second": 1, "first": 1}
+    assert found.fastest == "second"
     assert {*found.overall} == {"first"}, "the others lack a case"
     both = Answer.of([one for one in records if one.labels["workload"] == "text"])
     assert {name: each.speedup.mean for name, each in both.overall.items()} == pytest.approx(
@@ -90,6 +89,24 @@ def test_variants_are_compared_with_the_baseline_of_the_same_parameters() -> Non
     gains = {point.name: point.gain for point in Answer.of(records).points()}
     assert gains["second trials=0 seed 0"] == 2.0
     assert gains["second trials=8 seed 0"] == 6.0
+
+
+def test_a_large_sweep_states_once_what_its_runs_share(tmp_path: Any) -> None:
+    few = [record(name, 2.0, seed) for name in ("first", "second") for seed in range(MAX_DETAILED // 2)]
+    parent, *detailed = entries_of(Results(tmp_path), few, "few")
+    assert not parent.params
+    assert all({"model", "seed"} <= entry.params.keys() and CONFIGURATION_TAG in entry.tags for entry in detailed)
+    parent, *runs = entries_of(Results(tmp_path), [*few, record("second", 2.0, MAX_DETAILED)], "many")
+    assert {"model": "m", "workload": "text"}.items() <= parent.params.items()
+    slim = {run.key: run for run in runs}
+    for entry in detailed:
+        run = slim[entry.key]
+        assert {*run.params} == {"strategy", "seed"}
+        assert not {*run.tags} & {*parent.tags, CONFIGURATION_TAG}
+        # Nothing of the texts is lost, and nothing is stated twice.
+        texts = {name: text for name, text in entry.params.items() if not name.endswith("_parameters")}
+        assert {**parent.params, **run.params} == texts
+        assert {*run.metrics} <= {*MAIN, *(name for name in entry.metrics if name.startswith("answer/"))}
 
 
 def test_the_summary_answers() -> None:

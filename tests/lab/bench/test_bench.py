@@ -11,7 +11,7 @@ import pytest
 
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.bench import __main__ as command
-from entrain_bench.lab.bench import everyday, measures
+from entrain_bench.lab.bench import measures
 from entrain_bench.lab.bench.__main__ import main, measure_apart
 from entrain_bench.lab.bench.cases import CASES, LPT, TINY, Case
 from entrain_bench.lab.bench.measures import WARM_UPS, Measure, bucket_gap, lpt, parts, seconds_of
@@ -89,19 +89,22 @@ def test_a_case_that_fails_is_named_and_the_others_are_printed_and_written(
 
 
 @pytest.mark.wide
-def test_a_process_that_fails_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_an_error_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "none", Case("", lambda: iter(())))
-    with pytest.raises(RuntimeError, match="bench CASE=none: unknown"):
+    with pytest.raises(RuntimeError, match="KeyError: 'none'"):
         [*measure_apart("none")]
 
 
 @pytest.mark.wide
 def test_runs_sweeps_and_their_memory_are_measured() -> None:
     small = [text for text in TINY if not text.startswith("strategy")]
-    measured = dict(everyday.cells(small, ["megatron", "entrain"]))
+    measured = dict(measures.cells(small, ["megatron", "entrain"]))
     assert [*measured] == ["megatron", "entrain", "all"]
     assert measured["all"]["cpu_s"] == pytest.approx(measured["megatron"]["cpu_s"] + measured["entrain"]["cpu_s"])
-    (_, run), (label, memory) = everyday.sweep(5, TINY)
+    shared = dict(measures.sweep_of_jobs([small, [*small, "workload=coco"]], ["megatron", "entrain"]))
+    assert [*shared] == ["compose", "megatron", "entrain", "all"]
+    assert shared["all"]["cpu_s"] == pytest.approx(sum(shared[name]["cpu_s"] for name in [*shared][:-1]))
+    (_, run), (label, memory) = measures.sweep(5, TINY)
     assert run["experiment_s"] > 0
     assert label == "memory_5_runs"
     assert memory["growth"] >= 0
@@ -111,4 +114,4 @@ def test_runs_sweeps_and_their_memory_are_measured() -> None:
 @pytest.mark.wide
 def test_a_command_that_fails_is_no_measurement() -> None:
     with pytest.raises(RuntimeError, match=r"no_such_key=1.*: exit code 2"):
-        [*everyday.commands([*TINY, "no_such_key=1"])]
+        [*measures.commands([*TINY, "no_such_key=1"])]

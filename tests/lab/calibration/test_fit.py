@@ -9,9 +9,8 @@ import pytest
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.lab.calibration.anchors import load_anchors
-from entrain_bench.lab.calibration.fit import fit_device, interval, rounded
+from entrain_bench.lab.calibration.fit import ForwardPoint, IterationPoint, fit_device, interval, rounded
 from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
-from entrain_bench.lab.calibration.points import ForwardPoint, IterationPoint
 from entrain_bench.specs.cluster import DeviceSpec
 from support.builders import tiny_cluster
 

@@ -54,7 +54,7 @@ def test_runs_make_the_document(tmp_path: Path) -> None:
     assert all(done.record and done.record.status == "ok" for done in run_cells(cells.values(), study.results))
     problem = write_calibration(anchors, study)
     # Of other rows than all of them, so what figures say cannot hold.
-    assert problem.startswith("figures/_accuracy.py: MODEL_ERROR must be 'model error: median")
+    assert problem.startswith("figures/_style.py: MODEL_ERROR must be 'model error: median")
     assert "not run" not in (tmp_path / "calibration.md").read_text()
 
 

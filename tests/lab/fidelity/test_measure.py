@@ -22,8 +22,7 @@ from entrain_bench.lab.fidelity.programs import (
 )
 from entrain_bench.lab.programs import first_program
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import PassSeconds
+from entrain_bench.train.emulate.emulator import Measured, PassSeconds
 
 SMALL = ("model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]", "global_batch=4")
 

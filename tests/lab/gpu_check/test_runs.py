@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab.gpu_check import runs
-from entrain_bench.lab.gpu_check.runs import Runs, problem_of
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
+from entrain_bench.lab.gpu_check import settings
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Runs, Setup, problem_of
 from entrain_bench.records import keys
-from entrain_bench.records.records import Record, Results, new_record
+from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import compose_cells
+from support.made_up import finished
 
 HANGS = "took longer than 9 s"
 
@@ -40,14 +40,14 @@ class Played:
         results = Results(Path(root))
         for cell in compose_cells(given, multirun=True):
             if cell.config.strategy["name"] not in self.lost and not results.is_left_alone(cell.key, False):
-                results.write(new_record(cell, self.status, "" if self.status == "ok" else "as told"), None)
+                results.write(finished(cell, self.status, "as told"), None)
         return "exit code 1" if self.status == "failed" or self.lost else ""
 
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     processes = Played()
-    monkeypatch.setattr(runs, "run_python", processes)
+    monkeypatch.setattr(settings, "run_python", processes)
     return processes
 
 

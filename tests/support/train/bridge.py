@@ -22,8 +22,7 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.messages.channels import Channels
 from entrain_bench.train.messages.rank_plan import RankPlan, Step, items_of_samples, plan_rank
-from entrain_bench.train.messages.rows import cut_rows, gather_rows
-from entrain_bench.train.messages.transfers import Transfers
+from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 
 BRIDGE_MODULES = (
     "megatron.core.pipeline_parallel.bridge_communicator",

@@ -23,9 +23,8 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
-from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.losses import total_loss
+from entrain_bench.train.measuring.metrics import total_loss
 from entrain_bench.train.messages.control import gather_json, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
@@ -42,6 +41,7 @@ from entrain_bench_strategies.braid import BraidPlanner
 from entrain_bench_strategies.braid.layout import Shape, place
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
+from support.train.handover import config_from_json
 from support.train.runs import CPU, batch
 from support.train.splitting import split_backwards
 

@@ -22,8 +22,8 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
 from entrain_bench.train.weights import Checkpoint, load_weights
-from entrain_bench.train.weights.naming import stored_tensors
-from entrain_bench.train.weights.reading import Roots, check_tensors
+from entrain_bench.train.weights.naming import Roots, stored_tensors
+from entrain_bench.train.weights.reading import check_tensors
 from entrain_bench.train.weights.writing import _unpacked
 from support.builders import TOKENS
 from support.train.modules import CPU, Grads, module_config, run_stages
@@ -346,11 +346,11 @@ def filled(
 def unpacked(spec: ModelSpec, name: str, found: Grads, roots: Roots) -> Grads:
     """Gradients by the names of a checkpoint."""
     module = spec.module(name)
-    parts = stored_tensors(spec, module)
+    parts = stored_tensors(spec, module, roots)
     result = {key: value for key, value in found.items() if key in ("output", "input")}
     for key, value in found.items():
         if key not in result:
-            result |= _unpacked(module, parts[key.removeprefix(f"{name}.")], value, roots)
+            result |= _unpacked(parts[key.removeprefix(f"{name}.")], value)
     return result
 
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import Setting
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.train.launching.handover import config_from_json, config_to_json
 from entrain_bench.train.running import loop
+from support.train.handover import config_from_json, config_to_json
 
 CPU = torch.device("cpu")
 # Small samples of different sizes. Where a gradient is zero but for rounding, Adam would divide noise by noise: a large

@@ -20,8 +20,7 @@ from entrain_bench.run.experiment import Setting, prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import Framework
 from entrain_bench.train.emulate import Emulator, bench
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import PassSeconds, lane_orders, stage_shapes, works_of
+from entrain_bench.train.emulate.emulator import Measured, PassSeconds, lane_orders, stage_shapes, works_of
 from support.wide import wide_unless
 
 # Samples of one length, and few layers: two passes a stage to measure.

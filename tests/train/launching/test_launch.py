@@ -23,7 +23,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
-from entrain_bench.train.launching.handover import config_to_json
+from support.train.handover import config_to_json
 from support.train.launched import TWO_RANKS, free_port, nothing_left, processes_of_session, start, torchrun
 from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, SETTING, train_here
@@ -105,6 +105,7 @@ def interrupted(number: signal.Signals, folder: Path) -> Iterator[None]:
 # Options of the planner that another one takes the place of.
 OPTIONS = [*yaml.safe_load((config_tree() / "strategy" / "planner" / "megatron.yaml").read_text())][1:]
 SLEEPING = (
+    f"--config-dir={Path(__file__).parents[2]}",
     "strategy.planner._target_=support.train.trouble.Troubled",
     "+strategy.planner.what=sleep",
     *(f"~strategy.planner.{name}" for name in OPTIONS),

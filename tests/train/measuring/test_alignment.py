@@ -9,8 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from entrain_bench.train.measuring.alignment import clock_offset, on_one_clock
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring.clock import Clock, clock_offset, on_one_clock
 from support.train.ranks import run_ranks
 
 AHEAD_S = 1000.0

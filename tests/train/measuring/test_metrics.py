@@ -15,10 +15,15 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.train.measuring import metrics
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.losses import name_non_finite, total_loss
-from entrain_bench.train.measuring.merge import merge_timeline
-from entrain_bench.train.measuring.metrics import OF_THE_CLUSTER, mean_metrics, metrics_of, why_not_of_the_cluster
-from entrain_bench.train.measuring.seen import RankResult, Seen, see
+from entrain_bench.train.measuring.metrics import (
+    OF_THE_CLUSTER,
+    mean_metrics,
+    merge_timeline,
+    metrics_of,
+    total_loss,
+    why_not_of_the_cluster,
+)
+from entrain_bench.train.measuring.seen import RankResult, Seen, name_non_finite, see
 from support.builders import FRAMEWORK, random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.runs import CPU

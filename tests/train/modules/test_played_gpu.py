@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import Pack, Stage, StageGroups, attention, ends, input_width, packing, products, stage
+from entrain_bench.train.modules import Pack, Stage, StageGroups, attention, ends, input_width, packing, stage
 from entrain_bench.train.modules.attention import AttentionKernel
 from entrain_bench.train.modules.positions import rotary_angles
 from entrain_bench.train.platform import prepare_platform
@@ -198,7 +198,7 @@ def scattered_by_mask(hidden: Tensor, _: int, rows: Tensor, values: Tensor) -> T
         ("llm", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("vision", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("llm", packing, "to_device", left_on_the_cpu, "CPU and GPU"),
-        ("audio", products, "to_device", left_on_the_cpu, "CPU and GPU"),
+        ("audio", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("audio", stage, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("llm", ends, "to_device", copied_from_pageable_memory, "waits for it"),
         ("llm", ends, "to_device", made_from_a_list, "numbers of the host"),

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.train.messages.wire import from_bytes
 from entrain_bench.train.producing.blocks import GRAIN_BYTES, Placement
-from entrain_bench.train.producing.messages import Hello, Made
-from entrain_bench.train.producing.outline import Outline
-from entrain_bench.train.producing.producer import ANSWER_BYTES, LOAD_AHEAD, Lane, serve
+from entrain_bench.train.producing.producer import ANSWER_BYTES, LOAD_AHEAD, Lane, Maker, serve
 from entrain_bench.train.producing.reader import Reader
 
 MADE: list[int] = []
@@ -33,6 +35,14 @@ TIMEOUT_S = 10.0
 def value(number: int, num_elements: int = 3) -> tuple[int, torch.Tensor]:
     MADE.append(number)
     return number, torch.full((num_elements,), float(number))
+
+
+def makers_of(said: dict[str, Any]) -> list[Maker]:
+    return [partial(MAKERS[name], *arguments) for name, *arguments in said["asked"]]
+
+
+def load(reader: Reader, asked: Sequence[Sequence[Any]]) -> Iterator[Any]:
+    return reader.load({}, asked)
 
 
 def bad_sample() -> NoReturn:
@@ -53,13 +63,13 @@ def connected(lanes: list[int], num_producers: int, ahead: int) -> Iterator[list
         members: dict[int, list[Connection]] = {}
         for lane, own in zip(lanes, pairs, strict=True):
             members.setdefault(lane, []).append(own[producer][1])
-        served = [Lane(producer, members[lane], ahead) for lane in sorted(members)]
+        served = [Lane(producer, members[lane], ahead, makers_of) for lane in sorted(members)]
         threads.append(threading.Thread(target=serve, args=(served,), daemon=True))
     readers = []
     for rank, (lane, own) in enumerate(zip(lanes, pairs, strict=True)):
-        readers.append(Reader([ours for ours, _ in own], Hello(lane), TIMEOUT_S, leads=lane not in lanes[:rank]))
+        readers.append(Reader([ours for ours, _ in own], lane, TIMEOUT_S, leads=lane not in lanes[:rank]))
         for _, line in own:
-            line.recv()
+            line.recv_bytes()
     for thread in threads:
         thread.start()
     try:
@@ -85,12 +95,12 @@ def test_values_come_in_order_whatever_is_kept(
     num_producers: int, ahead: int, calls: list[int], num_ranks: int, kept: int
 ) -> None:
     with connected([3] * num_ranks, num_producers, ahead) as readers:
-        held: list[list[tuple[int, torch.Tensor]]] = [[] for _ in readers]
+        held: list[list[tuple[int, np.ndarray]]] = [[] for _ in readers]
         expected = 0
         for num in calls:
-            makers = [partial(value, expected + i, 1 + i) for i in range(num)]
+            asked = [("value", expected + i, 1 + i) for i in range(num)]
             # All ranks of a lane load alike before any takes.
-            taken = [reader.load(makers) for reader in readers]
+            taken = [load(reader, asked) for reader in readers]
             for _ in range(num):
                 for own, values in zip(held, taken, strict=True):
                     number, tensor = next(values)
@@ -106,13 +116,13 @@ def test_values_come_in_order_whatever_is_kept(
 
 def test_ranks_of_a_lane_share_what_is_made_once() -> None:
     with connected([0, 0, 1], 1, 2) as (first, second, other):
-        taken = [reader.load([partial(value, i) for i in range(2)]) for reader in (first, second)]
+        taken = [load(reader, [("value", i) for i in range(2)]) for reader in (first, second)]
         for number in range(2):
             one, two = (next(values)[1] for values in taken)
-            assert torch.equal(one, two)
-            two.fill_(-1.0)
+            assert np.array_equal(one, two)
+            two.fill(-1.0)
             assert (one == -1).all(), f"value {number} is two copies"
-        assert next(other.load([partial(value, 9)]))[0] == 9
+        assert next(load(other, [("value", 9)]))[0] == 9
         assert sorted(MADE) == [0, 1, 9]
 
 
@@ -127,7 +137,7 @@ def settled() -> int:
 
 def test_no_more_than_a_bounded_number_waits_for_the_slowest_rank() -> None:
     with connected([0, 0], 1, 2) as (first, second):
-        quick, slow = (reader.load([partial(value, i) for i in range(8)]) for reader in (first, second))
+        quick, slow = (load(reader, [("value", i) for i in range(8)]) for reader in (first, second))
         assert settled() == 2
         for _ in range(2):
             next(quick)
@@ -136,23 +146,36 @@ def test_no_more_than_a_bounded_number_waits_for_the_slowest_rank() -> None:
         assert settled() == 3
 
 
-def of_size(num: int) -> tuple[int, ...]:
-    return tuple(range(num))
+def of_size(num: int) -> list[int]:
+    return [*range(num)]
 
 
 def failing(num: int) -> NoReturn:
     raise KeyError("x" * num)
 
 
+MAKERS: dict[str, Callable[..., Any]] = {
+    "value": value,
+    "bad_sample": bad_sample,
+    "broken": broken,
+    "of_size": of_size,
+    "failing": failing,
+}
+
+
 @pytest.mark.wide
-@pytest.mark.parametrize("make", [of_size, failing])
-def test_a_late_rank_keeps_no_other_waiting_however_large_what_waits_for_it(make: Callable[[int], object]) -> None:
+@pytest.mark.parametrize("make", ["of_size", "failing"])
+def test_a_late_rank_keeps_no_other_waiting_however_large_what_waits_for_it(make: str) -> None:
     num = LOAD_AHEAD + 1
     with connected([0, 1], 1, LOAD_AHEAD) as (late, prompt):
-        large, small = late.load([partial(make, 2**18)] * num), prompt.load([partial(of_size, 3)] * num)
+        large, small = load(late, [(make, 2**18)] * num), load(prompt, [("of_size", 3)] * num)
         assert list(small) == [of_size(3)] * num
-        with pytest.raises(ExecutionError, match="KeyError") if make is failing else nullcontext():
+        with pytest.raises(ExecutionError, match="KeyError") if make == "failing" else nullcontext():
             assert list(large) == [of_size(2**18)] * num
+
+
+def placed(place: Placement) -> bytes:
+    return json.dumps(asdict(place)).encode()
 
 
 def test_a_socket_has_room_for_what_may_wait() -> None:
@@ -162,24 +185,23 @@ def test_a_socket_has_room_for_what_may_wait() -> None:
         num, largest = 0, 2**62
         with suppress(BlockingIOError):
             while True:
-                ours.send(Made(Outline(largest, largest), Placement(largest, largest, True, largest)))
+                ours.send_bytes(placed(Placement(largest, largest, True, largest)))
                 send_handle(ours, ours.fileno(), None)
                 num += 1
         room = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     assert room <= num * ANSWER_BYTES
-    Lane(0, [ours], room // ANSWER_BYTES)
+    Lane(0, [ours], room // ANSWER_BYTES, makers_of)
     with pytest.raises(AssertionError, match="wmem_default"):
-        Lane(0, [ours], room // ANSWER_BYTES + 1)
+        Lane(0, [ours], room // ANSWER_BYTES + 1, makers_of)
 
 
 def test_a_producer_that_does_not_listen_holds_up_neither_the_rank_nor_the_others() -> None:
     pairs = [Pipe() for _ in range(2)]
-    reader = Reader([ours for ours, _ in pairs], Hello(0, of_size(2**18)), 0.05, leads=True)
-    values = reader.load([partial(of_size, 1)] * 2)
+    reader = Reader([ours for ours, _ in pairs], 0, 0.05, leads=True)
+    values = reader.load({"common": of_size(2**18)}, [("of_size", 1)] * 2)
     # The first one has heard nothing yet, the second all.
-    said = [pairs[1][1].recv() for _ in range(2) if pairs[1][1].poll(TIMEOUT_S)]
-    assert said[0] == Hello(0, of_size(2**18))
-    assert [maker() for maker in said[1].read(None)] == [(0,)]
+    said = [from_bytes(pairs[1][1].recv_bytes()) for _ in range(2) if pairs[1][1].poll(TIMEOUT_S)]
+    assert said == [{"lane": 0}, {"make": {"common": of_size(2**18), "asked": [["of_size", 1]]}}]
     with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
         next(values)
     for _, theirs in pairs:
@@ -189,11 +211,11 @@ def test_a_producer_that_does_not_listen_holds_up_neither_the_rank_nor_the_other
 @pytest.mark.parametrize(("dies", "message"), [(False, "nothing came for harness.timeout_s=0.05"), (True, "is gone")])
 def test_a_producer_that_ends_between_an_answer_and_its_memory_is_named(dies: bool, message: str) -> None:
     ours, theirs = Pipe()
-    reader = Reader([ours], Hello(0), 0.05, leads=True)
-    values = reader.load([partial(of_size, 1)])
-    theirs.send(Made(Outline(0, 1), Placement(0, GRAIN_BYTES, True)))
+    reader = Reader([ours], 0, 0.05, leads=True)
+    values = load(reader, [("of_size", 1)])
+    theirs.send_bytes(placed(Placement(0, GRAIN_BYTES, True)))
     for _ in range(2):
-        theirs.recv()
+        theirs.recv_bytes()
     if dies:
         theirs.close()
     with pytest.raises(ExecutionError, match=rf"^producer 0: {message}$"):
@@ -202,15 +224,15 @@ def test_a_producer_that_ends_between_an_answer_and_its_memory_is_named(dies: bo
 
 def test_a_rank_that_ends_in_the_middle_of_a_word_ends_nobody_else() -> None:
     pairs = [Pipe() for _ in range(2)]
-    reader = Reader([pairs[0][0]], Hello(0), TIMEOUT_S, leads=True)
-    pairs[0][1].recv()
+    reader = Reader([pairs[0][0]], 0, TIMEOUT_S, leads=True)
+    pairs[0][1].recv_bytes()
     # A tenth of a message.
     os.write(pairs[1][0].fileno(), (100).to_bytes(4) + bytes(10))
     pairs[1][0].close()
-    served = [Lane(0, [line], 2) for _, line in pairs]
+    served = [Lane(0, [line], 2, makers_of) for _, line in pairs]
     thread = threading.Thread(target=serve, args=(served,), daemon=True)
     thread.start()
-    assert next(reader.load([partial(of_size, 3)])) == (0, 1, 2)
+    assert next(load(reader, [("of_size", 3)])) == [0, 1, 2]
     pairs[0][0].close()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
@@ -218,30 +240,30 @@ def test_a_rank_that_ends_in_the_middle_of_a_word_ends_nobody_else() -> None:
 
 def test_lanes_for_which_least_waits_come_first() -> None:
     with connected([0, 1], 1, 4) as (first, second):
-        _, other = first.load([partial(value, i) for i in range(8)]), second.load([partial(value, 100)])
+        _, other = load(first, [("value", i) for i in range(8)]), load(second, [("value", 100)])
         assert next(other)[0] == 100
         assert settled() == 5
 
 
 def test_blocks_that_are_let_go_are_used_again() -> None:
     with connected([0], 1, 1) as (reader,):
-        values = reader.load([partial(value, i, 1000) for i in range(30)])
+        values = load(reader, [("value", i, 1000) for i in range(30)])
         addresses = set()
         for _ in range(30):
-            _, tensor = next(values)
-            addresses.add(tensor.data_ptr())
-            del tensor
+            _, array = next(values)
+            addresses.add(array.ctypes.data)
+            del array
         # One may be made before the one before it is known to be free.
         assert len(addresses) <= 3
 
 
 @pytest.mark.parametrize(
     ("maker", "kind", "message"),
-    [(bad_sample, UserError, r"^sample 7: no picture$"), (broken, ExecutionError, r"^producer 0: KeyError: 'x'$")],
+    [("bad_sample", UserError, r"^sample 7: no picture$"), ("broken", ExecutionError, r"^producer 0: KeyError: 'x'$")],
 )
-def test_what_a_maker_raises_reaches_who_takes_its_value(maker: object, kind: type[Exception], message: str) -> None:
+def test_what_a_maker_raises_reaches_who_takes_its_value(maker: str, kind: type[Exception], message: str) -> None:
     with connected([0], 1, 2) as (reader,):
-        values = reader.load([partial(value, 0), maker, partial(value, 2)])
+        values = load(reader, [("value", 0), (maker,), ("value", 2)])
         assert next(values)[0] == 0
         with pytest.raises(kind, match=message) as raised:
             next(values)
@@ -250,11 +272,11 @@ def test_what_a_maker_raises_reaches_who_takes_its_value(maker: object, kind: ty
 
 def test_a_producer_that_is_gone_or_silent_is_named() -> None:
     ours, theirs = Pipe()
-    reader = Reader([ours], Hello(0), 0.05, leads=True)
-    values = reader.load([partial(value, 0), partial(value, 1)])
+    reader = Reader([ours], 0, 0.05, leads=True)
+    values = load(reader, [("value", 0), ("value", 1)])
     with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
         next(values)
     theirs.close()
-    values = reader.load([partial(value, 0)])
+    values = load(reader, [("value", 0)])
     with pytest.raises(ExecutionError, match=r"^producer 0: is gone$"):
         next(values)

@@ -14,7 +14,7 @@ import torch
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.points import COLLECTIVES, DeviceProfile
-from entrain_bench.train.profiling import layers
+from entrain_bench.train.profiling import stages as layers
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.packs import Target, targets_of
 from entrain_bench.train.profiling.sampling import Patience

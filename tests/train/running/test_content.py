@@ -16,13 +16,13 @@ from entrain_bench.config.tree import choices
 from entrain_bench.run.experiment import Setting, prepare
 from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import write_windows
-from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
 from entrain_bench.train.running.content import MadeUp, check_input, content_of
 from entrain_bench.train.running.data import SampleData
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.tar import TarSource
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
+from support.train.handover import config_from_json
 from support.train.parity import compare, sample_loss, train_reference
 from support.train.ranks import RankError, run_ranks
 from support.train.runs import CPU, batch, configuration

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.control import planning_group
 from entrain_bench.train.modules import Stage
@@ -29,6 +28,7 @@ from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.settings import P2P_GROUPS
+from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, train_here
 

@@ -7,7 +7,7 @@ import pytest
 
 from entrain_bench.config.tree import choices
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.launching.handover import config_from_json
+from support.train.handover import config_from_json
 from support.train.parity import FAULTS, SPLIT, compare, train_reference
 from support.train.ranks import run_ranks
 from support.train.runs import AUDIO, configuration

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import Step
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import step as step_module
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.runtime import _Iteration
+from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, batch, configuration
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
 from entrain_bench.train.weights import Checkpoint, load_weights, save_weights
-from entrain_bench.train.weights.reading import check_tensors, default_roots
+from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.weights.reading import check_tensors
 from support.builders import TOKENS, placed
 from support.train.modules import module_config, small_model, stage_of
 
@@ -35,7 +37,11 @@ def written(model: ModelSpec, groups: StageGroups, folder: Path) -> dict[tuple[i
     """A model's stages, written into a folder as one checkpoint."""
     cuts = {"vision": 2, "audio": 1, "llm": 2}
     stages = stages_of(model, groups, cuts)
-    layout = Layout(tuple(placed(module, [[[0], [0]]]) for module in model.modules), 1)
+    modules = []
+    for module in model.modules:
+        counts = (cuts[module.name], len(module.layers) - cuts[module.name])
+        modules.append(replace(placed(module, [[[0], [0]]]), layers_per_stage=counts))
+    layout = Layout(tuple(modules), 1)
     save_weights(folder, model, layout, stages, dict.fromkeys(stages, groups), default_roots(model))
     return stages
 

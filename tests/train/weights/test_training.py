@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.launching.handover import config_from_json
 from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.weights import Checkpoint
+from support.train.handover import config_from_json
 from support.train.published_tiny import TinyPublished
 from support.train.ranks import run_ranks
 from support.train.runs import ONE_RANK, batch, configuration, train_here

@@ -51,8 +51,8 @@ def written(path: Path, sizes: list[int], distinct: int = 10**9) -> ParquetSourc
 def pieces(source: ParquetSource) -> list[tuple[int, int]]:
     """Rows of each piece of the only row group, and their bytes."""
     with pq.ParquetFile(source.path, buffer_size=MIB, pre_buffer=False) as file:
-        fields: Fields = source._fields()
-        return [(len(piece), piece.nbytes) for piece in parquet_module._pieces(file, 0, fields)]
+        fields: Fields = source.fields()
+        return [(len(piece), piece.nbytes) for piece in parquet_module._pieces(file, 0, fields.names)]
 
 
 def test_images_that_repeat_take_no_more_memory_than_others(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_file_that_lies_about_its_size_is_not_believed(tmp_path: Path, monkeyp
             self.num_row_groups = metadata.num_row_groups
 
         def row_group(self, _: int) -> Any:
-            return type("Group", (), {"num_rows": 100, "total_byte_size": 1})
+            return type("Group", (), {"num_rows": 100, "total_byte_size": 1, "num_columns": 0})
 
     metadata = pq.ParquetFile.metadata
     monkeypatch.setattr(pq.ParquetFile, "metadata", property(lambda file: Lying(metadata.fget(file))))
@@ -98,7 +98,7 @@ def test_a_file_that_lies_about_its_size_is_not_believed(tmp_path: Path, monkeyp
 def test_rows_are_kept_as_far_as_their_bytes_fit(most_bytes: int, is_kept: bool, tmp_path: Path) -> None:
     source, kept = written(tmp_path / "a.parquet", [100] * 100), Recent[Any](8, most_bytes)
     source.reader(source.files()[0], kept).record(0, Limits())
-    assert (kept.find((tmp_path / "a.parquet", 0, source._fields().names)) is not None) == is_kept
+    assert (kept.find((tmp_path / "a.parquet", 0, source.fields().names)) is not None) == is_kept
 
 
 def test_what_was_made_recently_is_kept_as_far_as_its_bytes_fit() -> None:

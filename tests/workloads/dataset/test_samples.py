@@ -75,9 +75,9 @@ def test_text_alone_does_not_read_the_images(tmp_path: Path, monkeypatch: pytest
     source, read = finevision(tmp_path / "data"), []
     batches = parquet_module._batches
 
-    def noting(file: pq.ParquetFile, group: int, fields: Any) -> Any:
-        read.append(fields.names)
-        return batches(file, group, fields)
+    def noting(file: pq.ParquetFile, group: int, names: Any) -> Any:
+        read.append(names)
+        return batches(file, group, names)
 
     monkeypatch.setattr(parquet_module, "_batches", noting)
     reader = source.reader(source.files()[0], Recent(3))

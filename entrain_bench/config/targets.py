@@ -1,0 +1,85 @@
+"""Which classes a configuration may name by ``_target_``: the suite's, and those in folders that the user names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from entrain_bench.base.errors import OWN_PACKAGES, UserError
+
+TARGET = "_target_"
+CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_trusted: list[str] = []
+
+
+def trust(folder: Path) -> None:
+    """Let targets name what a folder holds, and this process import it."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    if str(folder) not in _trusted:
+        _trusted.append(str(folder))
+
+
+def is_trusted(target: object) -> bool:
+    """Whether a target lies in a module of the suite or of a trusted folder; nothing is imported to find out."""
+    if not isinstance(target, str) or not CLASS_PATH.fullmatch(target):
+        return False
+    top, *inner = target.split(".")[:-1]
+    if top in OWN_PACKAGES:
+        return _is_module(_place(find_spec(top))[-1], *inner)
+    found = [_place(PathFinder.find_spec(top, [folder])) for folder in _trusted]
+    if top in sys.modules:
+        return bool(imported := _place(sys.modules[top].__spec__)) and imported in found
+    return any(found)
+
+
+def check_targets(node: Any, where: str = "") -> None:
+    """Refuse what would build anything but trusted classes, nested as deep as it may be; nothing is imported.
+
+    Raises:
+        UserError: for such a target, and for keys that Hydra would act on (``_args_``, ``_partial_``, ...).
+    """
+    if isinstance(node, list):
+        node = {str(index): value for index, value in enumerate(node)}
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        path = f"{where}.{key}" if where else str(key)
+        if key == TARGET and not is_trusted(value):
+            packages = ", ".join(sorted(OWN_PACKAGES))
+            raise UserError(f"{path}={value}: must be a class of {packages} or of a folder named by --config-dir")
+        if key != TARGET and str(key).startswith("_"):
+            raise UserError(f"{path}={value}: is not supported; of keys with _ in front there is {TARGET} alone")
+        check_targets(value, path)
+
+
+def class_of(target: str) -> type:
+    """The class that a target names, ``module.Class``; of the suite's modules one that the suite defines.
+
+    Raises:
+        ImportError: if there is no such class.
+    """
+    module, _, name = target.rpartition(".")
+    found = getattr(importlib.import_module(module), name, None)
+    if not isinstance(found, type):
+        raise ImportError(f"{module} has no class {name}")
+    if module.partition(".")[0] in OWN_PACKAGES and found.__module__.partition(".")[0] not in OWN_PACKAGES:
+        raise ImportError(f"{name} is not a class of the suite")
+    return found
+
+
+@cache
+def _is_module(folder: str, *inner: str) -> bool:
+    """Whether a package's folder has a module."""
+    path = Path(folder, *inner)
+    return (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
+
+
+def _place(spec: ModuleSpec | None) -> list[str]:
+    """Where a module is: its file, or the folders of a package."""
+    return [str(spec.origin), *(spec.submodule_search_locations or ())] if spec else []

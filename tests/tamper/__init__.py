@@ -1,0 +1,1 @@
+"""``python -m tamper`` (``make tamper``): random changes to a folder of results; no changed number may be shown."""

@@ -1,0 +1,21 @@
+"""The first changes of ``make tamper``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .trial import Folder, problem_of
+
+COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return Folder.made(tmp_path_factory.mktemp("tamper") / "whole")
+
+
+def test_no_change_is_shown_hidden_or_fatal(folder: Folder, tmp_path: Path) -> None:
+    problems = [problem_of(folder, tmp_path / "changed", 0, number) for number in range(COUNT)]
+    assert [problem for problem in problems if problem] == []

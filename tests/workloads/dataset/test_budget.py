@@ -1,0 +1,261 @@
+"""Small files that unpack to more than memory holds are refused in one line, long before memory is short."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run
+from sys import executable
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from entrain_bench_workloads import columns as columns_module
+from entrain_bench_workloads.budget import Budget
+from entrain_bench_workloads.dataset import blocks as blocks_module
+from entrain_bench_workloads.dataset import parquet as parquet_module
+from entrain_bench_workloads.dataset import tar as tar_module
+from entrain_bench_workloads.dataset.decode import decoded_image, decoded_sound
+from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, RawSample, Reason
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.recent import Recent
+from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.dataset.video import VideoFrames
+from entrain_bench_workloads.trace import TraceWorkload
+from support.datasets import video_bytes, wav_bytes, write_repeated, write_tar
+from support.scanned import RULES
+
+GIB = 2**30
+# The command in a process that the kernel ends at 60 CPU seconds and gives 4 GiB more than it takes after its imports.
+GUARDED = """
+import resource, sys
+from pathlib import Path
+import torch, entrain_bench.commands.trace, entrain_bench.cli as cli
+from entrain_bench_workloads.trace import TraceWorkload
+from entrain_bench_workloads.dataset import scan, parquet
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 4 * 2**30, taken + 4 * 2**30))
+try:
+    code = cli.main()
+except SystemExit as error:
+    code = error.code
+# What ru_maxrss says of a process counts its parent's memory at its start.
+(own,) = [int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line]
+print("peak", 1024 * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+
+
+def refused(*arguments: str) -> tuple[str, int]:
+    """The one line that a command ends with, and the most memory that it and its processes took."""
+    done = run([executable, "-c", GUARDED, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line, int(done.stdout.rpartition("peak ")[2])
+
+
+@pytest.fixture(scope="module")
+def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 million list entries in a kilobyte, of a trace's column that a data set may have, too."""
+    path = tmp_path_factory.mktemp("bomb") / "a.parquet"
+    # Written in a process of its own, for it takes a gigabyte.
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:2]\nfrom pathlib import Path\n"
+        "from support.datasets import write_repeated\n"
+        "write_repeated(Path(sys.argv[2]), 200_000_000, 'image_widths', 7)"
+    )
+    run([executable, "-c", code, str(Path(__file__).parents[2]), path], check=True, timeout=120)
+    assert path.stat().st_size < 7000
+    return path
+
+
+@pytest.mark.wide
+def test_a_trace_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path: Path) -> None:
+    line, peak = refused("workload=trace", f"workload.path={bomb}", f"results_dir={tmp_path}")
+    assert f"workload.path={bomb}: 200,000,001 values would take 4.5 GiB of memory, at most 2" in line
+    assert peak < 1.5 * GIB
+
+
+@pytest.mark.wide
+def test_a_data_set_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path: Path) -> None:
+    output = f"output={tmp_path / 'o.parquet'}"
+    line, peak = refused("trace", f"source.path={bomb}", "source.text=[image_widths]", output, "workers=1")
+    assert "has no good sample (1 beyond a limit); the first, a.parquet (after 0 records)" in line
+    assert "row group 1: a row of up to 199,999,999 list entries (write smaller row groups) would take 6.7 GiB" in line
+    assert peak < 1.5 * GIB
+
+
+def test_list_entries_that_python_has_no_room_for_are_refused_before_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Arrow takes for an entry fits, what Python's objects take does not."""
+    monkeypatch.setattr(parquet_module, "BUDGET", Budget(2**26))
+    source = ParquetSource(path=str(write_repeated(tmp_path / "a.parquet", 500_000)), text=["texts"])
+    with pytest.raises(BadSampleError, match=r"1 rows of row group 1 would take .*, at most 0.0625") as error:
+        list(source.samples(source.shards()[0], Limits()))
+    assert error.value.reason is Reason.LIMIT
+    with pytest.raises(BadSampleError, match=r"it would take .* GiB of memory"):
+        source.reader(source.files()[0], Recent(1)).record(0, Limits())
+
+
+def test_many_small_rows_are_within_the_budget(tmp_path: Path) -> None:
+    rows = [["a text"] * 40] * 20_000
+    pq.write_table(pa.table({"texts": rows}), tmp_path / "a.parquet")
+    source = ParquetSource(path=str(tmp_path), text=["texts"])
+    assert sum(isinstance(record, RawSample) for record in source.samples(source.shards()[0], Limits())) == 20_000
+
+
+def test_a_file_that_lies_about_its_entries_is_stopped_by_the_kernel() -> None:
+    with Budget(2**20).held(), pytest.raises(MemoryError):
+        np.ones(2**31, np.uint8)
+    assert len(np.ones(2**20, np.uint8)) == 2**20
+
+
+@pytest.mark.parametrize(
+    ("frame", "count", "what"),
+    [
+        ({"text_tokens": 1}, 20_000_000, "20,000,000 rows with 0 list entries"),
+        ({"text_tokens": 1, "audio_seconds": 86_400.0}, 20_000, "items of 20,000 samples"),
+    ],
+)
+def test_rows_and_items_beyond_the_budget_are_one_line(
+    frame: dict[str, float], count: int, what: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({key: np.full(count, value) for key, value in frame.items()}), tmp_path / "a.parquet")
+    workload = TraceWorkload(path=str(tmp_path / "a.parquet"), on_overlong="truncate")
+    with pytest.raises(ValueError, match=what + r".* would take .* GiB of memory, at most 2 "):
+        workload.source(RULES)
+
+
+def test_other_columns_of_a_trace_count_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "BUDGET", Budget(2**20))
+    write_repeated(tmp_path / "a.parquet", 1_000_000, "others", 7)
+    assert len(TraceWorkload(path=str(tmp_path / "a.parquet")).source(RULES).shapes) == 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [("0.5", "0.5"), ("x", "must be GiB of memory, a number above 0")])
+def test_the_budget_may_be_given(given: str, expected: str) -> None:
+    code = "from entrain_bench_workloads.budget import BUDGET; print(BUDGET.num_bytes / 2**30)"
+    environment = {**os.environ, "ENTRAIN_BENCH_MEMORY_GIB": given}
+    done = run([executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert expected in done.stdout + done.stderr
+
+
+def test_fewer_rows_of_a_large_trace_may_be_taken(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text_tokens": np.ones(20_000_000, np.int8)})
+    frame.to_parquet(tmp_path / "a.parquet", row_group_size=1_000_000)
+    assert len(TraceWorkload(path=str(tmp_path / "a.parquet"), take="first:1000").source(RULES).shapes) == 1000
+
+
+def png(width: int, height: int) -> bytes:
+    """A white image of a bit a pixel, in a kilobyte for every ten million pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    row, packer = bytes(1 + -(-width // 8)), zlib.compressobj(9)
+    pixels = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_an_image_bomb_is_not_decoded() -> None:
+    content = png(30_000, 30_000)
+    assert len(content) < 200_000
+    with (
+        pytest.raises(
+            BadSampleError,
+            match=r"30000x30000 pixels would take 10.1 GiB of memory, at most 2 ",
+        ) as error,
+        decoded_image(content, Limits()),
+    ):
+        pass
+    assert error.value.reason is Reason.LIMIT
+    with decoded_image(png(3000, 2000), Limits()) as image:
+        assert isinstance(image, Image.Image)
+        assert image.size == (3000, 2000)
+
+
+def gzipped(path: Path, members: Iterator[tuple[str, int]]) -> TarSource:
+    """A compressed archive of members of zeros, none of which is ever whole in memory."""
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        for name, size in members:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            file.write(info.tobuf())
+            for _ in range(0, size, 2**24):
+                file.write(bytes(2**24))
+        file.write(bytes(1024))
+    return TarSource(path=str(path))
+
+
+def bad(source: TarSource, **limits: int) -> BadSampleError:
+    records = list(source.samples(source.shards()[0], Limits(**limits)))
+    (found,) = [record.error for record in records if isinstance(record, BadRecord)]
+    return found
+
+
+def test_a_member_of_an_archive_beyond_the_limit_is_not_unpacked(tmp_path: Path) -> None:
+    source = gzipped(tmp_path / "a.tar.gz", iter([("a.jpg", 2**26)]))
+    assert (tmp_path / "a.tar.gz").stat().st_size < 2**17
+    assert "a.jpg: 67108864 bytes, limits.file_bytes=4194304" in str(bad(source, file_bytes=2**22))
+
+
+def test_members_that_fit_are_refused_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_module, "BUDGET", Budget(2**26))
+    source = gzipped(tmp_path / "a.tar.gz", ((f"a.{number}.jpg", 2**24) for number in range(5)))
+    assert "its members would take 0.1 GiB of memory" in str(bad(source))
+
+
+def test_empty_members_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_module, "BUDGET", Budget(2**20))
+    write_tar(tmp_path / "a.tar", [(f"a.x{number}", b"") for number in range(2000)])
+    assert "its members would take" in str(bad(TarSource(path=str(tmp_path / "a.tar"))))
+
+
+def test_a_zip_is_no_archive_that_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"PK\5\6" + bytes(18))
+    with pytest.raises(ValueError, match=r"has no .tar or"):
+        TarSource(path=str(tmp_path)).shards()
+
+
+@pytest.mark.parametrize("lines", [True, False])
+def test_a_record_that_is_too_long_is_not_read(lines: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks_module.MAX_RECORD_BYTES == 2**26
+    monkeypatch.setattr(blocks_module, "MAX_RECORD_BYTES", 2**16)
+    monkeypatch.setattr(blocks_module, "_BLOCK_BYTES", 2**16)
+    path = tmp_path / ("a.jsonl" if lines else "a.json")
+    with path.open("wb") as file:
+        file.write(b"" if lines else b"[")
+        file.write(b'{"text": "' + b"x" * 2**18 + b'"}')
+        file.write(b"\n" if lines else b"]")
+    source = RecordSource(path=str(path), text=["text"])
+    (found,) = [record for shard in source.shards() for record in source.samples(shard, Limits())]
+    assert isinstance(found, BadRecord)
+
+
+def test_a_part_of_a_sound_is_decoded_however_long_the_sound_is() -> None:
+    with pytest.raises(
+        BadSampleError,
+        match=r"86400 s at 4000 Hz would take 7.7 GiB of memory, at most 2 ",
+    ) as error:
+        decoded_sound(wav_bytes(1.0, 4000), Limits(), 0, 86_400)
+    assert error.value.reason is Reason.LIMIT
+    assert len(decoded_sound(wav_bytes(3600.0, 4000), Limits(), 1800, 1830)) == 30 * 16_000
+
+
+def test_frames_that_do_not_fit_together_are_not_decoded() -> None:
+    frames = VideoFrames(video_bytes(64, 48, 10), Limits(), 1000, 1024, 1024)
+    with pytest.raises(BadSampleError, match=r"1000 frames of 1024x1024 would take 5.9 GiB of memory"):
+        frames.between(0, 1000)
