@@ -59,13 +59,13 @@ class FsdpPlanner:
             raise IncompatibleError(
                 f"encoder_optimizers={job.framework.encoder_optimizers}: sharded weights are on all ranks once; 1"
             )
-        samples = profile.draw(self.profile_samples)
-
-        def candidates(each: Profile) -> list[Candidate]:
-            chosen_later = getattr(make_program, "choose_recomputation", False)
-            return by_estimate(_candidates(each, samples, chosen_later=chosen_later))
-
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        samples, later = profile.draw(self.profile_samples), getattr(make_program, "choose_recomputation", False)
+        return fastest_in_trials(
+            profile,
+            lambda each: by_estimate(_candidates(each, samples, chosen_later=later)),
+            make_program,
+            self.num_trials,
+        )
 
 
 def sharded_degrees(job: Job) -> list[Degrees]:

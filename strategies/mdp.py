@@ -125,17 +125,9 @@ def spread(
 ) -> ModuleAssignment:
     """Worker and pass of each item: by falling cost, each to the least-loaded worker of its own, or the local one.
 
-    Equal costs go by index, equal loads to the first worker.
-
-    Args:
-        cost: of each item ``[items]``.
-        first: first of the consecutive workers that each item may go to ``[items]``.
-        num_workers: how many those are.
-        local: worker that each item prefers within the slack, -1 for none ``[items]``.
-        load: what every worker has ``[workers]``; what it gets is added.
-        slack_permille: see ``SpreadItems``.
-        tokens: encoder tokens of each item ``[items]``.
-        max_pass_tokens: see ``SpreadItems``.
+    Equal costs go by index, equal loads to the first worker. An item may go to ``num_workers`` consecutive workers from
+    its first on, and prefers a local one, -1 for none, within the slack (``SpreadItems``). What workers get is added to
+    their load ``[workers]``.
     """
     order = np.argsort(-cost, kind="stable")
     worker = _place(order, cost, first, num_workers, local, load, slack_permille)

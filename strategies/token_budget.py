@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
-from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray

@@ -55,12 +55,7 @@ class Actions(NamedTuple):
     kept_s: FloatArray
 
     def of(self, own: IntArray, members: IntArray) -> Actions:
-        """Some of them alone, numbered anew as their lanes are, on which nothing else runs and waits for nothing else.
-
-        Args:
-            own: their numbers ``[actions]``.
-            members: their lanes ``[lanes]``.
-        """
+        """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
         lane, action = np.zeros(len(self.room_bytes), np.int64), np.zeros(len(self.duration_s), np.int64)
         lane[members], action[own] = np.arange(len(members)), np.arange(len(own))
         (lane_offsets, entries), (user_offsets, users) = (
@@ -84,6 +79,40 @@ PER_ACTION = (
     *("is_backward", "of_llm", "duration_s", "send_s", "receive_s", "size_bytes", "num_waits", "tail_s"),
     *("kept_bytes", "kept_s"),
 )
+
+
+def single_lane_actions(
+    lane: IntArray,
+    is_backward: IntArray,
+    duration_s: FloatArray,
+    size_bytes: IntArray,
+    num_waits: IntArray,
+    user_offsets: IntArray,
+    user_actions: IntArray,
+    room_bytes: IntArray,
+) -> Actions:
+    """Actions of one lane each, whose results are there at once; See ``Actions``."""
+    none, at_once = np.zeros(len(lane), np.int64), np.zeros(len(lane))
+    return Actions(
+        lane_offsets=np.arange(len(lane) + 1),
+        lanes=lane,
+        is_backward=is_backward,
+        of_llm=none,
+        duration_s=duration_s,
+        send_s=at_once,
+        receive_s=at_once,
+        size_bytes=size_bytes,
+        num_waits=num_waits,
+        user_offsets=user_offsets,
+        user_actions=user_actions,
+        user_delay_s=np.zeros(len(user_actions)),
+        station=np.arange(len(room_bytes)),
+        room_bytes=room_bytes,
+        tail_s=at_once,
+        backward=none,
+        kept_bytes=none,
+        kept_s=at_once,
+    )
 
 
 class Wish(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from entrain_bench.balancing.profile import Profile
@@ -95,13 +97,15 @@ def packed_chunks_s(
     return stages[0], stages[1] + (forward[:, None] * kinds).sum(axis=2)
 
 
-def packed_durations(program: Program, profile: Profile) -> FloatArray:
-    """Estimated seconds of every forward and backward of a program by ``packed_chunks_s`` ``[first_action[-1]]``."""
+def packed_durations(
+    program: Program, profile: Profile, chunks_s: Callable[..., tuple[FloatArray, FloatArray]] = packed_chunks_s
+) -> FloatArray:
+    """Estimated seconds of every forward and backward of a program by ``chunks_s`` ``[first_action[-1]]``."""
     duration = np.zeros(int(program.first_action[-1]))
     for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
         remade = program.remade[index] if program.remade else None
         forward, backward = program.forward_actions(index), program.backward_actions(index)
-        duration[forward], duration[backward] = packed_chunks_s(
+        duration[forward], duration[backward] = chunks_s(
             module, placed, program.shapes, program.chunks[index], profile, remade
         )
     return duration

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 
@@ -17,6 +17,17 @@ def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
     edge = np.argsort(draft.dep_actions, kind="stable")
     counts = np.bincount(draft.dep_actions, minlength=int(draft.first_action[-1]))
     return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
+
+
+def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
+    """Lanes of every forward and backward, CSR."""
+    offsets, lanes = [], []
+    for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
+        block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
+        own, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
+        offsets.append(np.diff(own))
+        lanes.append(blocks.lanes[entries])
+    return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
 
 
 def members_of(label: IntArray, num_labels: int) -> list[IntArray]:

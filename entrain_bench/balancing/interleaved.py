@@ -15,7 +15,7 @@ from entrain_bench.balancing.schedules import (
     one_f_one_b,
 )
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import ZeroBubbleH1, ZeroBubbleV, valley_of
+from entrain_bench.balancing.zero_bubble import Turns, ZeroBubbleH1, ZeroBubbleV, valley_of
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
@@ -81,21 +81,6 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     return build_program(model, layout, shapes, chunks, slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """A pipeline whose stages go round its ranks several times.
-
-    Attributes:
-        num_ranks: ranks (blocks) of a replica.
-        turns: virtual stages of each.
-        places: place of each module's stages in the chain of all ``[stages]``.
-    """
-
-    num_ranks: int
-    turns: int
-    places: tuple[IntArray, ...]
-
-
 def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     """The interleaved pipeline that a layout is; None if it is none.
 
@@ -135,7 +120,7 @@ class Interleaved(OneForwardOneBackward):
         if max(placed.stages_per_rank for placed in layout.modules) > 1 or chain_of_turns(model, layout) is not None:
             self._refuse_eager("virtual stages")
             return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)
-        return OneForwardOneBackward.schedule(self, shapes, layout, assignment, profile)
+        return self.in_chain(shapes, layout, assignment, profile)
 
     def _refuse_eager(self, what: str) -> None:
         if self.eager != "none":

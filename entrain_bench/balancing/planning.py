@@ -14,8 +14,8 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
-from entrain_bench.specs.job import Degrees, Job
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.job import Degrees, Job, divisors
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -265,6 +265,13 @@ def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], l
     ahead = max((len(layers[index]) for index in range(model.llm_index)), default=0) if leading else 0
     first = {Role.ENCODER: 0, Role.LLM: ahead}
     return [first.get(module.role, pp - len(split)) for module, split in zip(model.modules, layers, strict=True)]
+
+
+def tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
+    """Divisors of a node that divide heads, key-value heads (their count) and feed-forward width of all modules."""
+    configs = [module.config for module in modules]
+    sizes = [size for own in configs for size in (own.num_heads, own.num_kv_heads, own.ffn_hidden_size)]
+    return [tp for tp in divisors(job.cluster.gpus_per_node) if all(size % tp == 0 for size in sizes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
 from entrain_bench.program.boundary import is_colocated, ratio_of
 from entrain_bench.program.layout import Layout
@@ -165,6 +165,19 @@ def chain_program(
             _, weight = one_f_one_b(last[:, None] + weight_delay[index], count, ahead)
         slots.append(Slots(forward, backward, weight))
     return build_program(model, layout, shapes, chunks, slots)
+
+
+def unordered_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
+    """A chain's actions and dependencies, which do not depend on slots, in no order yet (``ordered_program``)."""
+    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
+    empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
+    return build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+
+
+def ordered_program(draft: Program, slot: IntArray) -> Program:
+    """The program in the order of a slot for each forward and backward ``[first_action[-1]]``."""
+    passes = [(draft.forward_actions(index), draft.backward_actions(index)) for index in range(len(draft.chunks))]
+    return reorder(draft, [Slots(slot[forward], slot[backward]) for forward, backward in passes])
 
 
 def learns(module: ModuleSpec) -> bool:

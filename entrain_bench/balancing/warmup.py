@@ -11,7 +11,7 @@ import numpy as np
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
-from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
+from entrain_bench.balancing.schedules import backward_microbatch, chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks
@@ -38,28 +38,36 @@ class WarmUp(Recomputation):
         check_choices(self, "strategy.scheduler", eager=EAGER)
         check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
 
-    def forwards(
+    def in_chain(
         self,
         shapes: SampleShapes,
         layout: Layout,
         assignment: Assignment,
         profile: Profile,
         split_backward: bool = False,
-    ) -> list[IntArray]:
-        """Forwards before the first backward, for every module ``[stages]``.
+    ) -> Program:
+        """1F1B over the chain of all stages (``chain_program``) with this warm-up.
 
         Raises:
             IncompatibleError: if the modules do not form a chain.
         """
         model = profile.job.model
-        if self.eager == "none" or self.max_extra_forwards == 0:
-            return stages_behind(layout, model.llm_index)
-        behind = stages_behind(layout, model.llm_index)
-        handed = profile.memory.handed_bytes(chain_program(model, shapes, layout, assignment, behind, split_backward))
-        chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
-        freed = backward_microbatch(model, shapes, assignment, chunks)
-        only_encoders = self.eager == "encoder"
-        return eager_warmup(profile, shapes, layout, chunks, freed, handed, only_encoders, self.max_extra_forwards)
+        warmup = stages_behind(layout, model.llm_index)
+        program = chain_program(model, shapes, layout, assignment, warmup, split_backward)
+        if self.eager != "none" and self.max_extra_forwards != 0:
+            freed = backward_microbatch(model, shapes, assignment, program.chunks)
+            warmup = eager_warmup(
+                profile,
+                shapes,
+                layout,
+                program.chunks,
+                freed,
+                profile.memory.handed_bytes(program),
+                self.eager == "encoder",
+                self.max_extra_forwards,
+            )
+            program = chain_program(model, shapes, layout, assignment, warmup, split_backward)
+        return self.within_memory(program, profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +82,7 @@ class OneForwardOneBackward(WarmUp):
         Raises:
             IncompatibleError: if the modules do not form a chain.
         """
-        warmup = self.forwards(shapes, layout, assignment, profile)
-        return self.within_memory(chain_program(profile.job.model, shapes, layout, assignment, warmup), profile)
+        return self.in_chain(shapes, layout, assignment, profile)
 
 
 def eager_warmup(

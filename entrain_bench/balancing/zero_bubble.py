@@ -123,27 +123,29 @@ class ZeroBubbleV(ZeroBubble):
 
 
 @dataclass(frozen=True, slots=True)
-class Valley:
-    """A pipeline that goes down its ranks and back up: place i is on rank i, and on 2p - 1 - i from the p-th on.
+class Turns:
+    """A pipeline whose stages go round its ranks several times.
 
     Attributes:
-        num_ranks: ranks (blocks) of a replica, p.
+        num_ranks: ranks (blocks) of a replica.
+        turns: virtual stages of each.
         places: place of each module's stages in the chain of all ``[stages]``.
     """
 
     num_ranks: int
+    turns: int
     places: tuple[IntArray, ...]
 
 
-def valley_of(model: ModelSpec, layout: Layout) -> Valley | None:
-    """The V that a layout is; None if it is none."""
+def valley_of(model: ModelSpec, layout: Layout) -> Turns | None:
+    """The V that a layout is, place i on rank i, and on 2p - 1 - i from the p-th on; None if it is none."""
     # Where encoders end on the lowest rank the LLM may begin on its other place.
     for found in (chain_of_places(model, layout, apart) for apart in (False, True)):
         if found is not None:
             of_place, places = found
             num_ranks = len(np.unique(of_place))
             if num_ranks > 1 and len(of_place) == 2 * num_ranks and np.array_equal(of_place, of_place[::-1]):
-                return Valley(num_ranks, places)
+                return Turns(num_ranks, 2, places)
     return None
 
 
@@ -152,7 +154,7 @@ def _valley_program(
     shapes: SampleShapes,
     layout: Layout,
     assignment: Assignment,
-    valley: Valley,
+    valley: Turns,
     max_weight_delay: int,
 ) -> Program:
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
@@ -175,19 +177,14 @@ def zb_v_slots(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Slots of forwards, backwards and weight passes at every place of the V ``[chunks, 2 ranks]``.
 
-    The order of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at
-    least 2p - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being
-    its stages on the way down and up, F, B and W its passes in order:
+    Chunks run forward by their position in the replica's order, backward in the place of position ``last``. The order
+    of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at least 2p
+    - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being its stages on
+    the way down and up, F, B and W its passes in order:
 
     1. 2(p - i) - 1 times F0, then i times F1 F0, then p - i times F1 B1 W1;
     2. F0 B0 W0 F1 B1 W1 in turn, without F0 where there is none left, until there is no F1;
     3. i times B0 B1, then p - i times B0 W0, then all W1 that are left, then all W0.
-
-    Args:
-        microbatch: position in the replica's order ``[chunks]``.
-        last: position in whose place the chunk runs backward ``[chunks]``.
-        num_microbatches: microbatches of that replica ``[chunks]``.
-        num_ranks: ranks (blocks) of the pipeline, p.
     """
     p = num_ranks
     i = np.arange(p)

@@ -211,14 +211,8 @@ def spread_chunks(
     """Copy of the encoder that runs each item's chunk ``[items]``.
 
     First the heavy chunks, the heaviest first, each to the copy that has most of its share left; then, chunk after
-    chunk, to the copy furthest below its share.
-
-    Args:
-        replica: whose copies share the work of each item ``[items]``.
-        chunk: place of its chunk in their order ``[items]``.
-        cost_s: of each item ``[items]``.
-        shares: of the copies ``[replicas, copies]``.
-        chunk_s: what a chunk costs besides.
+    chunk, to the copy furthest below its share. Replicas are those whose copies share the work of each item; ``chunk``
+    is its place in their order, ``chunk_s`` what a chunk costs besides. Shares are ``[replicas, copies]``.
     """
     if not len(replica):
         return np.zeros(0, np.int64)

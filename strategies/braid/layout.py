@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 from .work import chunk_layers_s, chunk_tokens, split_around, unit_layers_s
+
+if TYPE_CHECKING:
+    from .planner import BraidPlanner
 
 # Alternations between splitting the LLM around the encoders and the encoders around the LLM.
 JOINT_ROUNDS = 4
@@ -102,31 +106,12 @@ class Split:
     busiest_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Freedom:
-    """What shapes may have.
-
-    Attributes:
-        encoder_degrees: whether encoders have TP and CP of their own.
-        spans: numbers of the LLM's blocks that a stage of an encoder may then take besides one.
-        copies: whether a replica may hold several copies of an encoder in a chain.
-        joint: see ``Shape``.
-        llm_stages: whether the LLM may have fewer stages than a replica has blocks.
-    """
-
-    encoder_degrees: bool = True
-    spans: tuple[int, ...] = ()
-    copies: bool = True
-    joint: bool = True
-    llm_stages: bool = True
-
-
 def others(model: ModelSpec) -> dict[int, ModuleSpec]:
     """The modules that a replica holds copies of, all but the LLM, by their positions in the model."""
     return {index: module for index, module in enumerate(model.modules) if index != model.llm_index}
 
 
-def encoder_degrees(job: Job, degrees: Degrees, freedom: Freedom) -> Iterator[tuple[int, int]]:
+def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterator[tuple[int, int]]:
     """TP and CP that encoders may have, that of the LLM first.
 
     Those of a block of the LLM, or of a part of it; then those of several blocks, for items that would keep one block
@@ -134,11 +119,11 @@ def encoder_degrees(job: Job, degrees: Degrees, freedom: Freedom) -> Iterator[tu
     """
     yield degrees.tp, degrees.cp
     modules = others(job.model)
-    if not freedom.encoder_degrees or not modules:
+    if not planner.encoder_degrees or not modules:
         return
     sizes = [size for module in modules.values() for size in module.sharded_sizes.values()]
     inside = [(tp, cp) for tp in reversed(divisors(degrees.tp)) for cp in divisors(degrees.tp * degrees.cp // tp)]
-    wide = [blocks for blocks in freedom.spans if degrees.pp % blocks == 0]
+    wide = [blocks for blocks in planner.spans if degrees.pp % blocks == 0]
     across = [
         pair for blocks in wide for pair in ((degrees.tp, degrees.cp * blocks), (degrees.tp * blocks, degrees.cp))
     ]
@@ -282,7 +267,7 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
     return [*dict.fromkeys(found)]
 
 
-def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -> Iterator[Shape]:
+def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPlanner) -> Iterator[Shape]:
     """Every shape of a job's degrees and of some choices of recomputation, with the microbatches of its size."""
     model = job.model
     fewest = min((len(module.layers) for module in others(model).values()), default=0)
@@ -291,10 +276,10 @@ def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], freedom: Freedom) -
             continue
         if not fewest and len(model.llm.layers) < degrees.pp:
             continue
-        for (tp, cp), again in product(encoder_degrees(job, degrees, freedom), choices):
+        for (tp, cp), again in product(encoder_degrees(job, degrees, planner), choices):
             stages = degrees.pp * degrees.tp * degrees.cp // max(tp * cp, degrees.tp * degrees.cp)
-            runs = divisors(stages) if freedom.copies and fewest else [1]
+            runs = divisors(stages) if planner.encoder_copies and fewest else [1]
             runs = [run for run in runs if not fewest or stages // run <= fewest]
-            for segments, (count, stride) in product(runs, llm_places(job, degrees, freedom.llm_stages)):
+            for segments, (count, stride) in product(runs, llm_places(job, degrees, planner.llm_stages)):
                 microbatches = job.num_microbatches(degrees.dp)
-                yield Shape(degrees, tp, cp, segments, count, stride, freedom.joint, again, microbatches)
+                yield Shape(degrees, tp, cp, segments, count, stride, planner.joint, again, microbatches)

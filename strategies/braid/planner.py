@@ -20,7 +20,7 @@ from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Freedom, Shape, Work, place, shapes_of, split_layers
+from .layout import Shape, Work, place, shapes_of, split_layers
 
 # Replicas whose schedules are believed where a layout has more of them.
 DRAFT_REPLICAS = 16
@@ -120,9 +120,7 @@ class BraidPlanner:
         """All shapes that could be among the best, those with the least busy ranks first."""
         job = profile.job
         choices = recompute_choices(job, chosen_later=recompute_later)
-        spans = tuple(self.spans)
-        freedom = Freedom(self.encoder_degrees, spans, self.encoder_copies, self.joint, self.llm_stages)
-        plain = shapes_of(job, choices, freedom)
+        plain = shapes_of(job, choices, self)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
         least_s = [decisive(work.least_s(shape)) for shape in shapes]
         rated: list[tuple[float, int]] = []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from entrain_bench.balancing.actions import BACKWARD, Actions
 from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
-from entrain_bench.balancing.groups import chunk_groups, components, members_of, users_of
+from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, members_of, users_of
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 
@@ -65,7 +66,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     layout, count = draft.layout, int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
-    believed = _believed(draft, profile, lanes, row, None)
+    believed, room_bytes = _believed(draft, profile, lanes, row, None)
     handed = profile.handovers(draft)
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]
@@ -80,28 +81,23 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     partner = np.arange(count)
     for index in range(len(draft.chunks)):
         partner[draft.forward_actions(index)] = draft.backward_actions(index)
-    places = [np.arange(own.pp) for own in layout.modules]
-    stage = np.concatenate([np.zeros(0, np.int64), *places])
-    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / (1.0 + stage.max(initial=0))
+    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(own.pp for own in layout.modules))
     actions = Actions(
-        lane_offsets,
-        lanes,
-        is_backward,
-        (draft.module[:count] >= draft.model.llm_index).astype(np.int64),
-        believed.duration_s,
-        handed.send_s[:count],
-        handed.receive_s[:count],
-        believed.size_bytes,
-        np.diff(draft.dep_offsets)[:count],
-        user_offsets,
-        user_actions,
-        handed.delay_s[edge],
-        station,
-        believed.room_bytes,
-        tail_s,
-        partner,
-        believed.kept_bytes,
-        believed.kept_s,
+        **believed,
+        lane_offsets=lane_offsets,
+        lanes=lanes,
+        is_backward=is_backward,
+        of_llm=(draft.module[:count] >= draft.model.llm_index).astype(np.int64),
+        send_s=handed.send_s[:count],
+        receive_s=handed.receive_s[:count],
+        num_waits=np.diff(draft.dep_offsets)[:count],
+        user_offsets=user_offsets,
+        user_actions=user_actions,
+        user_delay_s=handed.delay_s[edge],
+        station=station,
+        room_bytes=room_bytes,
+        tail_s=tail_s,
+        backward=partner,
     )
     inner = groups.rank[is_backward, chunk] + depth
     replicas = []
@@ -121,34 +117,22 @@ def recomputing(
     Where ``plain``, the program without recomputation, is given, the list scheduler may keep activations instead.
     """
     lane_offsets, lanes = lanes_of_actions(program)
-    believed = _believed(program, profile, lanes, rows_of(lane_offsets), plain)
+    believed, room_bytes = _believed(program, profile, lanes, rows_of(lane_offsets), plain)
     found = []
     for replica in replicas:
-        own = replica.own
-        actions = replica.actions._replace(
-            duration_s=believed.duration_s[own],
-            size_bytes=believed.size_bytes[own],
-            room_bytes=believed.room_bytes[replica.members],
-            kept_bytes=believed.kept_bytes[own],
-            kept_s=believed.kept_s[own],
-        )
+        decided = {name: values[replica.own] for name, values in believed.items()}
+        actions = replica.actions._replace(**decided, room_bytes=room_bytes[replica.members])
         found.append(replace(replica, actions=actions))
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Believed:
-    """What recomputation decides about actions and lanes; see ``Actions``."""
+def _believed(
+    program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None
+) -> tuple[dict[str, Any], IntArray]:
+    """What recomputation decides about actions, by name, and ``room_bytes`` (``Actions``).
 
-    duration_s: FloatArray
-    size_bytes: IntArray
-    room_bytes: IntArray
-    kept_bytes: IntArray
-    kept_s: FloatArray
-
-
-def _believed(program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None) -> _Believed:
-    """Arguments as before; lanes of all actions, and the action that each of them belongs to ``[entries]``."""
+    Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
+    """
     memory, count = profile.memory, int(program.first_action[-1])
     change, working = (values[:count] for values in memory.action_bytes(program))
     duration_s = packed_durations(program, profile)
@@ -162,15 +146,6 @@ def _believed(program: Program, profile: Profile, lanes: IntArray, row: IntArray
     np.maximum.at(most, lanes, working[row])
     extra = memory.posted_bytes(program)
     room = np.floor(profile.job.planning_budget_bytes - memory.lane_state_bytes(program.layout) - extra - most)
-    return _Believed(duration_s, np.ceil(np.abs(change)).astype(np.int64), room.astype(np.int64), kept_bytes, kept_s)
-
-
-def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
-    """Lanes of every forward and backward, CSR."""
-    offsets, lanes = [], []
-    for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
-        block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
-        own, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
-        offsets.append(np.diff(own))
-        lanes.append(blocks.lanes[entries])
-    return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
+    size_bytes = np.ceil(np.abs(change)).astype(np.int64)
+    decided = {"duration_s": duration_s, "size_bytes": size_bytes, "kept_bytes": kept_bytes, "kept_s": kept_s}
+    return decided, room.astype(np.int64)

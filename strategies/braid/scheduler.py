@@ -1,4 +1,7 @@
-"""The order of actions on every rank."""
+"""The order of actions on every rank, by a search over orders of groups.
+
+Seeds come first, then moves on the slowest replica only, each scored by the list scheduler.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,202 @@ from itertools import islice, product
 from typing import ClassVar
 
 import numpy as np
+from numba import njit
 
+from entrain_bench.balancing.actions import State, Wish, room_for
 from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
-from entrain_bench.balancing.schedules import chain_chunks
+from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, require
-from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .replicas import Replica, recomputing, replicas_of
-from .search import Rules, Search, improve, ordered
+
+# A replica this close to the work of its busiest lane has nothing left to search for.
+CLOSE = 1e-3
+# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
+WORSE = 1 + 1e-6
+# Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
+BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
+# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
+ELSEWHERE, TOGETHER, SWAPPED, SHIFTED = 0.45, 0.6, 0.75, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What schedules may look like.
+
+    Attributes:
+        leads: numbers of groups by which the LLM's actions go before encoders'.
+        holds: encoder backwards that take so many times as long as the LLM's mean one are held; 0: none are.
+        alternate: see ``Wish``.
+        ahead: groups by which encoder forwards may be ahead of the LLM's and still go before them; 0: they have no rule
+            of their own.
+        keep: see ``Wish``.
+    """
+
+    leads: tuple[int, ...]
+    holds: tuple[float, ...] = (0.0,)
+    alternate: bool = True
+    ahead: int = 0
+    keep: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A point of the search: order of a replica's groups, shifts of their backwards, the LLM's lead, what is held."""
+
+    order: IntArray
+    shift: IntArray
+    lead: int
+    hold: float
+
+    def effect(self, replica: Replica) -> tuple[bytes, bytes, int, int]:
+        """The same for choices that lead to the same schedule: a lead beyond all groups, a hold that holds the same."""
+        most = len(self.order) + int(self.shift.max()) - int(self.shift.min())
+        num_held = int(np.sum(replica.held_s > self.hold * replica.llm_backward_s)) if self.hold else 0
+        return self.order.tobytes(), self.shift.tobytes(), min(self.lead, most), num_held
+
+
+@dataclass(slots=True)
+class Search:
+    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds.
+
+    ``known`` says when schedules end, by ``Choice.effect``.
+    """
+
+    replica: Replica
+    rules: Rules
+    start: Choice | None = None
+    known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
+    state: State = field(init=False)
+    seeds: list[Choice] = field(init=False)
+    best: Choice = field(init=False)
+    end_s: float = field(init=False, default=np.inf)
+    place: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = room_for(self.replica.actions, len(self.replica.load_s))
+        self.seeds = first_choices(self.replica, self.rules) if self.start is None else [self.start]
+        self.place = np.zeros(len(self.replica.own), np.int64)
+        self.score(self.seeds.pop(0))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the busiest lane hardly waits."""
+        return self.end_s <= self.replica.floor_s * (1 + CLOSE)
+
+    def score(self, choice: Choice) -> None:
+        """Make the schedule of a choice, and keep it if it is no slower than the best one."""
+        replica, rules, effect = self.replica, self.rules, choice.effect(self.replica)
+        if effect in self.known and effect == self.best.effect(replica):
+            self.best = choice
+            return
+        if decisive(self.known.get(effect, 0.0)) > decisive(self.end_s):
+            return
+        place = np.empty_like(self.place)
+        self.known[effect] = end_s = _scheduled(
+            replica.actions,
+            (replica.group, replica.inner),
+            (choice.order, choice.shift),
+            (-rules.ahead or choice.lead, choice.lead),
+            float(choice.hold * replica.llm_backward_s),
+            rules.alternate,
+            float(rules.keep),
+            self.state,
+            place,
+            self.end_s * WORSE,
+        )
+        if decisive(end_s) <= decisive(self.end_s):
+            self.best, self.end_s, self.place = choice, end_s, place
+
+
+@njit(cache=True, nogil=True)
+def _scheduled(  # type: ignore[no-untyped-def]
+    actions, labels, moves, leads, hold_s, alternate, keep, state, place, limit_s
+):
+    """When the schedule of a choice ends; its places go to ``place`` ``[actions]``.
+
+    Labels are group and ``inner`` of each action (``Replica``), moves the order of the groups and shifts of their
+    backwards, leads those of the LLM's forwards and backwards; encoder backwards longer than ``hold_s`` are held, none
+    if it is 0. For the others see ``Wish`` and ``list_schedule``.
+    """
+    (own_group, inner), (order, shift), count = labels, moves, len(place)
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    group, priority, is_held = position[own_group], np.empty(count), np.zeros(count, np.int64)
+    for action in range(count):
+        backward, of_llm = actions.is_backward[action], actions.of_llm[action]
+        shifted = group[action] + backward * shift[own_group[action]] - leads[backward] * of_llm
+        priority[action] = shifted * (2.0 * count) + inner[action]
+        is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
+    wish = Wish(group, priority, is_held, alternate, keep, True)
+    return list_schedule(actions, wish, state, place, limit_s)[0]
+
+
+def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
+    """To begin with: as dealt, and hills with the lightest groups at both ends; each with every lead and hold."""
+    count = len(replica.load_s)
+    still = np.zeros(count, np.int64)
+    rising = np.argsort(replica.load_s, kind="stable")
+    orders = [np.arange(count)]
+    for share in (8, 16, 4):
+        ends = max(1, count // share)
+        orders.append(np.concatenate([rising[:ends], rising[2 * ends :][::-1], rising[ends : 2 * ends]]))
+    return [Choice(order, still, lead, hold) for order in orders for lead in rules.leads for hold in rules.holds]
+
+
+def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
+    """A neighbour of a choice."""
+    draw, count = rng.random(), len(choice.order)
+    order, shift, lead, hold = choice.order, choice.shift, choice.lead, choice.hold
+    if draw < TOGETHER or count < 3:
+        size = 1 if draw < ELSEWHERE else int(rng.integers(2, BLOCK))
+        first = int(rng.integers(count))
+        block, rest = order[first : first + size], np.delete(order, slice(first, first + size))
+        goal = int(rng.integers(len(rest) + 1))
+        order = np.concatenate([rest[:goal], block, rest[goal:]])
+    elif draw < SWAPPED:
+        one, other = rng.integers(count, size=2)
+        order = order.copy()
+        order[[one, other]] = order[[other, one]]
+    elif draw < SHIFTED:
+        shift = shift.copy()
+        shift[rng.integers(count)] = SHIFTS[int(rng.integers(len(SHIFTS)))]
+    else:
+        lead = rules.leads[int(rng.integers(len(rules.leads)))]
+        hold = rules.holds[int(rng.integers(len(rules.holds)))]
+    return Choice(order, shift, lead, hold)
+
+
+def improve(searches: list[Search], rollouts: int) -> None:
+    """Look for faster schedules, with so many rollouts of all replicas together.
+
+    The slowest replica decides, so that every rollout is its: its seeds first, then moves.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(rollouts):
+        slowest = max(searches, key=lambda one: decisive(one.end_s))
+        if slowest.is_done:
+            break
+        slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.rules, rng))
+
+
+def ordered(draft: Program, searches: list[Search]) -> Program:
+    """The program in the order that searches found."""
+    slot = np.zeros(int(draft.first_action[-1]), np.int64)
+    for found in searches:
+        slot[found.replica.own] = found.place
+    return ordered_program(draft, slot)
+
 
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 24
@@ -91,11 +275,7 @@ class BraidScheduler(Recomputation):
                 raise IncompatibleError(
                     f"schedule: weights of {own.module} are sharded; Braid orders replicas one by one"
                 )
-        model = profile.job.model
-        chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-        empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
-        # Actions and dependencies do not depend on slots.
-        draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+        draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
         searches = self._search(draft, assignment, profile)
         first = ordered(draft, searches)

@@ -100,18 +100,13 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
     return total
 
 
-def split_chain(layer_s: FloatArray, base_s: FloatArray) -> tuple[int, ...]:
+@njit(cache=True)
+def cuts(layer_s, base_s):  # type: ignore[no-untyped-def]
     """Consecutive layers for each of some lanes that have work already, so that the busiest is least busy.
 
     Every lane gets a layer; of equally good splits the one whose later lanes have most. Seconds are those of each layer
-    ``[layers]`` and what each lane has ``[lanes]``.
+    ``[layers]`` and what each lane has ``[lanes]``; the result is each lane's first layer, and their number.
     """
-    return tuple(np.diff(_cuts(layer_s, np.ascontiguousarray(base_s, np.float64))).tolist())
-
-
-@njit(cache=True)
-def _cuts(layer_s, base_s):  # type: ignore[no-untyped-def]
-    """First layer of every lane, and the number of layers ``[lanes + 1]``."""
     lanes, count = len(base_s), len(layer_s)
     prefix = np.zeros(count + 1)
     prefix[1:] = np.cumsum(layer_s)
@@ -164,7 +159,7 @@ def split_around(  # type: ignore[no-untyped-def]
     bounds = np.zeros((rounds, len(offsets) - 1, stages + 1), np.int64)
     busiest_s, encoder_lane_s = np.zeros(rounds), np.zeros(lanes)
     for turn in range(rounds):
-        llm_bounds[turn] = _cuts(llm_s, encoder_lane_s[llm_blocks])
+        llm_bounds[turn] = cuts(llm_s, encoder_lane_s[llm_blocks])
         llm_lane_s = np.zeros(lanes)
         llm_lane_s[llm_blocks] = _stage_sums(llm_s, llm_bounds[turn])
         busy_s = llm_lane_s.copy()
@@ -178,7 +173,7 @@ def split_around(  # type: ignore[no-untyped-def]
                     beside_s[stage] = max(beside_s[stage], llm_lane_s[lane] + encoder_lane_s[lane])
                 for copy in range(segment * copies_abreast, (segment + 1) * copies_abreast):
                     base_s[0, copy, stage] = max(base_s[0, copy, stage], busy_s[lane])
-            bounds[turn, index] = _cuts(own_s / copies, beside_s)
+            bounds[turn, index] = cuts(own_s / copies, beside_s)
             cost_s = _stage_sums(own_s, bounds[turn, index])
             shares = _shares(base_s, cost_s.reshape(1, stages))[0][0]
             for lane in range(lanes):

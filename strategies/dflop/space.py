@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.planning import Island, place_islands
+from entrain_bench.balancing.planning import Island, place_islands, tensor_degrees
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
-from entrain_bench.specs.model import ModuleSpec
 
 from .profiling import DataShapes
 
@@ -66,9 +65,9 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
         require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
     if asked.dp:
         require(batch % asked.dp == 0, "layout.dp", asked.dp, f"a divisor of global_batch={batch}")
-    tps = _tensor_degrees(job, job.model.encoders)
+    tps = tensor_degrees(job, job.model.encoders)
     encoder = _degrees(ranks, tps, min(len(m.layers) for m in job.model.encoders), np.arange(1, batch + 1))
-    tps = [asked.tp] if asked.tp else _tensor_degrees(job, [job.model.llm])
+    tps = [asked.tp] if asked.tp else tensor_degrees(job, [job.model.llm])
     dps = np.arange(1, batch + 1)
     dps = np.array([asked.dp]) if asked.dp else dps if any_dp else dps[batch % dps == 0]
     llm = _degrees(ranks, tps, len(job.model.llm.layers), dps)
@@ -88,14 +87,6 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
             f"LLM has at most one stage a layer and a DP that suits global_batch={batch}"
         )
     return plans
-
-
-def _tensor_degrees(job: Job, modules: tuple[ModuleSpec, ...] | list[ModuleSpec]) -> list[int]:
-    """Divisors of a node that divide heads, key-value heads (their count) and feed-forward width of all modules."""
-    configs = [module.config for module in modules]
-    sizes = [s for c in configs for s in (c.num_heads, c.num_kv_heads, c.ffn_hidden_size)]
-    node = job.cluster.gpus_per_node
-    return [t for t in range(1, node + 1) if node % t == 0 and all(size % t == 0 for size in sizes)]
 
 
 def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray:

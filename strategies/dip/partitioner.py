@@ -58,11 +58,12 @@ class DipPlanner:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-
-        def candidates(each: Profile) -> list[Candidate]:
-            return by_estimate(self._candidates(each, samples, batch, make_program))
-
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return fastest_in_trials(
+            profile,
+            lambda each: by_estimate(self._candidates(each, samples, batch, make_program)),
+            make_program,
+            self.num_trials,
+        )
 
     def _candidates(
         self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram

@@ -10,10 +10,10 @@ import numpy as np
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all, recompute_by_chunk
-from entrain_bench.balancing.schedules import chain_chunks
+from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import IncompatibleError, require
-from entrain_bench.program import Program, Slots, build_program, reorder
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -63,17 +63,11 @@ class DipScheduler(Recomputation):
             IncompatibleError: if a stage spans several lanes (modules that share some ranks with different TP or CP),
                 for the interleaver gives each action one lane.
         """
-        model = profile.job.model
         if any(np.any(np.diff(blocks.offsets) != 1) for blocks in layout.blocks):
             raise IncompatibleError(
                 "strategy.scheduler: DIP's interleaver needs one TP x CP for modules on the same ranks"
             )
-        chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-        empty = [
-            np.zeros((len(rows), placed.pp), np.int64) for rows, placed in zip(chunks, layout.modules, strict=True)
-        ]
-        # Actions and dependencies do not depend on slots.
-        draft = build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+        draft = unordered_program(profile.job.model, shapes, layout, assignment)
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return self._ordered(draft, assignment, profile)
         exact = self.memory == "exact"
@@ -86,9 +80,4 @@ class DipScheduler(Recomputation):
     def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
         """The program in the order that the search finds."""
         segments = segments_of(draft, assignment, profile, by_module=self.priorities == "modality")
-        slot = best_slots(segments, self.search_rounds, self.search_seconds)
-        slots = [
-            Slots(slot[draft.forward_actions(index)], slot[draft.backward_actions(index)])
-            for index in range(len(draft.chunks))
-        ]
-        return reorder(draft, slots)
+        return ordered_program(draft, best_slots(segments, self.search_rounds, self.search_seconds))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from entrain_bench.balancing.actions import Actions, Wish, room_for
+from entrain_bench.balancing.actions import Wish, room_for
 from entrain_bench.balancing.groups import members_of
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import LN_2, log2
@@ -215,10 +215,9 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     more follow, none of which starts after so many ``seconds`` of wall time.
     """
     started = perf_counter()
-    num_sets, num_actions = len(segments.num_groups), len(segments.lane)
-    own = members_of(segments.lane_set[segments.lane], num_sets)
-    parts = _actions(segments)
-    actions = [parts.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
+    num_sets, num_actions = len(segments.num_groups), len(segments.actions.lanes)
+    own = members_of(segments.lane_set[segments.actions.lanes], num_sets)
+    actions = [segments.actions.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
     states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
     trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
@@ -246,32 +245,6 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     for each, place in zip(own, places, strict=True):
         slot[each] = place
     return slot
-
-
-def _actions(segments: Segments) -> Actions:
-    """The segments for the list scheduler: one lane each, and what they hand on is there at once."""
-    count, num_lanes = len(segments.lane), len(segments.room_bytes)
-    none, at_once = np.zeros(count, np.int64), np.zeros(count)
-    return Actions(
-        lane_offsets=np.arange(count + 1),
-        lanes=segments.lane,
-        is_backward=segments.is_backward,
-        of_llm=none,
-        duration_s=segments.duration_s,
-        send_s=at_once,
-        receive_s=at_once,
-        size_bytes=segments.size_bytes,
-        num_waits=segments.num_waits,
-        user_offsets=segments.user_offsets,
-        user_actions=segments.user_actions,
-        user_delay_s=np.zeros(len(segments.user_actions)),
-        station=np.arange(num_lanes),
-        room_bytes=segments.room_bytes,
-        tail_s=at_once,
-        backward=none,
-        kept_bytes=none,
-        kept_s=at_once,
-    )
 
 
 @njit(cache=True, nogil=True)

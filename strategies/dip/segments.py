@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import covered_layer_s, stages_s
-from entrain_bench.balancing.groups import chunk_groups, components, users_of
+from entrain_bench.balancing.actions import Actions, single_lane_actions
+from entrain_bench.balancing.beliefs import covered_layer_s, packed_durations, stages_s
+from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, users_of
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
@@ -39,36 +40,11 @@ def chunk_s(
     return forward, backward
 
 
-def believed_durations(program: Program, profile: Profile) -> FloatArray:
-    """Believed seconds of every forward and backward ``[first_action[-1]]``."""
-    duration = np.zeros(int(program.first_action[-1]))
-    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
-        forward, backward = program.forward_actions(index), program.backward_actions(index)
-        duration[forward], duration[backward] = chunk_s(
-            module,
-            placed,
-            program.shapes,
-            program.chunks[index],
-            profile,
-            program.remade[index] if program.remade else None,
-        )
-    return duration
-
-
 def believed_s(profile: Profile, program: Program) -> float:
     """Believed time of a program up to its last backward, without transfers, seconds."""
     duration = np.zeros(program.num_actions)
-    duration[: program.first_action[-1]] = believed_durations(program, profile)
+    duration[: program.first_action[-1]] = packed_durations(program, profile, chunk_s)
     return float(profile.simulate(program, duration).max())
-
-
-def lanes_of_actions(program: Program) -> IntArray:
-    """Lane of every forward and backward, where every block is one lane ``[first_action[-1]]``."""
-    lane = np.zeros(int(program.first_action[-1]), np.int64)
-    for index, (rows, blocks) in enumerate(zip(program.chunks, program.layout.blocks, strict=True)):
-        forward, backward = program.forward_actions(index), program.backward_actions(index)
-        lane[forward] = lane[backward] = blocks.first_lane()[rows.replica]
-    return lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +56,8 @@ class Segments:
     whose actions depend on each other are a *set*: a replica.
 
     Attributes:
-        lane, is_backward, duration_s, size_bytes: of every action ``[actions]``.
-        num_waits: actions that each action waits for ``[actions]``.
-        user_offsets, user_actions: actions that wait for each action, CSR.
+        actions: of all sets.
         lane_set: set of each lane ``[lanes]``.
-        room_bytes: room for activations ``[lanes]``.
         group: group of each action, counted in its set by arrival ``[actions]``.
         element: what the search orders as one, counted likewise: the group, or the group's part of one module, of which
             ``per_group`` follow each other ``[actions]``.
@@ -93,15 +66,8 @@ class Segments:
         num_groups: groups of each set ``[sets]``.
     """
 
-    lane: IntArray
-    is_backward: IntArray
-    duration_s: FloatArray
-    size_bytes: IntArray
-    num_waits: IntArray
-    user_offsets: IntArray
-    user_actions: IntArray
+    actions: Actions
     lane_set: IntArray
-    room_bytes: IntArray
     group: IntArray
     element: IntArray
     rank: IntArray
@@ -113,7 +79,8 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
     """The segments of a program, whatever its own order; ``by_module``: a group's modules are elements of their own."""
     memory = profile.memory
     count = int(draft.first_action[-1])
-    lane = lanes_of_actions(draft)
+    # Every block is one lane.
+    _, lane = lanes_of_actions(draft)
     change, working = (values[:count] for values in memory.action_bytes(draft))
     extra = np.zeros(draft.layout.num_lanes)
     np.maximum.at(extra, lane, working)
@@ -126,15 +93,18 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
     is_backward = draft.kind[:count].astype(np.int64)
     own_group = (groups.group - first_group[groups.chunk_set])[chunk]
     per_group = len(draft.model.modules) if by_module else 1
-    return Segments(
+    actions = single_lane_actions(
         lane,
         is_backward,
-        believed_durations(draft, profile),
+        packed_durations(draft, profile, chunk_s),
         np.ceil(np.abs(change)).astype(np.int64),
-        np.bincount(wait, minlength=count)[:count],
+        np.diff(draft.dep_offsets)[:count],
         *users_of(draft)[:2],
-        lane_set,
         np.floor(room).astype(np.int64),
+    )
+    return Segments(
+        actions,
+        lane_set,
         own_group,
         own_group * per_group + (draft.module[:count] if by_module else 0),
         groups.rank[is_backward, chunk],

@@ -1,7 +1,7 @@
 """DistTrain (arXiv:2408.04275): disaggregated encoder and LLM, and samples reordered before they reach the trainers.
 
 Orchestration as a convex problem (``orchestration``, ``planner``), intra- and inter-microbatch reordering
-(``reordering``, ``assigner``), 1F1B over a chain whose groups differ in DP (``scheduler``). No code is public; what was
+(``assigner``), 1F1B over a chain whose groups differ in DP (``scheduler``). No code is public; what was
 reconstructed is listed in docs/strategies/disttrain.md.
 """
 

@@ -102,16 +102,11 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
 def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> Iterator[tuple[float, Solution | None]]:
     """Integer points by rising T, the best ``keep`` of every sub-problem, and before them bounds without a point.
 
-    No point that follows a bound is below it: first T under perfect division, then that of the convex program with
-    the memory of states alone. The latter relaxes the former's integers: every option of a group is at least its
-    fewest GPUs, for state bytes rise with DP, and at most its most; a stage is at least as slow as the group's work
-    over its GPUs, and its stages together take at least w_u / x_u. Sub-problems are rounded by rising optimum,
-    activations included, each only when no point found so far comes before it.
-
-    Args:
-        space: what is chosen among.
-        problems: of one DP and TP of the backbone.
-        keep: see ``candidates``.
+    Sub-problems are of one DP and TP of the backbone. No point that follows a bound is below it: first T under perfect
+    division, then that of the convex program with the memory of states alone. The latter relaxes the former's integers:
+    every option of a group is at least its fewest GPUs, for state bytes rise with DP, and at most its most; a stage is
+    at least as slow as the group's work over its GPUs, and its stages together take at least w_u / x_u. Sub-problems
+    are rounded by rising optimum, activations included, each only when no point found so far comes before it.
     """
     least_s = space.least_s(problems)
     yield decisive(float(least_s.min())), None

@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.balancing.warmup import WarmUp
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
@@ -30,10 +29,8 @@ class DistTrainScheduler(WarmUp):
         Raises:
             IncompatibleError: if modules or microbatches do not form a chain.
         """
-        model = profile.job.model
-        check_order(model, shapes, assignment)
-        warmup = self.forwards(shapes, layout, assignment, profile)
-        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)
+        check_order(profile.job.model, shapes, assignment)
+        return self.in_chain(shapes, layout, assignment, profile)
 
 
 def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:

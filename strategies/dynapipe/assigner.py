@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
@@ -126,10 +126,8 @@ def _undominated(weight: FloatArray) -> IntArray:
 def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
     """First sample that a range may begin with, by where it ends ``[samples + 1]``.
 
-    Args:
-        held: memory of the first samples, by limit ``[limits, samples + 1]``.
-        room: the limits ``[limits]``.
-        most: samples of a range at most.
+    Memory of the first samples is ``[limits, samples + 1]``, the limits' room ``[limits]``; ``most`` samples are a
+    range.
     """
     count = held.shape[1] - 1
     earliest = np.zeros(count + 1, np.int64)

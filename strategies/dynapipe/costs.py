@@ -15,7 +15,7 @@ from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
 from entrain_bench.base.arithmetic import matmul
-from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -51,14 +51,6 @@ class Costs:
     def num_stages(self) -> int:
         """Stages of the chain: lanes of a replica."""
         return len(self.forward)
-
-    def module_s(self, owner: IntArray, count: int) -> FloatArray:
-        """Forward seconds of each module in each microbatch ``[modules, count]``; ``owner`` is that of each sample."""
-        rows = []
-        for seconds, fixed, here in zip(self.sample_s, self.fixed_s, self.present, strict=True):
-            held = np.bincount(owner, weights=here, minlength=count) > 0
-            rows.append(np.bincount(owner, weights=seconds, minlength=count) + fixed * held)
-        return np.array(rows)
 
 
 def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Costs:

@@ -53,15 +53,11 @@ class Order(NamedTuple):
 
 @njit(cache=True)
 def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, most_in_flight):  # type: ignore[no-untyped-def]
-    """Passes of a replica in order (``Order``).
+    """Passes of a replica in order (``Order``), for microbatches that enter in this order ``[places]``.
 
-    Args:
-        microbatches: in the order in which they enter ``[places]``.
-        forward_s: believed seconds of each forward ``[microbatches, stages]``.
-        backward_s: likewise of each backward.
-        kept_bytes: what a microbatch keeps from forward to backward ``[microbatches, stages]``.
-        room_bytes: what a stage may keep; one microbatch is always allowed ``[stages]``.
-        most_in_flight: microbatches between forward and backward ``[stages]``.
+    A microbatch has believed seconds of forward and backward and keeps bytes in between ``[microbatches, stages]``. A
+    stage has room for some bytes, one microbatch at least, and for so many microbatches between forward and backward
+    ``[stages]``.
     """
     count, stages = len(microbatches), len(room_bytes)
     forward, backward = np.empty((count, stages), np.int64), np.empty((count, stages), np.int64)

@@ -147,13 +147,8 @@ def _flip(start, row, column, column_of, row_of, level, parent):  # type: ignore
 def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
     """Pair overloaded with underloaded microbatches and move LLM work to the partner (steps d to f).
 
-    The heavier half is overloaded. With an odd number the median microbatch stays unpaired and comes last.
-
-    Args:
-        microbatch: microbatch of each sample before pairing ``[samples]``.
-        llm_s: estimated LLM workload ``[samples]``.
-        num_microbatches: their number.
-        num_bins: bins that the heaviest microbatch spans in the subset-sum program.
+    The heavier half is overloaded. With an odd number the median microbatch stays unpaired and comes last. The heaviest
+    spans ``num_bins`` in the subset-sum program.
 
     Returns:
         Encoder microbatch (the pairs interleaved: overloaded, then its partner) and LLM microbatch ``[samples]``.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.balancing.warmup import WarmUp
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
@@ -28,6 +27,4 @@ class EntrainScheduler(WarmUp):
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; warm-up grows with free memory, one stage at least one forward ahead of the next."""
-        warmup = self.forwards(shapes, layout, assignment, profile, self.split_backward)
-        program = chain_program(profile.job.model, shapes, layout, assignment, warmup, self.split_backward)
-        return self.within_memory(program, profile)
+        return self.in_chain(shapes, layout, assignment, profile, self.split_backward)

@@ -17,7 +17,13 @@ import numpy as np
 from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
-from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
+from entrain_bench.balancing.planning import (
+    partition_layers,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+    tensor_degrees,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
@@ -124,7 +130,7 @@ def _grid(degrees: Degrees) -> IntArray:
 def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
     """Degrees of the LLM on that many ranks, within the request for TP, CP and DP."""
     asked = job.request
-    tps = [asked.tp] if asked.tp else _tensor_degrees(job, [job.model.llm])
+    tps = [asked.tp] if asked.tp else tensor_degrees(job, [job.model.llm])
     cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
     batches, uneven = divmod(job.global_batch, job.microbatch_size)
     if uneven:
@@ -137,18 +143,9 @@ def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
                 yield Degrees(tp, cp, pp, dp)
 
 
-def _tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
-    """Tensor-parallel degrees inside a node that divide heads and feed-forward width of all the modules."""
-    sizes = [job.cluster.gpus_per_node]
-    for module in modules:
-        config = module.config
-        sizes += [config.num_heads, config.num_kv_heads, config.ffn_hidden_size]
-    return [tp for tp in range(1, min(sizes) + 1) if all(size % tp == 0 for size in sizes)]
-
-
 def _encoder_degrees(job: Job, encoder_tp: int | None) -> list[int]:
     """Degrees of the encoders, or the one asked for."""
-    degrees = _tensor_degrees(job, job.model.encoders)
+    degrees = tensor_degrees(job, job.model.encoders)
     if encoder_tp is None:
         return degrees
     require(encoder_tp in degrees, "strategy.planner.encoder_tp", encoder_tp, f"null or one of {degrees}")

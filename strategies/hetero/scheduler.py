@@ -61,7 +61,5 @@ class GraphAwareScheduler(WarmUp):
                 raise IncompatibleError(
                     f"layout: a non-colocated schedule needs {placed.module} on ranks that {llm.module} does not hold"
                 )
-        model = profile.job.model
-        check_routes(model, shapes, layout, assignment, in_order=True)
-        warmup = self.forwards(shapes, layout, assignment, profile)
-        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)
+        check_routes(profile.job.model, shapes, layout, assignment, in_order=True)
+        return self.in_chain(shapes, layout, assignment, profile)

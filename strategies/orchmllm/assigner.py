@@ -36,16 +36,11 @@ def unit_costs(module: ModuleSpec, tokens: IntArray, cost: str) -> FloatArray:
 
 
 def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
-    """Batch of each unit among those of its row ``[units]``.
+    """Batch of each unit among those of its row, a micro-step ``[units]``.
 
-    Packed batches cost the sum of their units: LPT. In a padded batch every unit costs what the longest does: the row
-    is sorted and cut into consecutive batches, whose dearest is as cheap as cuts can make it (bisection over its cost).
-
-    Args:
-        cost: of each unit alone, rising with its length ``[units]``.
-        row: the micro-step of each unit ``[units]``.
-        num_batches: batches of every row.
-        padded: whether a phase pads its batches.
+    Packed batches cost the sum of their units, whose costs rise with their lengths: LPT. In a padded batch every unit
+    costs what the longest does: the row is sorted and cut into consecutive batches, whose dearest is as cheap as cuts
+    can make it (bisection over its cost).
     """
     if not padded:
         return longest_first_by_row(cost, row, num_batches)

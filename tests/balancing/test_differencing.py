@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.differencing import largest_differencing
+from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 

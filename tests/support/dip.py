@@ -66,26 +66,26 @@ def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Se
 def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Single:
     """What the interleaver is given of segments, with these priorities and groups."""
     return Single(
-        found.lane,
-        found.is_backward,
-        found.duration_s,
+        found.actions.lanes,
+        found.actions.is_backward,
+        found.actions.duration_s,
         priority,
         group,
-        found.size_bytes,
-        found.num_waits,
-        found.user_offsets,
-        found.user_actions,
+        found.actions.size_bytes,
+        found.actions.num_waits,
+        found.actions.user_offsets,
+        found.actions.user_actions,
     )
 
 
 def ends_of(found: Segments, place: IntArray) -> FloatArray:
     """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
-    group, set_of = place[found.group], found.lane_set[found.lane]
+    group, set_of = place[found.group], found.lane_set[found.actions.lanes]
     order = np.lexsort((found.rank, group))
     priority = np.empty(len(order))
     priority[order] = np.arange(len(order))
     actions = actions_of(found, priority, group)
-    _, end, _ = in_order(actions, found.lane_set, found.room_bytes)
+    _, end, _ = in_order(actions, found.lane_set, found.actions.room_bytes)
     return np.array([end[set_of == one].max() for one in range(len(found.num_groups))])
 
 
@@ -104,4 +104,4 @@ def makespan_of(found: Segments, order: IntArray) -> float:
     group = np.array([groups.index(one) for one in range(len(groups))])[found.group]
     priority = place[found.element] * float(len(found.rank)) + found.rank
     actions = actions_of(found, priority, group)
-    return float(in_order(actions, found.lane_set, found.room_bytes)[1].max())
+    return float(in_order(actions, found.lane_set, found.actions.room_bytes)[1].max())

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from entrain_bench.balancing.actions import BACKWARD, FORWARD, Actions, Wish, room_for
+from entrain_bench.balancing.actions import BACKWARD, FORWARD, Wish, room_for, single_lane_actions
 from entrain_bench.balancing.groups import members_of
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 
 
 class Single(NamedTuple):
-    """Actions of one lane each, whose results are there at once; see ``balancing.actions.Actions``."""
+    """Actions of one lane each, whose results are there at once; see ``single_lane_actions``."""
 
     lane: IntArray
     is_backward: IntArray
@@ -30,33 +30,16 @@ class Single(NamedTuple):
 def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
     """Slot and end of every action, and the number of forced forwards, of all sets."""
     count, num_lanes = len(actions.lane), len(room_bytes)
-    none, at_once = np.zeros(count, np.int64), np.zeros(count)
-    whole = Actions(
-        lane_offsets=np.arange(count + 1),
-        lanes=actions.lane,
-        is_backward=actions.is_backward,
-        of_llm=none,
-        duration_s=actions.duration_s,
-        send_s=at_once,
-        receive_s=at_once,
-        size_bytes=actions.size_bytes,
-        num_waits=actions.num_waits,
-        user_offsets=actions.user_offsets,
-        user_actions=actions.user_actions,
-        user_delay_s=np.zeros(len(actions.user_actions)),
-        station=np.arange(num_lanes),
-        room_bytes=room_bytes,
-        tail_s=at_once,
-        backward=none,
-        kept_bytes=none,
-        kept_s=at_once,
+    whole = single_lane_actions(
+        *(actions.lane, actions.is_backward, actions.duration_s, actions.size_bytes),
+        *(actions.num_waits, actions.user_offsets, actions.user_actions, room_bytes),
     )
     slot, end_s, forced = np.zeros(count, np.int64), np.zeros(count), 0
     for one, own in enumerate(members_of(lane_set[actions.lane], 1 + int(lane_set.max()))):
         if not len(own):
             continue
         part, turn = whole.of(own, np.flatnonzero(lane_set == one)), np.zeros(len(own), np.int64)
-        wish = Wish(actions.group[own], actions.priority[own], none[own], True, 0.0)
+        wish = Wish(actions.group[own], actions.priority[own], np.zeros_like(own), True, 0.0)
         forced += list_schedule(part, wish, room_for(part, 1 + int(actions.group.max())), turn)[1]
         free_s, ready_s, num_run = np.zeros(num_lanes), np.zeros(count), np.zeros(num_lanes, np.int64)
         for action in own[np.argsort(turn)]:

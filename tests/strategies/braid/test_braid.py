@@ -19,7 +19,6 @@ from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
 from entrain_bench_strategies.braid.layout import (
-    Freedom,
     Work,
     encoder_degrees,
     llm_places,
@@ -81,7 +80,7 @@ def test_a_stage_of_an_encoder_takes_several_blocks_and_the_llm_only_some() -> N
 def test_no_shape_is_faster_than_its_least_time() -> None:
     profile = profile_for()
     work = Work(profile, profile.draw(64), 0.05)
-    for one in shapes_of(profile.job, [(False, False)], Freedom(spans=(2, 4))):
+    for one in shapes_of(profile.job, [(False, False)], BraidPlanner()):
         assert split_layers(work, one).busiest_s >= work.least_s(one) * (1 - 1e-9)
         assert work.least_s(one) >= work.longest_s(one)
 
@@ -109,10 +108,16 @@ def test_every_choice_is_tried_in_turn() -> None:
 
 def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     job = profile_for().job
-    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), Freedom())] == [(2, 2), (2, 1), (1, 1), (1, 2), (1, 4)]
-    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), Freedom(encoder_degrees=False))] == [(2, 2)]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), BraidPlanner(spans=()))] == [
+        (2, 2),
+        (2, 1),
+        (1, 1),
+        (1, 2),
+        (1, 4),
+    ]
+    assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), BraidPlanner(encoder_degrees=False))] == [(2, 2)]
     # Two stations of one rank; four, as context parallelism only: a node has four ranks.
-    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), Freedom(spans=(2, 4)))] == [
+    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), BraidPlanner())] == [
         (1, 1),
         (1, 2),
         (2, 1),
@@ -121,7 +126,7 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     ]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=False) == [(4, 1)]
-    found = [*shapes_of(job, [(False, False)], Freedom(spans=(2, 4)))]
+    found = [*shapes_of(job, [(False, False)], BraidPlanner())]
     assert len(found) == len({*found})
     for one in found:
         width = one.degrees.tp * one.degrees.cp

@@ -8,8 +8,15 @@ import pytest
 from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
 from entrain_bench_strategies.braid.replicas import replicas_of
-from entrain_bench_strategies.braid.scheduler import afforded_rollouts
-from entrain_bench_strategies.braid.search import Choice, Rules, Search, first_choices, improve, moved
+from entrain_bench_strategies.braid.scheduler import (
+    Choice,
+    Rules,
+    Search,
+    afforded_rollouts,
+    first_choices,
+    improve,
+    moved,
+)
 from support.braid import BRAID, layout_of, profile_for, shape
 
 

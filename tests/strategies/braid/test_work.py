@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.braid.work import shares_of, split_chain
+from entrain_bench_strategies.braid.work import cuts, shares_of
 
 
 def test_encoder_work_fills_up_what_the_llm_leaves() -> None:
@@ -57,9 +57,9 @@ def test_splits_are_as_good_as_brute_force(seed: int, lanes: int) -> None:
     def busiest(split: tuple[int, ...]) -> float:
         return float((np.add.reduceat(layers, np.cumsum([0, *split[:-1]])) + base).max())
 
-    cuts = ([0, *inner, 7] for inner in combinations(range(1, 7), lanes - 1))
-    best = min(busiest(tuple(np.diff(cut).tolist())) for cut in cuts)
-    split = split_chain(layers, base)
+    every_cut = ([0, *inner, 7] for inner in combinations(range(1, 7), lanes - 1))
+    best = min(busiest(tuple(np.diff(cut).tolist())) for cut in every_cut)
+    split = tuple(np.diff(cuts(layers, base)).tolist())
     assert sum(split) == 7
     assert len(split) == lanes
     assert min(split) >= 1

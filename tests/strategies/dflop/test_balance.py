@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.filling import deal, longest_first, lpt_with_exchange, trivial_bound
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench_strategies.dflop.balance import SolverLimits, balance, improve, makespan, solve
+from entrain_bench_strategies.dflop.assigner import SolverLimits, balance, improve, makespan, solve
 
 NO_SOLVER = SolverLimits(0.0)
 LIMITS = SolverLimits(0.05)

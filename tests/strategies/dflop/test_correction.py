@@ -14,8 +14,7 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
-from entrain_bench_strategies.dflop.assigner import unit_s
-from entrain_bench_strategies.dflop.balance import makespan
+from entrain_bench_strategies.dflop.assigner import makespan, unit_s
 from entrain_bench_strategies.dflop.correction import Observation, shape_classes
 from entrain_bench_strategies.megatron import ArrivalOrder
 from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model

@@ -190,7 +190,8 @@ def test_chunks_shorten_fill_and_drain() -> None:
         layout = Layout((placed(llm_only.llm, ranks),), 8)
         profile = profile_of(tiny_job(llm_only, budget_bytes=1e12), shapes)
         found = segments_of(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
-        even = replace(found, duration_s=np.where(found.is_backward, 4.0, 2.0) / chunks)
+        even_s = np.where(found.actions.is_backward, 4.0, 2.0) / chunks
+        even = replace(found, actions=found.actions._replace(duration_s=even_s))
         ends.append(float(ends_of(even, np.arange(8)).max()))
     assert ends == [8 * 6 + 6, 8 * 6 + 3]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench_strategies.disttrain.reordering import interval_order
+from entrain_bench_strategies.disttrain.assigner import interval_order
 
 # Inter-microbatch reordering
 

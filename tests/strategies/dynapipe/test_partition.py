@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.differencing import largest_differencing
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.balancing.lpt import largest_differencing
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
 from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
-from entrain_bench_strategies.dynapipe.costs import believed_costs
+from entrain_bench_strategies.dynapipe.costs import Costs, believed_costs
 from support.builders import (
     av_samples,
     chain_layout,
@@ -88,6 +88,15 @@ def test_under_a_limit_the_sum_is_the_least(rng: np.random.Generator, count: int
     assert int(ranges.of_ranges(found).sum()) == min(sums)
 
 
+def module_s(costs: Costs, owner: IntArray, count: int) -> FloatArray:
+    """Forward seconds of each module in each of ``count`` microbatches, by that of each sample ``[modules, count]``."""
+    rows = []
+    for seconds, fixed, here in zip(costs.sample_s, costs.fixed_s, costs.present, strict=True):
+        held = np.bincount(owner, weights=here, minlength=count) > 0
+        rows.append(np.bincount(owner, weights=seconds, minlength=count) + fixed * held)
+    return np.array(rows)
+
+
 def test_cuts_by_hand() -> None:
     # One stage's costs 4 4 1 1 1 1 and 2 for every range, in a pipeline of three stages: 2 max + sum. Below 6 nothing
     # is possible; 6 allows 4 | 4 | 1 1 1 1 at 12 + 18 = 30; the next cuts need 10 or more, 20 and at least 14.
@@ -118,7 +127,7 @@ def test_a_microbatch_costs_what_its_samples_take_and_what_it_takes_once() -> No
         each = np.bincount(module.owners(shapes, units), alone - costs.fixed_s[index], minlength=3)
         np.testing.assert_allclose(costs.sample_s[index], each, rtol=1e-9)
     assert costs.present.tolist() == [[True, False, True], [True, True, True]]
-    together = costs.module_s(np.array([0, 0, 1]), 2)
+    together = module_s(costs, np.array([0, 0, 1]), 2)
     np.testing.assert_allclose(together[1], [*(costs.sample_s[1, :2].sum(),), costs.sample_s[1, 2]] + costs.fixed_s[1])
     # The encoder's stage, then the LLM's two, which share its layers; a backward is two forwards.
     np.testing.assert_allclose(costs.forward.sum(axis=0), [1.0, 1.0])
@@ -135,7 +144,7 @@ def test_the_slowest_stage_counts_and_dominated_ones_do_not() -> None:
     starts = np.array([0, 5, 11, 20])
     owner = np.searchsorted(starts, np.arange(24), side="right") - 1
     weight = costs.forward + costs.backward
-    every_stage = (weight[:, :, None] * costs.module_s(owner, 4)[None]).sum(axis=1).max(axis=0)
+    every_stage = (weight[:, :, None] * module_s(costs, owner, 4)[None]).sum(axis=1).max(axis=0)
     np.testing.assert_allclose(ranges.of_ranges(starts) * ranges.unit_s, every_stage, rtol=1e-9)
 
 
