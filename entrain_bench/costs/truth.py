@@ -148,12 +148,11 @@ class CostTruth:
             split = program.splits_backward(index)
             loads.append(self._loads(module, program.shapes, program.chunks[index]))
             times = self._stages_s(module, placed, loads[index], remade, split)
-            first, size = int(program.first_action[index]), times.forward_s.size
-            forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
+            forward, backward, weight = program.spans(index)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
             if times.weight_s is not None:
-                duration[first + 2 * size : first + 3 * size] = times.weight_s.ravel()
+                duration[weight] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         together = None
         if any(placed.sharded for placed in layout.modules):

@@ -212,8 +212,8 @@ def tiles_are_larger(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_held(patch: pytest.MonkeyPatch) -> None:
-    held = truth.held_after_s
-    patch.setattr(truth, "held_after_s", lambda *given: 0 * held(*given))
+    held = truth.held_s
+    patch.setattr(truth, "held_s", lambda *given: 0 * held(*given))
 
 
 def gradients_wait_for_the_end_of_a_backward(patch: pytest.MonkeyPatch) -> None:
