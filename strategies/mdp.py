@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import check_colocated, check_routes, three_phase_program
 from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
@@ -135,7 +135,7 @@ def spread(
     return ModuleAssignment(worker, _passes(order, worker, tokens, len(load), cap))
 
 
-@njit(cache=True)
+@njit()
 def _place(order, cost, first, num_workers, local, load, slack_permille):  # type: ignore[no-untyped-def]
     """Worker of each item, in the given order; adds to ``load``."""
     worker = np.empty(len(cost), np.int64)
@@ -152,7 +152,7 @@ def _place(order, cost, first, num_workers, local, load, slack_permille):  # typ
     return worker
 
 
-@njit(cache=True)
+@njit()
 def _passes(order, worker, tokens, num_workers, cap):  # type: ignore[no-untyped-def]
     """Pass of each item: a worker's items in the given order, a new pass where the next would be above ``cap``."""
     number = np.zeros(num_workers, np.int64)

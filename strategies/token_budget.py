@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -95,7 +95,7 @@ def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray
     return replica, microbatch
 
 
-@njit(cache=True)
+@njit()
 def next_fit(tokens, order, budget):  # type: ignore[no-untyped-def]
     """Bin of each sample: the open one, or a new one if the sample does not fit into it ``[samples]``."""
     chosen = np.empty(len(order), np.int64)
@@ -108,7 +108,7 @@ def next_fit(tokens, order, budget):  # type: ignore[no-untyped-def]
     return chosen
 
 
-@njit(cache=True)
+@njit()
 def first_fit(tokens, order, budget):  # type: ignore[no-untyped-def]
     """Bin of each sample: in the given order, the first one with room for it ``[samples]``.
 

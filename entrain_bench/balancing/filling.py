@@ -5,10 +5,9 @@ from __future__ import annotations
 from heapq import heappop, heappush, heapreplace
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 
 # This close to the trivial bound nothing is left to solve; a smaller gain is no gain.
 CLOSE = 1e-6
@@ -52,7 +51,7 @@ def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
     return np.asarray(_exchange(padded, np.append(bucket, -1), num_buckets, enough, EXCHANGE_STEPS)[:-1])
 
 
-@njit(cache=True)
+@njit()
 def deal(order, group, cost, num_groups, num_bins):  # type: ignore[no-untyped-def]
     """Bin of each item: in the given order, the least-loaded bin of its group (LPT inside every group)."""
     # Equally loaded by rising index, which is a heap.
@@ -65,7 +64,7 @@ def deal(order, group, cost, num_groups, num_bins):  # type: ignore[no-untyped-d
     return chosen
 
 
-@njit(cache=True)
+@njit()
 def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
     """LPT by a binary tree over the buckets whose nodes know the least of each sum below them.
 
@@ -139,7 +138,7 @@ def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-
     return best
 
 
-@njit(cache=True)
+@njit()
 def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no-untyped-def]
     """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
     load, members = np.zeros((num_buckets, 2)), _members(bucket, num_buckets)
@@ -184,7 +183,7 @@ def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no
     return bucket
 
 
-@njit(cache=True)
+@njit()
 def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
     """Items of each bucket, rising; the last item is in each of them."""
     size = np.ones(num_buckets, np.int64)
@@ -198,7 +197,7 @@ def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
     return members
 
 
-@njit(cache=True)
+@njit()
 def _exchanged(members, given, taken):  # type: ignore[no-untyped-def]
     """A bucket's items without one and with another, rising; the last one, which is nothing, stays."""
     nothing, missing = members[-1], taken != members[-1]
@@ -233,7 +232,7 @@ def _fullest(most, width):  # type: ignore[no-untyped-def]
     return node - width
 
 
-@njit(cache=True)
+@njit()
 def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[no-untyped-def]
     """The items of two buckets whose exchange makes the fuller one lowest, below a bound; -1 if there are none."""
     best, given, taken = below, -1, -1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.compiled import njit
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 
@@ -36,7 +36,7 @@ def members_of(label: IntArray, num_labels: int) -> list[IntArray]:
     return np.split(np.argsort(label, kind="stable"), bounds)
 
 
-@njit(cache=True)
+@njit()
 def components(count, one, other):  # type: ignore[no-untyped-def]
     """Connected component of each of ``count`` things that pairs link, by the least of its things ``[count]``."""
     # Each thing points to a lesser one of its component, but for the least.

@@ -14,13 +14,12 @@ group is refused nowhere: no order can deadlock, and nothing exceeds the room if
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.actions import BACKWARD, FORWARD, HOLDS
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
     """Put all actions in an order that every lane keeps to.
 
@@ -61,7 +60,7 @@ def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[
     return end_s, forced
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
     """The state before the first action."""
     state.num_ready[:] = 0
@@ -217,7 +216,7 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
         state.begin_s[lane] = _begin_s(chosen, actions, state)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
     """All lanes are full, and a group does not fit by itself: the first of its ready forwards."""
     chosen = -1

@@ -10,11 +10,11 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.filling import deal
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 
 
@@ -33,7 +33,7 @@ def balanced_groups(
     return group
 
 
-@njit(cache=True)
+@njit()
 def _fill_groups(order, size, load, fewest_first):  # type: ignore[no-untyped-def]
     """``balanced_groups`` of samples in their order."""
     capacity = -(-len(size) // len(load))
@@ -105,7 +105,7 @@ def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_co
     return np.asarray(_merge(padded, order, num_parts, group)[: len(given)])
 
 
-@njit(cache=True)
+@njit()
 def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
     """Part of each item: partitions of ``group`` items each, merged two by two.
 
@@ -152,7 +152,7 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
     return part
 
 
-@njit(cache=True)
+@njit()
 def _difference(parts, total, num_parts):  # type: ignore[no-untyped-def]
     """Largest less smallest sum of a partition."""
     smallest = total[parts[-1]] if len(parts) == num_parts else 0

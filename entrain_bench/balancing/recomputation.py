@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
-from numba import njit
 from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.beliefs import covered_layer_s
@@ -20,6 +19,7 @@ from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
+from entrain_bench.base.compiled import njit
 from entrain_bench.program import Pass, Program, recompute_chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_per_stage
@@ -179,7 +179,7 @@ def greedy(lane: Lane) -> IntArray:
     return kept
 
 
-@njit(cache=True)
+@njit()
 def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-def]
     """Layers kept if intervals are asked one after another ``[intervals]``; takes what they need from ``spare``."""
     kept = np.zeros(len(order), np.int64)

@@ -1,17 +1,67 @@
-"""How a compiled loop is taken apart into functions with names, at no cost, and how several run at a time."""
+"""Compiled loops: where they are kept, how one is taken apart into named functions, and how several run at a time."""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from numba import config, njit
+import numba
+from numba import config
+
+# Versions of packages whose compiled loops are kept: those made last.
+MAX_VERSIONS = 8
+
+
+def njit[**P, Result](**options: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """As ``numba.njit(cache=True)``, whose cache forgets a loop only when the loop's own file changes.
+
+    A loop holds the machine code of what it calls in other files as well. So every version of the files with compiled
+    loops has a cache of its own.
+    """
+
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
+        outer = config.CACHE_DIR  # type: ignore[attr-defined]
+        config.CACHE_DIR = str(_cache_of(function.__module__.partition(".")[0]))  # type: ignore[attr-defined]
+        try:
+            compiled: Callable[P, Result] = numba.njit(cache=True, **options)(function)
+            return compiled
+        finally:
+            config.CACHE_DIR = outer  # type: ignore[attr-defined]
+
+    return decorate
+
 
 # A step of a compiled loop. LLVM puts it back into the loop, for a call would copy its arguments, seven words an array.
 # It counts no references, for the loop holds every array; else each turn would count all arrays of its named tuples up
 # and down (five times as slow, numba 0.68, x86-64, 2026-11). So a step must not make arrays, lists or heaps.
-inlined = njit(cache=True, forceinline=True, _nrt=False)  # type: ignore[call-overload]
+inlined = njit(forceinline=True, _nrt=False)
+
+
+@cache
+def _cache_of(package: str) -> Path:
+    """Where loops of a package are kept: by the content of its files with compiled loops and of this package's."""
+    content = hashlib.sha256()
+    for name in sorted({package, __name__.partition(".")[0]}):
+        for folder in getattr(sys.modules[name], "__path__", ()):
+            for file in sorted(Path(folder).rglob("*.py")):
+                if b"njit" in (text := file.read_bytes()):
+                    content.update(text)
+    kept = Path(__file__).parent / "__pycache__"
+    folder = kept / f"compiled-{content.hexdigest()[:16]}"
+    if not folder.exists():
+        with suppress(FileNotFoundError):  # Another process removes them, too.
+            known = sorted(kept.glob("compiled-*"), key=lambda path: path.stat().st_mtime)
+            for old in known[: 1 - MAX_VERSIONS]:
+                shutil.rmtree(old, ignore_errors=True)
+    return folder
 
 
 def in_threads(call: Callable[[int], object], count: int) -> None:

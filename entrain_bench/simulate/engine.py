@@ -6,10 +6,9 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.transfers import Transfers
 from entrain_bench.program import Program
@@ -211,7 +210,7 @@ def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:
     )
 
 
-@njit(cache=True)
+@njit()
 def _run_lanes(columns):  # type: ignore[no-untyped-def]
     """Run lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
 
@@ -241,7 +240,7 @@ def _run_lanes(columns):  # type: ignore[no-untyped-def]
     return actions.start_s[program], actions.end_s[program], actions.wait_s[program], lanes.position
 
 
-@njit(cache=True)
+@njit()
 def _nothing_run(columns):  # type: ignore[no-untyped-def]
     """The state before the first action: every lane may go on."""
     num_lanes, num_actions = len(columns.lane_offsets) - 1, len(columns.num_lanes)

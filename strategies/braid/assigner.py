@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.filling import lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -193,7 +193,7 @@ def places_of(
     return first, first + ahead[replica, microbatch] - 1
 
 
-@njit(cache=True)
+@njit()
 def _deal(order, group, cost_s, count):  # type: ignore[no-untyped-def]
     """Bin of each item: in the given order, the least loaded bin of its group."""
     load = np.zeros((len(count), count.max()))
@@ -225,7 +225,7 @@ def spread_chunks(
     return np.asarray(_spread(own, seconds, shares, shares * total[:, None], heavy)[member])
 
 
-@njit(cache=True)
+@njit()
 def _spread(replica, cost_s, shares, target_s, heavy):  # type: ignore[no-untyped-def]
     carried = np.zeros_like(shares)
     chosen = np.full(len(replica), -1)

@@ -10,7 +10,6 @@ from itertools import islice, product
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.actions import State, Wish, room_for
 from entrain_bench.balancing.beliefs import packed_iteration_s
@@ -21,6 +20,7 @@ from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
@@ -128,7 +128,7 @@ class Search:
             self.best, self.end_s, self.place = choice, end_s, place
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _scheduled(  # type: ignore[no-untyped-def]
     actions, labels, moves, leads, hold_s, alternate, keep, state, place, limit_s
 ):

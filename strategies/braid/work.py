@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.beliefs import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -63,7 +62,7 @@ def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, Float
     return tuple(_shares(np.ascontiguousarray(base_s), np.ascontiguousarray(cost_s)))
 
 
-@njit(cache=True)
+@njit()
 def _shares(base_s, cost_s):  # type: ignore[no-untyped-def]
     replicas, copies, stages = base_s.shape
     shares, high = np.zeros((replicas, copies)), np.zeros(replicas)
@@ -100,7 +99,7 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True)
+@njit()
 def cuts(layer_s, base_s):  # type: ignore[no-untyped-def]
     """Consecutive layers for each of some lanes that have work already, so that the busiest is least busy.
 
@@ -131,7 +130,7 @@ def cuts(layer_s, base_s):  # type: ignore[no-untyped-def]
     return bounds
 
 
-@njit(cache=True)
+@njit()
 def split_around(  # type: ignore[no-untyped-def]
     llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast, joint, rounds
 ):
@@ -185,7 +184,7 @@ def split_around(  # type: ignore[no-untyped-def]
     return llm_bounds, bounds, busiest_s
 
 
-@njit(cache=True)
+@njit()
 def _stage_sums(layer_s, bounds):  # type: ignore[no-untyped-def]
     """Seconds of each stage, the bits of ``np.add.reduceat`` ``[stages]``."""
     total = np.empty(len(bounds) - 1)
@@ -194,7 +193,7 @@ def _stage_sums(layer_s, bounds):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True)
+@njit()
 def _pairwise_sum(values):  # type: ignore[no-untyped-def]
     """Sum in NumPy's order: eight running sums, of more than 128 values that of both halves."""
     count, total = len(values), 0.0

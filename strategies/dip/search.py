@@ -13,14 +13,13 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.actions import Wish, room_for
 from entrain_bench.balancing.groups import members_of
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import LN_2, log2
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.compiled import in_threads
+from entrain_bench.base.compiled import in_threads, njit
 
 from .segments import Segments
 
@@ -95,7 +94,7 @@ def new_tree(num_elements: int, spread: FloatArray) -> Tree:
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def propose(tree, rng):  # type: ignore[no-untyped-def]
     """Make the next proposal: the order 0, 1, 2, ... first, and the best one again once all orders are scored."""
     tree.proposed[:] = tree.order
@@ -115,7 +114,7 @@ def propose(tree, rng):  # type: ignore[no-untyped-def]
             _put(tree.proposed, place, depth + rng.integers(0, num_left))
 
 
-@njit(cache=True)
+@njit()
 def _put(order, place, goal):  # type: ignore[no-untyped-def]
     """Take out what is at one place of an order and put it in at another."""
     element, step = order[place], 1 if goal > place else -1
@@ -125,7 +124,7 @@ def _put(order, place, goal):  # type: ignore[no-untyped-def]
     order[goal] = element
 
 
-@njit(cache=True)
+@njit()
 def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
     """Where in the proposal the next element is: a child's, or a new one's when the node is due for it.
 
@@ -155,7 +154,7 @@ def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
     return depth
 
 
-@njit(cache=True)
+@njit()
 def _find(tree, node, move):  # type: ignore[no-untyped-def]
     """The child of a node by a move, if there is one."""
     child = tree.first_child[node]
@@ -164,7 +163,7 @@ def _find(tree, node, move):  # type: ignore[no-untyped-def]
     return child
 
 
-@njit(cache=True)
+@njit()
 def _child(tree, node, move):  # type: ignore[no-untyped-def]
     """The child of a node by a move, a new one if there was none."""
     child = _find(tree, node, move)
@@ -181,7 +180,7 @@ def _child(tree, node, move):  # type: ignore[no-untyped-def]
     return child
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def learn(tree, score):  # type: ignore[no-untyped-def]
     """Take the score of the last proposal; returns whether it is the best so far."""
     better = score < tree.scores[0]
@@ -197,7 +196,7 @@ def learn(tree, score):  # type: ignore[no-untyped-def]
     return better
 
 
-@njit(cache=True)
+@njit()
 def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
     """Whether all orders of the elements that a node leaves were scored."""
     if num_left <= 1:
@@ -247,7 +246,7 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     return slot
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def search_set(  # type: ignore[no-untyped-def]
     num_rollouts, tree, rng, per_group, spread, labels, actions, state, best_place
 ):

@@ -7,7 +7,6 @@ from math import gcd
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.lpt import balanced_groups
 from entrain_bench.balancing.options import check_choices
@@ -16,7 +15,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
@@ -52,7 +51,7 @@ class Ends(NamedTuple):
     backward_s: FloatArray
 
 
-@njit(cache=True)
+@njit()
 def _fill(forward_s, backward_s):  # type: ignore[no-untyped-def]
     """``interval_order`` of two stages or more."""
     order, rest = _front_and_rear(forward_s)
@@ -62,7 +61,7 @@ def _fill(forward_s, backward_s):  # type: ignore[no-untyped-def]
     return order
 
 
-@njit(cache=True)
+@njit()
 def _front_and_rear(forward_s):  # type: ignore[no-untyped-def]
     """The order with its first and its last microbatches, and the others by rising forward at the first stage."""
     count, stages = forward_s.shape
@@ -75,7 +74,7 @@ def _front_and_rear(forward_s):  # type: ignore[no-untyped-def]
     return order, rest[np.argsort(forward_s[rest, 0], kind="mergesort")]
 
 
-@njit(cache=True)
+@njit()
 def _fill_first(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     """Put microbatches into the first interval, which has room for p - 1; returns the others, rising."""
     stages = forward_s.shape[1]
@@ -85,7 +84,7 @@ def _fill_first(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-
     return rest[~picked]
 
 
-@njit(cache=True)
+@njit()
 def _fill_later(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     """Put one microbatch after the other into the interval before backward 1, 2, ... of the first stage."""
     stages = forward_s.shape[1]
@@ -99,7 +98,7 @@ def _fill_later(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-
         ends.backward_s[0] = max(ends.forward_s[0], arrival_s) + backward_s[order[step], 0]
 
 
-@njit(cache=True)
+@njit()
 def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     """Everything up to backward 0; the first p microbatches of the order are known.
 
@@ -153,7 +152,7 @@ def _take_closest(rest, first_s, count, interval_s):  # type: ignore[no-untyped-
     return chosen
 
 
-@njit(cache=True)
+@njit()
 def _closest_sum(rising, number, target):  # type: ignore[no-untyped-def]
     """Which ``number`` of the rising values sum close to the target: the best run of neighbours, then the best swap."""
     picked = np.zeros(len(rising), np.bool_)

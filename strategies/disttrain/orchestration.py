@@ -20,11 +20,10 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.base.arithmetic import DECISIVE_BITS, decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 
 # Of an interval, until no number lies between its ends.
 HALVINGS = 100
@@ -83,7 +82,7 @@ class Problem(NamedTuple):
     num_gpus: float
 
 
-@njit(cache=True)
+@njit()
 def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
     """The GPUs of least T; arguments as in ``Loads``, ``warms`` 1.0 for groups that fill."""
     gpus, weight = np.empty_like(work), warms * np.sqrt(work)
@@ -203,7 +202,7 @@ class Options:
         return np.stack([self.ranks, self.pp, self.fill_s, self.slowest_s]).astype(np.float64)
 
 
-@njit(cache=True)
+@njit()
 def _undominated(fill_s, slowest_s):  # type: ignore[no-untyped-def]
     """Places of the options that none before them betters or equals in both."""
     kept = np.empty(len(fill_s), np.int64)
@@ -248,7 +247,7 @@ def best_integers(
     return result
 
 
-@njit(cache=True)
+@njit()
 def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep):  # type: ignore[no-untyped-def]
     """Seconds of the ``keep`` best points and of all that may count as equal to them, and the points' numbers, rising.
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -122,7 +122,7 @@ def _undominated(weight: FloatArray) -> IntArray:
     return np.array(keep)
 
 
-@njit(cache=True)
+@njit()
 def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
     """First sample that a range may begin with, by where it ends ``[samples + 1]``.
 
@@ -141,7 +141,7 @@ def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
     return earliest
 
 
-@njit(cache=True)
+@njit()
 def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyped-def]
     """First sample of each range of the cuts with the least sum of costs, none above ``limit`` ``[ranges]``.
 

@@ -14,7 +14,6 @@ from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
@@ -27,6 +26,7 @@ from entrain_bench.balancing.schedules import (
 )
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 from entrain_bench.program import Program, Slots, reorder
 from entrain_bench.program.assignment import Assignment
@@ -51,7 +51,7 @@ class Order(NamedTuple):
     peak_bytes: FloatArray
 
 
-@njit(cache=True)
+@njit()
 def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, most_in_flight):  # type: ignore[no-untyped-def]
     """Passes of a replica in order (``Order``), for microbatches that enter in this order ``[places]``.
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
@@ -19,7 +19,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from .deferral import defer_pairwise
 
 
-@njit(cache=True)
+@njit()
 def assign_replicas(order, llm_s, num_replicas):  # type: ignore[no-untyped-def]
     """Replica of each sample: in the given order, the least-loaded replica (by ``llm_s``) with a free place.
 
@@ -39,7 +39,7 @@ def assign_replicas(order, llm_s, num_replicas):  # type: ignore[no-untyped-def]
     return replica
 
 
-@njit(cache=True)
+@njit()
 def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ignore[no-untyped-def]
     """Microbatch of each sample: in the given order, the one with the least encoder work so far.
 
@@ -123,7 +123,7 @@ def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
     return np.lexsort((-encoder_s, fine), axis=1)
 
 
-@njit(cache=True)
+@njit()
 def assign_in_replica(order, encoder_s, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
     """Encoder and LLM microbatch of each sample of one replica (steps c to f) ``[samples]``.
 

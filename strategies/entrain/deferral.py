@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.base.arrays import BoolArray, IntArray
-from entrain_bench.base.compiled import inlined
+from entrain_bench.base.compiled import inlined, njit
 
 # Further than any path.
 UNREACHED = np.iinfo(np.int64).max
@@ -28,7 +27,7 @@ class Matching(NamedTuple):
     defers: BoolArray
 
 
-@njit(cache=True)
+@njit()
 def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     """Smallest T such that every overloaded microbatch is below T alone or matched to a distinct partner below T.
 
@@ -56,7 +55,7 @@ def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     return Matching(candidates[low], partner, defers)
 
 
-@njit(cache=True)
+@njit()
 def _match(pair_s, alone_s, limit):  # type: ignore[no-untyped-def]
     """Partners of the microbatches above the limit, -1 for the others; and whether all of them can be matched."""
     critical = np.flatnonzero(alone_s > limit)
@@ -67,7 +66,7 @@ def _match(pair_s, alone_s, limit):  # type: ignore[no-untyped-def]
     return partner, np.all(column >= 0)
 
 
-@njit(cache=True)
+@njit()
 def maximum_matching(allowed):  # type: ignore[no-untyped-def]
     """Column of each row in a maximum matching of allowed pairs ``[rows, columns]``, -1 for rows left over.
 
@@ -143,7 +142,7 @@ def _flip(start, row, column, column_of, row_of, level, parent):  # type: ignore
         row = parent[row]
 
 
-@njit(cache=True)
+@njit()
 def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
     """Pair overloaded with underloaded microbatches and move LLM work to the partner (steps d to f).
 
@@ -186,7 +185,7 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
     return encoder, llm
 
 
-@njit(cache=True)
+@njit()
 def falling_order(load):  # type: ignore[no-untyped-def]
     """Indices by falling load; equal ones stay in order. By insertion, for few."""
     order = np.arange(len(load))
@@ -199,7 +198,7 @@ def falling_order(load):  # type: ignore[no-untyped-def]
     return order
 
 
-@njit(cache=True)
+@njit()
 def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
     """Subsets of integer sizes by their sum, for every total up to that of all.
 
@@ -220,7 +219,7 @@ def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
     return last, weight
 
 
-@njit(cache=True)
+@njit()
 def nearest_reachable(last, target):  # type: ignore[no-untyped-def]
     """The reachable total nearest to a target of at least 0 (the smaller of two equally near)."""
     low, high = min(target, len(last) - 1), target + 1
@@ -232,7 +231,7 @@ def nearest_reachable(last, target):  # type: ignore[no-untyped-def]
     return high if high < len(last) and high - target < target - low else low
 
 
-@njit(cache=True)
+@njit()
 def members_of(last, sizes, total):  # type: ignore[no-untyped-def]
     """Items of the subset with the given reachable sum."""
     members = np.empty(len(sizes), np.int64)

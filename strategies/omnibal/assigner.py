@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -61,7 +61,7 @@ def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: flo
     return group
 
 
-@njit(cache=True)
+@njit()
 def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
     """Group of each sample: the open one until a sample would exceed a cap, then a new one ``[samples]``."""
     group = np.empty(len(text), np.int64)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from scipy.optimize import linear_sum_assignment
 
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
@@ -17,6 +16,7 @@ from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, UserError, unknown_choice
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -73,7 +73,7 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
     return found
 
 
-@njit(cache=True)
+@njit()
 def _fill(rising, most):  # type: ignore[no-untyped-def]
     """Batch of each unit if each batch takes what it can without costing more than ``most``."""
     batch = np.empty(len(rising), np.int64)
