@@ -80,12 +80,6 @@ class Traffic:
     sync_s: FloatArray
     gather_s: FloatArray
 
-    def sync_lag_s(self, layer_s: FloatArray) -> FloatArray:
-        """As ``buckets.sync_lag_s``; 0 if nothing is synchronised."""
-        if not self.sync_s.any():
-            return np.zeros(len(layer_s))
-        return sync_lag_s(layer_s, self.layer_parameters, self.parameters, self.sync_s)
-
 
 @dataclass(frozen=True, slots=True)
 class Ends:
@@ -177,7 +171,8 @@ class StepCosts:
         return exposed
 
     def _traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
+        framework, sharing = self.memory.framework, self._sharing(module, placed)
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
         across = self._ring_tiers(rings[:, ::sharing])
@@ -209,11 +204,8 @@ class StepCosts:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
         return remembered(self._rings, _content(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
-    def ends(self, program: Program, loads: Sequence[Loads]) -> list[Ends]:
-        """Where the passes of a program's modules begin and end, given what the chunks of each carry."""
-        return [self._ends(program, index, each) for index, each in enumerate(loads)]
-
-    def _ends(self, program: Program, index: int, loads: Loads) -> Ends:
+    def ends(self, program: Program, index: int, loads: Loads) -> Ends:
+        """Where the passes of one of a program's modules begin and end, given what its chunks carry."""
         module, placed = program.model.modules[index], program.layout.modules[index]
         firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
         split = program.splits_backward(index)
@@ -248,18 +240,15 @@ class StepCosts:
         return Ends(traffic, exposed, firsts, lasts, of_stages(forward_s, firsts), layer_s)
 
     def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:
-        """Times of a program's step.
-
-        Args:
-            program: the program.
-            ends: its ends.
-        """
+        """Times of a program's step."""
         framework = self.memory.framework
         modules = [*zip(program.model.modules, program.layout.modules, strict=True)]
         lags, tied, first_stage = [], [], 0
         for (module, placed), own in zip(modules, ends, strict=True):
             for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
-                lags.append(traffic.sync_lag_s(layer_s) if framework.overlap_grad_reduce else np.zeros(len(layer_s)))
+                lags.append(np.zeros(len(layer_s)))
+                if framework.overlap_grad_reduce and traffic.sync_s.any():
+                    lags[-1] = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
@@ -279,10 +268,6 @@ class StepCosts:
         """What the gathers of weights do to the first forward of every stage and replica ``[actions]``.
 
         Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.
-
-        Args:
-            program: the program.
-            ends: its ends.
 
         Returns:
             The earliest start of each action, and how long it waits once all else is ready.
@@ -306,12 +291,9 @@ class StepCosts:
                     stall[firsts] = gather_stall_s(*passes)
         return release, stall
 
-    def _copies(self, module: ModuleSpec, placed: ModuleLayout) -> int:
-        return module.weight_copies(placed.tp, placed.dp * placed.cp)
-
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same weights."""
-        copies = self._copies(module, placed)
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if placed.sharded:
             return copies
         return copies // self.memory.framework.optimizer_instances(module, copies)

@@ -160,7 +160,7 @@ class CostTruth:
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
-        ends = costs.ends(program, loads)
+        ends = [costs.ends(program, index, own) for index, own in enumerate(loads)]
         release, stall = costs.gathers(program, ends)
         steps = costs.steps(program, ends)
         duration += comm
