@@ -85,10 +85,7 @@ def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatAr
 def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """How long each action sends its results, and receives its data, if nothing else does ``[actions]``.
 
-    Args:
-        program: the program.
-        link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what takes no time of its ends.
-        fixed_s: what passes besides ``[dependencies]``.
+    Links are busy for ``link_s``, 0 for what takes no time of its ends; ``fixed_s`` pass besides ``[dependencies]``.
     """
     held = np.flatnonzero(link_s > 0)
     sends, receives = np.zeros(program.num_actions), np.zeros(program.num_actions)

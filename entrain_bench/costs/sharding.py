@@ -33,11 +33,9 @@ LAYERS_GATHERED = 2
 
 
 def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArray:
-    """Parameters of each layer before tensor parallelism, a tied embedding with the first ``[layers]``.
+    """Parameters, or those that learn, of each layer before tensor parallelism ``[layers]``.
 
-    Args:
-        module: the module, on one stage.
-        learning: whether only those that learn count.
+    The module is on one stage; a tied embedding counts with the first layer.
     """
     own = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
     if module.config.tied_embeddings and own[0]:
@@ -115,12 +113,7 @@ class Passes:
 def exposed_s(program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: Framework) -> FloatArray:
     """What gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
 
-    Args:
-        program: the program.
-        layer_times: of the cluster.
-        cluster: the cluster.
-        framework: without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce``
-            no scatter does.
+    Without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce`` no scatter does.
     """
     added = np.zeros(program.num_actions)
     sets = [

@@ -121,7 +121,7 @@ class Program:
     def splits_backward(self, module: int) -> bool:
         """Whether a module's backward is split into two passes."""
         weight = self.spans(module)[-1]
-        return weight.start < weight.stop
+        return bool(weight.start < weight.stop)
 
     def blocks(self, actions: IntArray) -> IntArray:
         """Block of each of the given passes, numbered through all modules."""

@@ -156,11 +156,7 @@ class Layout:
         return int(self.lane_width.sum())
 
     def lane_sums(self, per_stage: Sequence[FloatArray]) -> FloatArray:
-        """Sum of a quantity over all that a lane holds ``[lanes]``.
-
-        Args:
-            per_stage: the quantity of each stage, one array a module ``[stages]``.
-        """
+        """Sum of a quantity of each stage, one array a module ``[stages]``, over all that a lane holds ``[lanes]``."""
         total = np.zeros(self.num_lanes)
         for values, module, blocks in zip(per_stage, self.modules, self.blocks, strict=True):
             np.add.at(total, blocks.lanes, np.tile(values, module.dp)[rows_of(blocks.offsets)])
