@@ -104,11 +104,6 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
     return orders
 
 
-def stages_in(program: Program, order: IntArray) -> list[tuple[int, int]]:
-    """Module and stage of the actions, each once, sorted."""
-    return sorted(set(zip(program.module[order].tolist(), program.stage[order].tolist(), strict=True)))
-
-
 def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
     """The work of every chunk on every stage, by both, one mapping a module."""
     works, shapes = list[dict[tuple[int, int], StageWork]](), program.shapes
@@ -200,7 +195,8 @@ class Emulator:
         for order in lanes:
             own = _works_in(program, works, order.actions)
             if not known.issuperset(own):
-                held = tuple(shapes[module][stage] for module, stage in stages_in(program, order.actions))
+                places = np.stack([program.module[order.actions], program.stage[order.actions]], axis=1)
+                held = tuple(shapes[module][stage] for module, stage in np.unique(places, axis=0).tolist())
                 missing.setdefault(held, []).append(order)
                 known.update(own)
         if not missing:
