@@ -182,8 +182,7 @@ def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
     data, runs = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size)), []
     for action in order.tolist():
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
-        spec, chunks = program.model.modules[module], program.chunks[module]
-        members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        spec, members = program.model.modules[module], program.chunks[module].units(chunk)
         kind, splits = Pass(int(program.kind[action])), program.splits_backward(module)
         inputs = data.inputs(spec, stage, members, splits_backward=splits) if kind is Pass.FORWARD else None
         is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
