@@ -15,7 +15,7 @@ from entrain_bench.records.outcome import Outcome
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import device_of, dtype_name, dtype_on
-from entrain_bench.train.launching.handover import read_outcome, write_outcome
+from entrain_bench.train.launching.worker import read_outcome, write_outcome
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.four_ranks import LAYOUTS
 from support.train.handover import config_from_json

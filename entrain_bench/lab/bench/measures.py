@@ -137,7 +137,7 @@ def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int 
     """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
     # torch would count as memory of the other cases.
     from entrain_bench.lab.bench.training import take_turns
-    from entrain_bench.train.launching.group import on_ranks
+    from entrain_bench.train.launching.launch import on_ranks
 
     first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
     found = first | last

@@ -128,7 +128,7 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
     megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
     runs: dict[str, Callable[[Program], list[Tensor]]] = {
-        "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],
+        "ours": lambda program: [loss for _, loss in ours.run(ours.prepare(program), clock).losses],
         "megatron": megatron.run,
     }
     times, differences = {name: list[float]() for name in runs}, list[float]()

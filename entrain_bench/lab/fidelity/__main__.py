@@ -25,7 +25,7 @@ from entrain_bench.lab.fidelity.predict import predict_group, simulated
 from entrain_bench.lab.fidelity.programs import NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.files import read_json, write_figure, write_json
-from entrain_bench.train.launching.group import on_ranks
+from entrain_bench.train.launching.launch import on_ranks
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience
 

@@ -30,8 +30,8 @@ from entrain_bench.simulate.steps import place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.emulate.emulator import LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
-from entrain_bench.train.launching.group import pin
-from entrain_bench.train.messages.places import lane_of_rank
+from entrain_bench.train.launching.launch import pin
+from entrain_bench.train.messages.channels import lane_of_rank
 
 
 def predict_group(

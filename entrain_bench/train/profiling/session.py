@@ -21,10 +21,17 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
 from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.profiling.stages import Bench, TargetStages, measure_step, one_of_many
+from entrain_bench.train.profiling.stages import (
+    Bench,
+    Target,
+    TargetStages,
+    measure_step,
+    one_of_many,
+    packs_of,
+    targets_of,
+)
 
 # Between two writes of the file.
 WRITE_S = 2.0

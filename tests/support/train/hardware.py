@@ -92,7 +92,7 @@ def enqueue(
     device = Device(plan.rank)
     monkeypatch.setattr(transfers_module, "dist", device)
     framework, cpu = Framework(p2p=p2p), torch.device("cpu")
-    transfers = Transfers(plan, groups, lambda _: 1, torch.float32, cpu, framework)  # type: ignore[arg-type]
+    transfers = Transfers(plan, groups, torch.float32, cpu, framework)  # type: ignore[arg-type]
     replicas = Replicas(program, device)
     for step in plan.steps:
         for start in step.starts:
@@ -105,7 +105,7 @@ def enqueue(
         device.submit(("run", step.action), COMPUTE)
         if step.closes:
             replicas.start(step.place.module, step.place.stage, sums=True)
-        transfers.send(step, lambda message: torch.zeros(message.num_rows, 1))
+        transfers.send(step, lambda message: torch.zeros(message.num_rows, message.width))
     return device
 
 

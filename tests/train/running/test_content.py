@@ -25,7 +25,7 @@ from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevi
 from support.train.handover import config_from_json
 from support.train.parity import compare, sample_loss, train_reference
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import CPU, batch, configuration
+from support.train.runs import CPU, batch, configuration, features_of
 
 RANKS = 4
 # Rows of one image, of two, of none; of as many sizes as rows.
@@ -191,7 +191,7 @@ def test_features_and_tokens_are_those_of_the_rows(images: Path) -> None:
             wanted.append(torch.from_numpy(out))
         if len(items):
             expected = in_stage_order(vision, data.encoder_pack(items), torch.cat(wanted))
-            assert torch.equal(data.features(vision, items), expected)
+            assert torch.equal(features_of(data, vision, items), expected)
             seen += len(items)
     assert seen >= 6
 
@@ -202,7 +202,7 @@ def test_sounds_are_windows_of_their_frames(sounds: Path) -> None:
     audio = setting.job.model.module("audio")
     items = data.shapes.items_of(["audio"])
     assert len(items) > 2
-    features = data.features(audio, items).split(data.shapes.item_encoder_tokens[items].tolist())
+    features = features_of(data, audio, items).split(data.shapes.item_encoder_tokens[items].tolist())
     for item, found in zip(items.tolist(), features, strict=True):
         expected = np.empty(tuple(found.shape), np.float32)
         write_windows(data.content.samples.sound(data.shapes, item), expected)
