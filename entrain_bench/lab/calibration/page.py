@@ -13,8 +13,15 @@ from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.figures.forward_variability import microbatch_forward
-from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, load_anchors, toggled
-from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
+from entrain_bench.lab.calibration.anchors import (
+    Anchor,
+    Anchors,
+    ForwardAnchor,
+    KernelPoint,
+    Product,
+    load_anchors,
+    toggled,
+)
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 
@@ -160,10 +167,10 @@ def _forwards(anchors: Sequence[ForwardAnchor], study: Study) -> str:
 
 def _kernels(anchors: Anchors, study: Study) -> str:
     rows = []
-    for (device, what), listed in groupby(anchors.kernels, key=lambda each: (each.device, type(each.kernel))):
-        cases = [KernelPoint.of(each, study.composer) for each in listed]
-        errors = [abs(case.ratio(case.device) - 1.0) for case in cases]
-        name = {Product: "products", AttentionKernel: "attention"}[what]
+    for (device, what), listed in groupby(anchors.kernels, key=lambda each: (each[0], type(each[1]))):
+        cases = [KernelPoint.of(*each, study.composer) for each in listed]
+        errors = [abs(case.ratio(case.cluster.device) - 1.0) for case in cases]
+        name = "products" if what is Product else "attention"
         rows.append([device, name, str(len(cases)), f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%"])
     heading = ["device", "kernels", "number", "median error", "largest error"]
     return markdown_table(heading, rows, right=heading[2:])
