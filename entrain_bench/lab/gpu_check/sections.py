@@ -17,16 +17,7 @@ from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.lab.fidelity.compare import accuracy, program_row
 from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, TOLERANCES, Finding, Rows, judge_losses
-from entrain_bench.lab.gpu_check.settings import (
-    CORRECTNESS,
-    REFERENCE,
-    Runs,
-    Setup,
-    TestMatrix,
-    layout_of,
-    problem_of,
-    series,
-)
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Runs, Setup, TestMatrix, layout_of, series
 from entrain_bench.lab.machine import Machine
 from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Record
@@ -126,12 +117,13 @@ def judge_correctness(losses: dict[str, Rows]) -> Finding:
 
 def _losses(check: Check, dtype: str) -> Rows:
     setup, runs = check.setup, check.runs(f"correctness_{dtype}")
-    job, given = [*CORRECTNESS, *setup.unprofiled(setup.num_devices)], f"harness.dtype={dtype}"
-    alone = [*CORRECTNESS, *setup.unprofiled(1), given]
+    job, given = [*CORRECTNESS, f"cluster.gpus_per_node={setup.num_devices}"], f"harness.dtype={dtype}"
     check.say(f"training {REFERENCE} on one device in {dtype}")
+    alone = [*CORRECTNESS, "cluster.gpus_per_node=1", given]
     record = runs.train("one_device", REFERENCE, alone, 1, CORRECTNESS_S)
-    if isinstance(record, str) or problem_of(record):
-        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": problem_of(record)}]
+    if record.status != "ok":
+        reason = record.reason or record.status
+        return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": reason}]
     reference, strategies = series(record, "loss"), setup.strategies()
     check.say(f"planning {len(strategies)} strategies")
     where, rows = f"in {dtype} ({{number}} of {len(strategies)})", list[dict[str, Any]]()
@@ -150,20 +142,17 @@ def _trained(
     predicted = runs.predict(job, strategies, PREDICTION_S)
     for number, name in enumerate(strategies, start=1):
         plan, row = predicted[name], {"strategy": name}
-        if isinstance(plan, str) or problem_of(plan):
-            yield row | {"verdict": verdict_without(plan), "reason": problem_of(plan)}, None
+        if plan.status != "ok":
+            # A prediction that finished without a result has no layout that fits.
+            verdict = SKIPPED if plan.finished else FAILED
+            yield row | {"verdict": verdict, "reason": plan.reason or plan.status}, None
             continue
         check.say(f"training {name} {where.format(number=number)}")
         done = runs.train(name, name, [*job, given], check.setup.num_devices, limit_s)
-        if isinstance(done, str) or problem_of(done):
-            yield row | {"verdict": FAILED, "reason": problem_of(done)}, None
+        if done.status != "ok":
+            yield row | {"verdict": FAILED, "reason": done.reason or done.status}, None
         else:
             yield row, (done, plan)
-
-
-def verdict_without(prediction: Record | str) -> str:
-    """Return the verdict on a run without a prediction: skipped if no layout fits, failed for any other reason."""
-    return SKIPPED if isinstance(prediction, Record) and prediction.finished else FAILED
 
 
 def profile(check: Check) -> Finding:
@@ -177,19 +166,18 @@ def profile(check: Check) -> Finding:
         return Finding(FAILED, f"{wrong} ({last_line(log)}); a second call resumes")
     found = read_profile(setup.profile, str(setup.profile))
     constants = found.constants
-    rows = [
-        {"what": "fastest product", "value": f"{constants.peak_bf16_flops / 1e12:.4g} TFLOP/s"},
-        {"what": "memory bandwidth", "value": f"{constants.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s"},
-        {"what": "to the host", "value": f"{constants.host_bandwidth_bytes_per_s / 1e9:.4g} GB/s"},
-    ]
+    values = {
+        "fastest product": f"{constants.peak_bf16_flops / 1e12:.4g} TFLOP/s",
+        "memory bandwidth": f"{constants.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s",
+        "to the host": f"{constants.host_bandwidth_bytes_per_s / 1e9:.4g} GB/s",
+    }
     if found.collectives:
         link = fitted_link(found.collectives, "collectives")
-        rate, latency_us = link["bandwidth_bytes_per_s"] / 1e9, 1e6 * link["latency_s"]
-        rows.append({"what": "links", "value": f"{rate:.3g} GB/s, {latency_us:.3g} us"})
+        values["links"] = f"{link['bandwidth_bytes_per_s'] / 1e9:.3g} GB/s, {1e6 * link['latency_s']:.3g} us"
     left_out = log.read_text(errors="replace").count("\nleft out: ")
     less = f"; {left_out} packs skipped (too slow or too large)" if left_out else ""
     line = f"{len(found.stages)} points of {found.subject.model} on {found.subject.device}{less}"
-    return Finding(PASSED, line, {"": rows})
+    return Finding(PASSED, line, {"": [{"what": name, "value": value} for name, value in values.items()]})
 
 
 def fidelity(check: Check) -> Finding:
@@ -241,10 +229,8 @@ def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[tuple
         given = f"harness.dtype={setup.dtype}"
         for row, done in _trained(check, runs, job, matrix.strategies, given, PROGRAM_S, f"on {workload}"):
             case = {"workload": workload, **row}
-            if done:
-                measured.append((case, done))
-            else:
-                others.append(case)
+            measured += [(case, done)] if done else []
+            others += [] if done else [case]
     return measured, others
 
 

@@ -142,7 +142,7 @@ def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
 )
 def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: bool) -> None:
     setup = Setup(kind, num_devices, everything, Path("folder"), "here")
-    jobs = [[*CORRECTNESS, *setup.unprofiled(num_devices)]]
+    jobs = [[*CORRECTNESS, f"cluster.gpus_per_node={num_devices}"]]
     for plan in (setup.fidelity(), setup.throughput()):
         jobs += [[*plan.job, *overrides, *setup.profiled()] for overrides in plan.workloads.values()]
         assert {*plan.strategies} <= {*choices("strategy")}
