@@ -93,16 +93,12 @@ def make(
     """
     results = study.results
     results.prepare()
-    incomplete, ran, watch = False, 0, None
-    started = perf_counter()
+    incomplete, watch = False, Watch(0)
 
     def count(done: Done, total: int) -> None:
-        nonlocal ran, watch
-        watch = watch or Watch(total)
         # Cells that are asked for their timelines, once others turned out to have none, come on top.
         watch.total = total
         watch(done)
-        ran += 1
 
     # There while something that was run may not have been logged, because it was ended or went wrong.
     pending = results.root / PENDING
@@ -113,9 +109,9 @@ def make(
 
     def log(output: Output, files: Sequence[Path]) -> None:
         cells = study.cells_by_key(output.sweeps)
-        if ran:
+        if watch.run:
             PlannedSweep(output.name, {key: " ".join(cell.overrides) for key, cell in cells.items()}).write(results)
-        if not mlflow or not (ran or unlogged):
+        if not mlflow or not (watch.run or unlogged):
             return
         with suppress(OSError):
             pending.touch()
@@ -137,15 +133,15 @@ def make(
         raise
     finally:
         for output in wanted:
-            if ran and output not in made:
+            if watch.run and output not in made:
                 log(output, ())
-        if ran:
+        if watch.run:
             write_tables(results)
         logging.shutdown(wait=not ended, cancel_futures=ended)
     if all(each.result() for each in logs):
         pending.unlink(missing_ok=True)
     what = "figure or document" if len(wanted) == 1 else "figures and documents"
-    say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
+    say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - watch.started:.0f} s, {watch.run} runs)")
     return not incomplete
 
 

@@ -70,26 +70,20 @@ def write_tables(results: Results) -> None:
 
 
 class GrowingTables:
-    """The tables of a folder while cells run: written anew once in a while, for a small share of the time.
+    """Rewrite the tables of a folder while cells run, once in a while, for a small share of the time.
 
     They are written whole, so a reader never sees half a row, and a cell that runs again has one row only.
-
-    Args:
-        results: the folder.
     """
 
     def __init__(self, results: Results) -> None:
-        self._results = results
-        self._due_s = perf_counter() + TABLES_EVERY_S
+        self._results, self._due_s = results, perf_counter() + TABLES_EVERY_S
 
     def __call__(self) -> None:
         """Write the tables if that is due."""
-        started_s = perf_counter()
-        if started_s < self._due_s:
-            return
-        write_tables(self._results)
-        ended_s = perf_counter()
-        self._due_s = ended_s + max(TABLES_EVERY_S, (ended_s - started_s) / TABLES_SHARE)
+        if (started_s := perf_counter()) >= self._due_s:
+            write_tables(self._results)
+            ended_s = perf_counter()
+            self._due_s = ended_s + max(TABLES_EVERY_S, (ended_s - started_s) / TABLES_SHARE)
 
 
 def log_to_mlflow(

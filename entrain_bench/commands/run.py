@@ -51,7 +51,12 @@ def main(request: Request[NoKeys]) -> int:
             check_overrides(request.overrides)
         _hand_to_hydra(request)
         return 0
-    _reject_unsupported(request)
+    if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
+        raise UserError("figure: names a sweep; add --multirun")
+    if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
+        raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
+    if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
     composer = Composer(request.config_dir)
     if request.multirun:
         return _sweep(composer, request)
@@ -61,15 +66,6 @@ def main(request: Request[NoKeys]) -> int:
     results = Results(Path(config.results_dir))
     publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
-
-
-def _reject_unsupported(request: Request[NoKeys]) -> None:
-    if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
-        raise UserError("figure: names a sweep; add --multirun")
-    if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
-        raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
-    if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
 
 
 def _single(cell: Cell) -> Record:
@@ -117,7 +113,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         for overrides in waiting:
             cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
-                watch.skip()
+                watch.finished += 1
             else:
                 # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
                 yield replace(cell, timeline=is_beside(cell.config, first))
@@ -131,7 +127,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         elif [*unfinished()]:
             _hand_to_hydra(request)
     except BaseException as error:
-        if watch.any_run:
+        if watch.run:
             # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
             mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # As they are now, for a thread may still add to them.

@@ -22,7 +22,7 @@ import pandas as pd
 from entrain_bench.answers.text import count
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.commands.outputs import make, reference_outputs
-from entrain_bench.commands.reference import Committed, changes, reference_of
+from entrain_bench.commands.reference import Committed, changes
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.records.cells import Cell
@@ -70,28 +70,23 @@ def main(request: Request[Keys]) -> int:
     keys = request.keys
     if not keys.results_dir:
         require(request.config_dir is None, "--config-dir", request.config_dir, "given with results_dir, or left out")
-        return _verify_reference(keys)
+        keys.check()
+        wanted = reference_outputs()
+        with TemporaryDirectory(prefix="entrain-bench-") as folder:
+            study = Study(Results(Path(folder)))
+            complete = make(wanted, study, mlflow=False)
+            drifted = changes(keys, wanted, study)
+        for line in drifted:
+            print(line)
+        lacking = "" if complete else "; some cells have no result"
+        print(f"{len(drifted)} drifts from {Path(keys.reference_dir)}{lacking}")
+        return EXIT_FAILED if drifted or not complete else 0
     verification = Verification(Path(keys.results_dir), request.config_dir or "")
     verification.read_all()
     verification.recompute(keys.sample, keys.seed)
-    for line in verification.problems:
-        print(line)
-    for line in (*verification.notes(), verification.verdict(keys.seed)):
+    for line in (*verification.problems, *verification.notes(), verification.verdict(keys.seed)):
         print(line)
     return 0 if verification.right else EXIT_FAILED
-
-
-def _verify_reference(keys: Committed) -> int:
-    reference = reference_of(keys)
-    wanted = reference_outputs()
-    with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        study = Study(Results(Path(folder)))
-        complete = make(wanted, study, mlflow=False)
-        drifted = changes(reference, wanted, study)
-    for line in drifted:
-        print(line)
-    print(f"{len(drifted)} drifts from {reference.results}" + ("" if complete else "; some cells have no result"))
-    return EXIT_FAILED if drifted or not complete else 0
 
 
 class Verification:
@@ -176,8 +171,7 @@ class Verification:
             record, cell = cells[key]
             again, timeline = run_or_explain(cell, None)
             self._counts["recomputed"] += 1
-            found = _difference(record, again, timeline)
-            if found:
+            if found := _difference(record, again, timeline):
                 self._counts["different"] += 1
                 self._name(self._results.record_path(key), f"{found} ({' '.join(cell.overrides)})")
 
