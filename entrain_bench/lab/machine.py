@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,8 +22,7 @@ from entrain_bench.lab.files import write_json
 from entrain_bench.records.environment import versions
 
 # Packages that decide what training does and how fast it is, in addition to those that decide simulated results.
-TRANSFORMER_ENGINE = ("transformer-engine", "transformer-engine-torch")
-PACKAGES = ("torch", "megatron-core", *TRANSFORMER_ENGINE, "flash-attn", "apex", "triton")
+PACKAGES = ("transformer-engine", "transformer-engine-torch", "flash-attn", "apex", "triton")
 # Variables that change what communication and kernels do; other variables may hold secrets.
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "NVTE_", "GLOO_", "OMP_")
 QUERY = "index,name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.max,pcie.link.width.max"
@@ -48,11 +48,6 @@ class Machine:
     topology: str = ""
 
     @property
-    def listed(self) -> int:
-        """Number of GPUs that the driver lists."""
-        return max(len(self.nvidia_smi.splitlines()) - 1, 0)
-
-    @property
     def identity(self) -> list[Any]:
         """Everything that results depend on; load and kernel release are not part of it."""
         fixed = {name: value for name, value in self.host.items() if name not in ("load average", "system")}
@@ -69,7 +64,11 @@ def host_facts() -> dict[str, str]:
         "load average": f"{os.getloadavg()[0]:.1f}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
-    return facts | versions() | {name: found for name in PACKAGES if (found := _version(name))}
+    facts |= versions()
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    return facts
 
 
 def find_machine() -> Machine:
@@ -93,13 +92,6 @@ def find_machine() -> Machine:
     }
     listed = _nvidia_smi(f"--query-gpu={QUERY}", "--format=csv")
     return Machine(gpus, host_facts() | libraries, variables, listed, _nvidia_smi("topo", "-m"))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _nvidia_smi(*arguments: str) -> str:

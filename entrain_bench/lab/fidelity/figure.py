@@ -58,29 +58,23 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
 def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
     _diagonal(panel, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
     for row in rows.to_dict("records"):
-        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
         noise_s = row["noise"] * row["measured_s"]
+        mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
-    worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
-    texts = [f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}" for row in worst.to_dict("records")]
-    _name(panel, worst[["measured_s", "predicted_s"]], texts)
+    _name_worst(panel, rows, ["measured_s", "predicted_s", "iteration_error"], "{strategy} {workload}")
     panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
 
 
 def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> None:
-    measured, predicted = pairs["measured_speedup"], pairs["predicted_speedup"]
-    _diagonal(panel, measured, predicted, TARGET_SPEEDUP)
-    for line in (panel.axhline, panel.axvline):
-        line(1.0, color=FAINT, linewidth=0.6)
+    _diagonal(panel, pairs["measured_speedup"], pairs["predicted_speedup"], TARGET_SPEEDUP)
+    panel.axhline(1.0, color=FAINT, linewidth=0.6)
+    panel.axvline(1.0, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
-        colour = MISSED if row["sign_error"] else INK
-        mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
-        gain = row["measured_speedup"]
+        gain, colour = row["measured_speedup"], MISSED if row["sign_error"] else INK
         interval = [[gain - row["low"]], [row["high"] - gain]]
+        mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
-    worst = pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index]
-    texts = [f"{row['fast']} over {row['slow']} {row['error']:+.0%}" for row in worst.to_dict("records")]
-    _name(panel, worst[["measured_speedup", "predicted_speedup"]], texts)
+    _name_worst(panel, pairs, ["measured_speedup", "predicted_speedup", "error"], "{fast} over {slow}")
     panel.set(title="Speed-ups between strategies", xlabel="Measured", ylabel="Predicted")
 
 
@@ -108,9 +102,12 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
     panel.set(xlim=ends, ylim=ends)
 
 
-def _name(panel: Axes, points: pd.DataFrame, texts: Sequence[str]) -> None:
-    """Number the worst points, and say in a corner what they are."""
-    for number, point in enumerate(points.itertuples(index=False, name=None), start=1):
+def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: str) -> None:
+    """Number the rows with the largest errors, and say in a corner what they are; columns: x, y, error."""
+    *places, error = columns
+    lines, worst = [], rows.loc[rows[error].abs().nlargest(NUM_NAMED).index].to_dict("records")
+    for number, row in enumerate(worst, start=1):
+        point = (row[places[0]], row[places[1]])
         panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
-    lines = "\n".join(f"{number} {text}" for number, text in enumerate(texts, start=1))
-    panel.text(0.98, 0.02, lines, transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")
+        lines.append(f"{number} {text.format(**row)} {row[error]:+.0%}")
+    panel.text(0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
@@ -50,19 +50,14 @@ def predict_group(
         free.put(cores[rank % len(cores)])
     with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
         for one in programs:
-            _, dense = _emulate(one, links, cores, pool, None)
-            prices, timeline = _emulate(one, links, cores, pool, dense)
+            timeline: Timeline | None = None
+            for _ in range(2):
+                # All lanes at the same time, with the waits of the timeline before.
+                tasks = [pool.submit(_measured, one, links, lane) for lane in lane_orders(one.program, timeline)]
+                emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
+                prices = emulator.price(one.program)
+                timeline = _placed(one, prices, emulator.truth, cores)
             write_json(folder / f"{one.key}.emulated.json", _values(prices, timeline), None)
-
-
-def _emulate(
-    one: FidelityProgram, links: Mapping[str, float], cores: Sequence[int], pool: Executor, waits: Timeline | None
-) -> tuple[Prices, Timeline]:
-    """Measure all lanes at the same time, with the waits of a timeline, and place them."""
-    tasks = [pool.submit(_measured, one, links, lane) for lane in lane_orders(one.program, waits)]
-    emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
-    prices = emulator.price(one.program)
-    return prices, _placed(one, prices, emulator.truth, cores)
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
@@ -85,12 +80,9 @@ def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder)
 
 
 def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
-    return Emulator(_truth(one, links), float("inf"), "cpu", "float32", measured=measured)
-
-
-def _truth(one: FidelityProgram, links: Mapping[str, float]) -> CostTruth:
     job = prepare(one.config).job
-    return CostTruth(job.model, joined_by(job.cluster, links), job.framework)
+    truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
+    return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
 
 
 def simulated(
@@ -127,7 +119,7 @@ def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
 def replayed_s(one: FidelityProgram, links: Mapping[str, float], took_s: FloatArray) -> float:
     """From the first pass to the end of the last, if passes take as long as they did ``[actions]``."""
     program, passes = one.program, one.program.is_pass
-    prices = _truth(one, links).price(program)
+    prices = _emulator(one, links, Measured()).truth.price(program)
     start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
     return float(end[passes].max() - start[passes].min())
 
@@ -171,22 +163,23 @@ def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[in
 def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
     """Start and end of every pass, NaN for steps ``[actions]``."""
     start, end = np.full(program.num_actions, np.nan), np.full(program.num_actions, np.nan)
-    offsets, delay_s = program.lane_offsets, _delay_s(prices)
-    queues = [
-        [a for a in program.lane_actions[offsets[lane] : offsets[lane + 1]] if program.chunk[a] >= 0]
-        for lane in range(program.layout.num_lanes)
-    ]
-    position = [0] * len(queues)
-    lanes_of: dict[int, list[int]] = {}
+    # From the end of what a dependency's data come from to their arrival ``[dependencies]``.
+    delay_s, transfers = prices.delay_s, prices.transfers
+    if transfers is not None and len(transfers):
+        sent = transfers.first >= 0
+        delay_s = delay_s + np.where(sent, transfers.link_s[np.where(sent, transfers.first, 0)], 0.0)
+    lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
+    queues = [deque(action for action in lane.tolist() if program.chunk[action] >= 0) for lane in lanes]
+    lanes_of = defaultdict[int, list[int]](list)
     for lane, queue in enumerate(queues):
         for action in queue:
-            lanes_of.setdefault(action, []).append(lane)
+            lanes_of[action].append(lane)
     left_s: dict[int, float] = {}
     now = 0.0
-    while any(place < len(queue) for place, queue in zip(position, queues, strict=True)):
+    while any(queues):
         upcoming = []
-        for action in {queue[place] for place, queue in zip(position, queues, strict=True) if place < len(queue)}:
-            if action in left_s or any(queues[lane][position[lane]] != action for lane in lanes_of[action]):
+        for action in {queue[0] for queue in queues if queue}:
+            if action in left_s or any(queues[lane][0] != action for lane in lanes_of[action]):
                 continue
             rows = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
             # Not a number as long as one of them is not done.
@@ -210,14 +203,5 @@ def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int
                 del left_s[action]
                 end[action] = now
                 for lane in lanes_of[action]:
-                    position[lane] += 1
+                    queues[lane].popleft()
     return start, end
-
-
-def _delay_s(prices: Prices) -> FloatArray:
-    """From the end of what a dependency's data come from to their arrival ``[dependencies]``."""
-    if prices.transfers is None:
-        return prices.delay_s
-    sent = prices.transfers.first >= 0
-    link_s = prices.transfers.link_s[np.where(sent, prices.transfers.first, 0)] if len(prices.transfers) else 0.0
-    return np.asarray(prices.delay_s + np.where(sent, link_s, 0.0))

@@ -26,9 +26,8 @@ from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain, require,
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
 from entrain_bench.lab.files import read_json, write_json
-from entrain_bench.lab.gpu_check.page import page
-from entrain_bench.lab.gpu_check.result import FAILED, Finding, SectionResult
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Check, Section
+from entrain_bench.lab.gpu_check.report import FAILED, Finding, Section, SectionResult, page
+from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
 from entrain_bench.lab.gpu_check.settings import Setup
 from entrain_bench.lab.machine import Machine
 from entrain_bench.lab.processes import last_line, run_python
@@ -48,8 +47,7 @@ READ = (".py", ".yaml", ".parquet")
 
 def main(arguments: Sequence[str]) -> int:
     """Run the sections that are not done; return 1 if one failed, 2 for bad options."""
-    program = "python -m entrain_bench.lab.gpu_check"
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser("python -m entrain_bench.lab.gpu_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, help="folder of the report (default: results/gpu-check-<date>)")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs if there are any")
     parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")

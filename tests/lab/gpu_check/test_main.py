@@ -16,8 +16,8 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.gpu_check import __main__ as command
 from entrain_bench.lab.gpu_check.__main__ import chosen_sections, main, run_sections
-from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, Finding
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Check, Section
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Section
+from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
 from support.cli import asked
 from support.gpu_check import machine

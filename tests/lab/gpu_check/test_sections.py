@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.lab.gpu_check import sections
-from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, Finding, judge_losses
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding
 from entrain_bench.lab.gpu_check.sections import (
     Check,
     correctness,
@@ -17,6 +17,7 @@ from entrain_bench.lab.gpu_check.sections import (
     fidelity,
     gpu_tests,
     judge_correctness,
+    judge_losses,
     judge_tests,
     profile,
     throughput,
