@@ -39,13 +39,9 @@ VERB = Verb(Keys, words="devices to fit; without any, every device with publishe
 
 
 def main(request: Request[Keys]) -> int:
-    """Fit every device to its kernels and to the fit half of its published times, and print constants and residuals.
+    """Fit devices to their kernels and the fit half of their published times; print constants and residuals.
 
-    Returns:
-        0, or 1 if a fitted constant is not the one in ``experiments/cluster/device``.
-
-    Raises:
-        UserError: for anchors that are wrong.
+    Returns 0, or 1 if ``experiments/cluster/device`` has another constant; ``UserError`` for wrong anchors.
     """
     path = Path(request.keys.anchors) if request.keys.anchors else None
     require(path is None or path.is_file(), "anchors", request.keys.anchors, "a file")

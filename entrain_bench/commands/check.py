@@ -18,11 +18,7 @@ VERB = Verb(NoKeys, RUN_KEYS, examples=["--config-dir my_folder strategy=mine"])
 
 
 def main(request: Request[NoKeys]) -> int:
-    """Check the strategy that the arguments choose; returns 0, or 1 if a check failed or no run was possible at all.
-
-    Raises:
-        UserError: for a strategy that cannot be composed.
-    """
+    """Check a strategy; returns 0, or 1 if a check failed or no run was possible; ``UserError`` if it has no config."""
     if not request.overrides:
         raise UserError("strategy: must be given: entrain-bench check strategy=NAME")
     composer = Composer(request.config_dir)

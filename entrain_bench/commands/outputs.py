@@ -52,14 +52,10 @@ def summaries(config_dir: str | None = None) -> dict[str, str]:
 
 
 def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Output]:
-    """The named figures and documents; without names all that are not made on request only.
+    """Return the named figures and documents; without names all that are not made on request only.
 
-    Args:
-        names: which; claims that are asked for by name are those of the user's folder alone, if it has any.
-        config_dir: a folder of the user's with further figures, tables and claims; None for none.
-
-    Raises:
-        UserError: for an unknown name.
+    Figures, tables and claims include those of ``config_dir``, a folder of the user's. If claims are named, they are
+    those of the folder alone, if it has any. ``UserError`` for an unknown name.
     """
     known = summaries(config_dir)
     for name in names:

@@ -38,15 +38,8 @@ def publish(
 ) -> list[Record]:
     """Write the tables of all records, print those of some runs and log them under a name; returns them.
 
-    What a sweep was to leave is written down (``PlannedSweep``).
-
-    Args:
-        results: where the records are.
-        planned: the overrides of every run that was to leave a record, by its key.
-        name: what the runs are called together.
-        mlflow: whether they are logged.
-        mlflow_uri: to which server; None for the store in the results folder.
-        unbegun: the overrides of runs that the sweep did not come to.
+    ``planned`` has the overrides of every run that was to leave a record, by its key; ``unbegun`` those of runs that
+    the sweep did not come to. A sweep writes both (``PlannedSweep``). Without a URI the store is in the folder.
     """
     sweep = PlannedSweep(name, planned, unbegun)
     if len(planned) + len(unbegun) > 1:
@@ -94,10 +87,9 @@ def log_to_mlflow(
     files: Sequence[Path] = (),
     lost: Sequence[str] = (),
 ) -> bool:
-    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records.
+    """Log records that MLflow does not have; returns whether nothing went wrong.
 
-    Returns:
-        Whether nothing went wrong.
+    Errors are printed and not raised, for MLflow is a view of the records.
     """
     parts = urlsplit(uri or "")
     # A server's address without a password.

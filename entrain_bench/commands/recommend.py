@@ -66,11 +66,7 @@ VERB = Verb(
 
 
 def main(request: Request[Keys]) -> int:
-    """Recommend, and write the plan; returns 0, or 2 if no strategy has a result.
-
-    Raises:
-        UserError: for bad input, data that cannot be read, and a folder that cannot be written.
-    """
+    """Recommend, and write the plan; returns 0, or 2 if no strategy has a result; ``UserError`` for bad input."""
     keys, composer = request.keys, Composer(request.config_dir)
     config, overrides, variants, baseline, given = _asked(composer, request.overrides, keys.within is not None)
     results = Results(Path(config.results_dir))
@@ -123,7 +119,15 @@ def _asked(
     """
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
-        _check(key, keys[key], several)
+        text, group = keys[key], key.replace("/", ".").partition(".")[0]
+        if group in REFUSED:
+            raise UserError(f"{text}: {REFUSED[group]}")
+        if group == "strategy" and key != "strategy":
+            raise UserError(
+                f"{text}: changes every strategy; name yours in a YAML of your --config-dir, or leave it out"
+            )
+        if several and key != "strategy":
+            raise UserError(f"{text}: must be one value; several are taken of strategy only")
     chosen = keys.pop("strategy", EVERY_STRATEGY)
     names = [cell[0].partition("=")[2] for cell in composer.sweep([chosen]).cells]
     first = composer.run([f"strategy={names[0]}", *keys.values()])
@@ -147,16 +151,6 @@ def _asked(
         found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
     orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
     return first, texts, {each.name: each for each in found}, baseline_of(orders), frozenset(keys)
-
-
-def _check(key: str, text: str, several: bool) -> None:
-    group = key.replace("/", ".").partition(".")[0]
-    if group in REFUSED:
-        raise UserError(f"{text}: {REFUSED[group]}")
-    if group == "strategy" and key != "strategy":
-        raise UserError(f"{text}: changes every strategy; name yours in a YAML of your --config-dir, or leave it out")
-    if several and key != "strategy":
-        raise UserError(f"{text}: must be one value; several are taken of strategy only")
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -53,13 +53,9 @@ VERB = Verb(Keys, options=())
 
 
 def main(request: Request[Keys]) -> int:
-    """Make all outputs and commit them to the reference.
+    """Make all outputs and commit them to the reference; ``UserError`` for missing folders.
 
-    Returns:
-        0, or 1 if a cell failed or data is missing, and nothing was written then.
-
-    Raises:
-        UserError: for missing folders.
+    Returns 0, or 1, with nothing written, if a cell failed or data is missing.
     """
     keys = request.keys
     keys.check()

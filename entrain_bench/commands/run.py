@@ -89,14 +89,10 @@ def _single(cell: Cell) -> Record:
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
-    """Run the cells of a sweep and publish what they leave: a record each, whatever happens to it.
+    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed.
 
-    Returns:
-        0, or 1 if a cell failed.
-
-    Raises:
-        UserError: for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
-            folder, as soon as it is known; and at the end if a cell left no record.
+    ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
+    folder, as soon as it is known; and at the end if a cell left no record.
     """
     sweep = composer.sweep(request.overrides)
     folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}

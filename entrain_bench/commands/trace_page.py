@@ -47,11 +47,9 @@ def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
     yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in found.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
-        yield ""
-        yield from (f"- {many:,}: {reason}" for reason, many in sorted(found.counts.items(), key=lambda pair: -pair[1]))
-        yield ""
-        yield f"The first {len(found.listed)}:" if bad > len(found.listed) else "Which:"
-        yield ""
+        reasons = sorted(found.counts.items(), key=lambda pair: -pair[1])
+        yield from ("", *(f"- {many:,}: {reason}" for reason, many in reasons), "")
+        yield from (f"The first {len(found.listed)}:" if bad > len(found.listed) else "Which:", "")
         yield from (f"- `{name}` ({key}): {what}" for name, key, what in found.listed)
 
 
@@ -77,11 +75,7 @@ def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> It
 
 
 def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
-    """What a model makes of samples: their tokens in the LLM, and the share of its encoders.
-
-    Raises:
-        UserError: for samples of modalities that the model does not have, and a layout that it has no room for.
-    """
+    """Summarize a model's view of samples: tokens in the LLM, share of its encoders; ``UserError`` for a misfit."""
     model = profile.job.model
     model.check_shapes(shapes)
     columns = {"text": shapes.text_tokens.astype(np.float64)}

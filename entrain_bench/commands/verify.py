@@ -59,13 +59,9 @@ VERB = Verb(Keys, examples=["verify results_dir=results sample=20 seed=0"])
 
 
 def main(request: Request[Keys]) -> int:
-    """Compare, or verify a folder.
+    """Compare with the reference, or verify a folder; ``UserError`` for missing folders.
 
-    Returns:
-        0 if all is as committed, or as the folder says, to the last digit, else 1.
-
-    Raises:
-        UserError: for missing folders.
+    Returns 0 if all values are as committed, or as the folder says, to the last digit, else 1.
     """
     keys = request.keys
     if not keys.results_dir:
@@ -90,14 +86,9 @@ def main(request: Request[Keys]) -> int:
 
 
 class Verification:
-    """What is found out about a folder of results.
+    """Findings on a folder of results (``root``); ``problems`` has a line for each thing that is wrong.
 
-    Args:
-        root: the folder.
-        config_dir: the folder of the user's whose code may run for runs that name one; empty for none.
-
-    Attributes:
-        problems: what is wrong, a line each.
+    ``config_dir`` is the folder of the user's whose code may run for runs that name one; empty for none.
     """
 
     def __init__(self, root: Path, config_dir: str) -> None:

@@ -31,14 +31,10 @@ NVIDIA_SMI_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that trains.
+    """A machine that trains: properties of each GPU that torch sees, host facts (``host_facts``, CUDA, NCCL).
 
-    Attributes:
-        gpus: properties of each GPU that torch sees.
-        host: processor, memory, versions and so on (``host_facts``), CUDA and NCCL.
-        variables: environment variables that matter.
-        nvidia_smi: the GPUs as ``nvidia-smi`` lists them; empty without it.
-        topology: output of ``nvidia-smi topo -m``; empty without it.
+    ``variables`` are environment variables that matter. ``nvidia_smi`` lists the GPUs and ``topology`` is the output of
+    ``nvidia-smi topo -m``; both are empty without that tool.
     """
 
     gpus: list[dict[str, Any]]

@@ -69,7 +69,7 @@ def calibration_output() -> Output:
     """The document; the anchors are read once."""
     anchors = load_anchors()
     sweeps = [*anchors.runs]
-    sweeps += [overrides for anchor in _first_of_groups(anchors) for overrides in _toggles(anchors, anchor).values()]
+    sweeps += [overrides for _, changed in _toggled(anchors) for overrides in changed]
 
     def timelines(study: Study) -> list[list[Cell]]:
         return [group for anchor in anchors.forwards for group in by_strategy(study.cells(*anchor.overrides))]
@@ -176,20 +176,17 @@ def _kernels(anchors: Anchors, study: Study) -> str:
     return markdown_table(heading, rows, right=heading[2:])
 
 
-def _first_of_groups(anchors: Anchors) -> Iterator[Anchor]:
+def _toggled(anchors: Anchors) -> Iterator[tuple[Anchor, list[tuple[str, ...]]]]:
+    """The first anchor of every group, and its overrides under every other assumption."""
     for _, rows in groupby(anchors.iterations, key=lambda anchor: anchor.group):
-        yield next(rows)
-
-
-def _toggles(anchors: Anchors, anchor: Anchor) -> dict[str, tuple[str, ...]]:
-    """The overrides of an anchor under every other assumption."""
-    return {name: toggled(anchor.overrides, changes) for name, changes in anchors.toggles.items()}
+        anchor = next(rows)
+        yield anchor, [toggled(anchor.overrides, changes) for changes in anchors.toggles.values()]
 
 
 def _sensitivity(anchors: Anchors, study: Study) -> str:
     rows = []
-    for anchor in _first_of_groups(anchors):
-        own, changed = _predicted_s(anchor.overrides, study), _toggles(anchors, anchor).values()
+    for anchor, changed in _toggled(anchors):
+        own = _predicted_s(anchor.overrides, study)
         times = [_predicted_s(overrides, study) for overrides in changed]
         shown = ["" if own is None or time is None else f"{100 * (time / own - 1):+.1f}%" for time in times]
         rows.append([f"{anchor.group.name}, {anchor.gpus} GPUs", *shown])

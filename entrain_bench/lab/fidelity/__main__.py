@@ -19,8 +19,7 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.base.errors import UserError
 from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP, all_rows
-from entrain_bench.lab.fidelity.predict import predict_group, simulated
+from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group, simulated
 from entrain_bench.lab.fidelity.programs import NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.files import read_json, write_json, write_outputs

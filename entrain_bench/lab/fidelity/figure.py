@@ -21,7 +21,7 @@ from entrain_bench.figures._style import (
     strategy_colours,
 )
 from entrain_bench.figures._style import panels as make_panels
-from entrain_bench.lab.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
+from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import STRATEGIES
 
 NUM_NAMED = 3
@@ -105,9 +105,9 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
 def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: str) -> None:
     """Number the rows with the largest errors, and say in a corner what they are; columns: x, y, error."""
     *places, error = columns
-    lines, worst = [], rows.loc[rows[error].abs().nlargest(NUM_NAMED).index].to_dict("records")
-    for number, row in enumerate(worst, start=1):
+    lines, worst = [], rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
+    for number, row in enumerate(worst.to_dict("records"), start=1):
         point = (row[places[0]], row[places[1]])
         panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
-        lines.append(f"{number} {text.format(**row)} {row[error]:+.0%}")
+        lines.append(f"{number} {text.format_map(row)} {row[error]:+.0%}")
     panel.text(0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

@@ -14,9 +14,10 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.fidelity import pair_rows
+from entrain_bench.config.tree import choices
 from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.lab.fidelity.compare import accuracy, program_row
+from entrain_bench.lab.fidelity.predict import accuracy, program_row
 from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Rows, Section
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Runs, Setup, TestMatrix, layout_of, series
 from entrain_bench.lab.machine import Machine
@@ -50,10 +51,6 @@ class Check:
     setup: Setup
     tests: Path
     say: Callable[[str], None]
-
-    def runs(self, name: str) -> Runs:
-        """Return the runs of a section, or of a part of one."""
-        return Runs(self.setup.runs / name, self.setup)
 
     @property
     def gpu_tests(self) -> list[Path]:
@@ -138,7 +135,8 @@ def judge_correctness(losses: dict[str, Rows]) -> Finding:
 
 
 def _losses(check: Check, dtype: str) -> Rows:
-    setup, runs = check.setup, check.runs(f"correctness_{dtype}")
+    setup = check.setup
+    runs = Runs(setup.runs / f"correctness_{dtype}", setup)
     job, given = [*CORRECTNESS, f"cluster.gpus_per_node={setup.num_devices}"], f"harness.dtype={dtype}"
     check.say(f"training {REFERENCE} on one device in {dtype}")
     alone = [*CORRECTNESS, "cluster.gpus_per_node=1", given]
@@ -146,7 +144,9 @@ def _losses(check: Check, dtype: str) -> Rows:
     if record.status != "ok":
         reason = record.reason or record.status
         return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": reason}]
-    reference, strategies = series(record, "loss"), setup.strategies()
+    reference, strategies = series(record, "loss"), ["megatron", "entrain", "fsdp"]
+    if setup.on_gpu or setup.everything:
+        strategies = choices("strategy")
     check.say(f"planning {len(strategies)} strategies")
     where, rows = f"in {dtype} ({{number}} of {len(strategies)})", list[dict[str, Any]]()
     for row, done in _trained(check, runs, job, strategies, given, CORRECTNESS_S, where):
@@ -246,7 +246,7 @@ def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[tuple
     setup, measured, others = check.setup, list[tuple[dict[str, Any], Measured]](), list[dict[str, Any]]()
     for workload, overrides in matrix.workloads.items():
         job = [*matrix.job, *overrides, *setup.profiled()]
-        runs = check.runs(f"{section}_{workload}")
+        runs = Runs(setup.runs / f"{section}_{workload}", setup)
         check.say(f"predicting {len(matrix.strategies)} strategies on {workload}")
         given = f"harness.dtype={setup.dtype}"
         for row, done in _trained(check, runs, job, matrix.strategies, given, PROGRAM_S, f"on {workload}"):

@@ -48,14 +48,9 @@ REFERENCE = "hetero_colocated"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Devices, and what is run on them.
+    """Devices (``kind`` is ``cuda`` or ``cpu``), and the runs on them: all with ``everything``, by default a part.
 
-    Attributes:
-        kind: ``cuda`` or ``cpu``.
-        num_devices: GPUs, or ranks over gloo.
-        everything: all strategies and workloads, where a part is the default.
-        folder: of the report.
-        origin: of what is measured (``origin_of``): another machine or other code that measures has another one.
+    ``folder`` is that of the report; another machine or other code that measures has another ``origin``.
     """
 
     kind: str
@@ -119,10 +114,6 @@ class Setup:
             return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
         small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
         return [*small, "message_bytes=[4096,1048576]", *common, "device=cpu"]
-
-    def strategies(self) -> tuple[str, ...]:
-        """Whose losses are compared."""
-        return tuple(choices("strategy")) if self.on_gpu or self.everything else ("megatron", "entrain", "fsdp")
 
     def fidelity(self) -> TestMatrix:
         """Programs that are trained and predicted."""
