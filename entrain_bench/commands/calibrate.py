@@ -11,17 +11,8 @@ from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
+from entrain_bench.lab.calibration import fit
 from entrain_bench.lab.calibration.anchors import Anchors, KernelPoint, Product, load_anchors
-from entrain_bench.lab.calibration.fit import (
-    ATTENTION,
-    FORWARDS,
-    ITERATIONS,
-    PRODUCTS,
-    ForwardPoint,
-    IterationPoint,
-    fit_device,
-    interval,
-)
 
 EXIT_DIFFERS = 1
 # Values of a constant of which an interval is searched.
@@ -58,20 +49,20 @@ def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
     """Fit a device, print what comes out; returns whether its YAML says the same."""
     say(f"{name}: making programs")
     kernels = [KernelPoint.of(device, kernel, composer) for device, kernel in anchors.kernels if device == name]
-    forwards = [ForwardPoint.of(each, composer) for each in anchors.forwards if each.group.device == name]
-    iterations = [IterationPoint.of(each, composer) for each in anchors.iterations if each.group.device == name]
+    forwards = [fit.ForwardPoint.of(each, composer) for each in anchors.forwards if each.group.device == name]
+    iterations = [fit.IterationPoint.of(each, composer) for each in anchors.iterations if each.group.device == name]
     configured = (forwards[0] if forwards else iterations[0]).truth.cluster.device
     products = [case for case in kernels if isinstance(case.kernel, Product)]
     attention = [case for case in kernels if not isinstance(case.kernel, Product)]
     found, fitted = configured, dict[str, float]()
     for cases, start in (
-        (products, PRODUCTS),
-        (attention, ATTENTION),
-        ([case for case in iterations if case.anchor.half == "fit"], ITERATIONS),
-        (forwards, FORWARDS),
+        (products, fit.PRODUCTS),
+        (attention, fit.ATTENTION),
+        ([case for case in iterations if case.anchor.half == "fit"], fit.ITERATIONS),
+        (forwards, fit.FORWARDS),
     ):
         if cases:
-            found, fitted = fit_device(found, [case.ratio for case in cases], start), fitted | start
+            found, fitted = fit.fit_device(found, [case.ratio for case in cases], start), fitted | start
     for constant in fitted:
         own, value = getattr(configured, constant), getattr(found, constant)
         note = "" if own == value else f", but device/{name}.yaml says {own:g}"
@@ -92,7 +83,7 @@ def _calibrate(name: str, anchors: Anchors, composer: Composer) -> bool:
             f"  {published.workload} {published.model} {published.module}: published {low:.0f} to {high:.0f} ms, "
             f"{point.predicted_ms(found):.0f} ms"
         )
-    for constant in FORWARDS if forwards else ():
-        least, most = interval(forwards, found, constant, TRIED)
+    for constant in fit.FORWARDS if forwards else ():
+        least, most = fit.interval(forwards, found, constant, TRIED)
         print(f"  every range holds for {constant} from {least:.3f} to {most:.3f}")
     return all(getattr(configured, constant) == getattr(found, constant) for constant in fitted)

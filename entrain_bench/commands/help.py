@@ -74,24 +74,22 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     return columns({f"{key.name}={key.default}": key.comment for key in keys})
 
 
-@cache
 def verbs() -> dict[str, str]:
-    """Every verb and what it does: the modules beside this one whose docstrings begin with their command line."""
-    return {name: found["purpose"] for name, found in _usages()}
+    """Every verb and what it does."""
+    return {name: found["purpose"] for name, found in _usages().items()}
+
+
+@cache
+def _usages() -> dict[str, re.Match[str]]:
+    """Usage lines of verbs: the modules beside this one whose docstrings begin with their command line."""
+    lines = ((path.stem, path.read_text().partition("\n")[0]) for path in sorted(Path(__file__).parent.glob("*.py")))
+    return {name: found for name, line in lines if (found := USAGE.match(line)) and found["verb"] == name}
 
 
 def takes(name: str) -> Verb[Any]:
     """What a verb, or ``run``, takes."""
     verb: Verb[Any] = importlib.import_module(f"{__package__}.{name}").VERB
     return verb
-
-
-def _usages() -> Iterator[tuple[str, re.Match[str]]]:
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        with path.open() as file:
-            found = USAGE.match(file.readline().rstrip())
-        if found and found["verb"] == path.stem:
-            yield path.stem, found
 
 
 def _screen() -> Iterator[str]:
@@ -105,7 +103,7 @@ def _screen() -> Iterator[str]:
 
 def _verb(name: str, config_dir: str | None) -> Iterator[str]:
     """Usage, keys and examples of a verb."""
-    verb, usage = takes(name), dict(_usages())[name]
+    verb, usage = takes(name), _usages()[name]
     documented = {key.name: key.meaning for key in documented_keys()}
     yield f"entrain-bench {usage['usage']}: {usage['purpose']}"
     own = {

@@ -12,6 +12,7 @@ from time import perf_counter
 from entrain_bench.answers.documents.claims import claims_output
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_of, tables_output
+from entrain_bench.answers.text import count as plural
 from entrain_bench.answers.tracking.local import store_path
 from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
@@ -136,8 +137,8 @@ def make(
         logging.shutdown(wait=not ended, cancel_futures=ended)
     if all(each.result() for each in logs):
         pending.unlink(missing_ok=True)
-    what = "figure or document" if len(wanted) == 1 else "figures and documents"
-    say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - watch.started:.0f} s, {watch.run} runs)")
+    what = plural(len(wanted), "figure or document", "figures and documents")
+    say(f"{what} in {results.root} ({perf_counter() - watch.started:.0f} s, {watch.run} runs)")
     return not incomplete
 
 

@@ -108,20 +108,22 @@ def _columns(path: Path) -> dict[str, FloatArray]:
         rows = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)])
         groups = range(min(int(np.searchsorted(rows, MAX_ROWS)) + 1, len(rows)))
         table = file.read_row_groups([*groups])
-    kinds = {"text_tokens": "text (tokens)", "text_chars": "text (characters)", "n_images": "images"}
-    seconds = {f"{kind}_seconds": f"{kind} (s)" for kind in ("audio", "video")}
-    numbers = {
-        name: table.column(column).drop_null().to_numpy().astype(np.float64)
-        for column, name in (kinds | seconds).items()
-        if column in table.column_names
+    columns = {
+        "text_tokens": "text (tokens)",
+        "text_chars": "text (characters)",
+        "n_images": "images",
+        "megapixels": "image or frame (megapixels)",
+        "audio_seconds": "audio (s)",
+        "video_seconds": "video (s)",
     }
     width, height = (
         table.column(f"image_{side}s").combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
         for side in ("width", "height")
     )
-    found = {**numbers, "image or frame (megapixels)": width * height / MEGAPIXEL}
-    ordered = [*kinds.values(), "image or frame (megapixels)", *seconds.values()]
-    return {name: found[name] for name in ordered if name in found and len(found[name]) and found[name].max() > 0}
+    found = {"megapixels": width * height / MEGAPIXEL}
+    for name in columns.keys() & table.column_names:
+        found[name] = table.column(name).drop_null().to_numpy().astype(np.float64)
+    return {title: found[name] for name, title in columns.items() if name in found and found[name].max(initial=0) > 0}
 
 
 def _quantiles(values: FloatArray) -> list[float]:

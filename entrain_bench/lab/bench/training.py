@@ -110,11 +110,9 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     """Time both runtimes on this rank; collective, over gloo.
 
     Each trains weights of its own from the same start. They run in turn, each first as often as the other. The
-    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
-
-    Returns:
-        Median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
-        relative difference of the losses.
+    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size. Returns
+    median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
+    relative difference of the losses.
     """
     prepare_platform((*MODULES, *SCHEDULE_MODULES))
     setting = prepare(compose_cells(overrides)[0].config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,12 @@ class Anchors:
     def runs(self) -> list[tuple[str, ...]]:
         """Overrides of the run behind every iteration and every forward."""
         return [*(each.overrides for each in self.iterations), *(each.overrides for each in self.forwards)]
+
+    def toggled(self) -> Iterator[tuple[Anchor, list[tuple[str, ...]]]]:
+        """The first anchor of every group, and its overrides under every toggle."""
+        for _, rows in groupby(self.iterations, key=lambda anchor: anchor.group):
+            anchor = next(rows)
+            yield anchor, [toggled(anchor.overrides, changes) for changes in self.toggles.values()]
 
     @property
     def devices(self) -> list[str]:

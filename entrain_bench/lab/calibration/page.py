@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
@@ -13,15 +13,7 @@ from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.figures.forward_variability import microbatch_forward
-from entrain_bench.lab.calibration.anchors import (
-    Anchor,
-    Anchors,
-    ForwardAnchor,
-    KernelPoint,
-    Product,
-    load_anchors,
-    toggled,
-)
+from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, KernelPoint, Product, load_anchors
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 
@@ -69,7 +61,7 @@ def calibration_output() -> Output:
     """The document; the anchors are read once."""
     anchors = load_anchors()
     sweeps = [*anchors.runs]
-    sweeps += [overrides for _, changed in _toggled(anchors) for overrides in changed]
+    sweeps += [overrides for _, changed in anchors.toggled() for overrides in changed]
 
     def timelines(study: Study) -> list[list[Cell]]:
         return [group for anchor in anchors.forwards for group in by_strategy(study.cells(*anchor.overrides))]
@@ -176,16 +168,9 @@ def _kernels(anchors: Anchors, study: Study) -> str:
     return markdown_table(heading, rows, right=heading[2:])
 
 
-def _toggled(anchors: Anchors) -> Iterator[tuple[Anchor, list[tuple[str, ...]]]]:
-    """The first anchor of every group, and its overrides under every other assumption."""
-    for _, rows in groupby(anchors.iterations, key=lambda anchor: anchor.group):
-        anchor = next(rows)
-        yield anchor, [toggled(anchor.overrides, changes) for changes in anchors.toggles.values()]
-
-
 def _sensitivity(anchors: Anchors, study: Study) -> str:
     rows = []
-    for anchor, changed in _toggled(anchors):
+    for anchor, changed in anchors.toggled():
         own = _predicted_s(anchor.overrides, study)
         times = [_predicted_s(overrides, study) for overrides in changed]
         shown = ["" if own is None or time is None else f"{100 * (time / own - 1):+.1f}%" for time in times]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
@@ -75,7 +76,7 @@ def measure(programs: Sequence[FidelityProgram], repeats: int, folder: Path, cor
         write_json(folder / "links.json", links)
     done = 0
     # Background load changes over minutes: predictions are measured right after what they predict.
-    for (num_ranks, workload, seed), some in groupby(programs, key=lambda one: one.group):
+    for (num_ranks, workload, seed), some in groupby(programs, attrgetter("num_ranks", "workload", "seed")):
         members = [*some]
         if untrained := [one for one in members if not (folder / f"{one.key}.json").exists()]:
             on_ranks(train_programs, num_ranks, untrained, repeats, folder, cores=cores)

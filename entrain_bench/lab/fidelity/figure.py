@@ -10,17 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
-    FAINT,
-    GRID,
-    INK,
-    Colour,
-    legend_above,
-    marker_of,
-    strategy_colours,
-)
-from entrain_bench.figures._style import panels as make_panels
+from entrain_bench.figures import _style as style
+from entrain_bench.figures._style import FAINT, GRID, INK, Colour
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import STRATEGIES
 
@@ -40,9 +31,9 @@ QUANTITIES = {
 def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
     # In the order in which other figures show them.
-    colours = strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
-    markers = marker_of(rows["num_ranks"].unique())
-    figure, (times, gains, errors) = make_panels(1, 3, DOUBLE_COLUMN_IN, 2.7)
+    colours = style.strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
+    markers = style.marker_of(rows["num_ranks"].unique())
+    figure, (times, gains, errors) = style.panels(1, 3, style.DOUBLE_COLUMN_IN, 2.7)
     _draw_times(times, rows, colours, markers)
     _draw_gains(gains, pairs, markers)
     _draw_errors(errors, rows.assign(bubble_error=rows["predicted_bubble"] - rows["measured_bubble"]), colours)
@@ -51,7 +42,7 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
         handles.append(Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks"))
     if pairs["sign_error"].any():
         handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
-    legend_above(figure, handles)
+    style.legend_above(figure, handles)
     return figure, pairs
 
 

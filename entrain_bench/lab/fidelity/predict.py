@@ -122,14 +122,6 @@ def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def replayed_s(one: FidelityProgram, links: Mapping[str, float], took_s: FloatArray) -> float:
-    """From the first pass to the end of the last, if passes take as long as they did ``[actions]``."""
-    program, passes = one.program, one.program.is_pass
-    prices = _emulator(one, links, Measured()).truth.price(program)
-    start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
-    return float(end[passes].max() - start[passes].min())
-
-
 def _take_core(free: Queue[int]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     pin([free.get()], 0)
@@ -150,11 +142,8 @@ def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[in
     Each rank that computes gets an equal part of its core, as Linux gives it over turns of a few milliseconds. A rank
     that waits takes nothing; what messages cost the core is left out.
 
-    Args:
-        program: the program.
-        prices: with the seconds that passes and optimizer steps take on a core of their own.
-        cores: core of every rank of each lane.
-        memory: of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
+    ``prices`` have the seconds that passes and optimizer steps take on a core of their own; ``cores`` the core of every
+    rank of each lane; ``memory`` that of a rank during and after each entry of ``lane_actions`` ``[2, entries]``.
     """
     start, end = _place_passes(program, prices, cores)
     wait = np.zeros(program.num_actions)
@@ -268,7 +257,10 @@ def _row(
     error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
     cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
-    replayed = [replayed_s(one, links, took_s) for took_s in ends - starts] / cores_s - 1.0
+    prices, replayed_s = _emulator(one, links, Measured()).truth.price(program), []
+    for took_s in ends - starts:
+        own = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
+        replayed_s.append(float(own[1][passes].max() - own[0][passes].min()))
     bubbles = [_bubble(program, began, ended) for began, ended in zip(starts, ends, strict=True)]
     where = {name: getattr(one, name) for name in ("num_ranks", "workload", "seed", "strategy")}
     layout = "; ".join(f"{name} {text}" for name, text in program.layout.describe().items())
@@ -276,7 +268,7 @@ def _row(
         "num_actions": program.num_actions,
         "noise": float((high - low) / 2 / middle),
         "core_error": float((end[passes].max() - start[passes].min()) / np.median(cores_s) - 1.0),
-        "replay_error": float(np.median(replayed)),
+        "replay_error": float(np.median(replayed_s / cores_s - 1.0)),
         "action_error": float(np.median(np.abs(error))),
         "action_bias": float(np.median(error)),
         "measured_bubble": float(np.median(bubbles)),

@@ -58,11 +58,6 @@ class FidelityProgram:
     program: Program
 
     @property
-    def group(self) -> tuple[int, str, int]:
-        """Ranks, workload and seed: strategies are compared within them."""
-        return self.num_ranks, self.workload, self.seed
-
-    @property
     def key(self) -> str:
         """Name of its files; changes with what is run."""
         content = layout_to_json(self.program.layout).encode() + program_to_bytes(self.program)
