@@ -14,13 +14,7 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Watch:
-    """Counts cells and says when the last will be done.
-
-    Attributes:
-        total: cells in all.
-        finished: of them, those that need no run.
-        run: of them, those that were run.
-    """
+    """Counts cells and says when the last will be done: of ``total``, ``finished`` need no run and ``run`` had one."""
 
     total: int
     finished: int = 0

@@ -43,12 +43,6 @@ class Machine:
     nvidia_smi: str = ""
     topology: str = ""
 
-    @property
-    def identity(self) -> list[Any]:
-        """Everything that results depend on; load and kernel release are not part of it."""
-        fixed = {name: value for name, value in self.host.items() if name not in ("load average", "system")}
-        return [self.gpus, fixed, self.variables, self.nvidia_smi]
-
 
 def host_facts() -> dict[str, str]:
     """Processor, cores, memory, load, operating system, and versions of Python and packages."""

@@ -13,7 +13,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.calibration.anchors import Anchor, ForwardAnchor
-from entrain_bench.lab.programs import first_program
+from entrain_bench.lab.fidelity.programs import first_program
 from entrain_bench.program import Program
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import DeviceSpec

@@ -18,8 +18,8 @@ from entrain_bench.lab.fidelity.programs import (
     STRATEGIES,
     WORKLOADS,
     FidelityProgram,
+    first_program,
 )
-from entrain_bench.lab.programs import first_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.train.emulate.emulator import Measured, PassSeconds
 
