@@ -27,7 +27,7 @@ from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
-from entrain_bench.records.records import Record, Results
+from entrain_bench.records.records import Results
 from entrain_bench.run import ray_workers
 from entrain_bench.run.cells import Done, attempt, run_cells, run_one
 from entrain_bench.run.study import is_beside
@@ -61,16 +61,7 @@ def main(request: Request[NoKeys]) -> int:
     if request.multirun:
         return _sweep(composer, request)
     config = composer.run(request.overrides)
-    record = _single(Cell.of(request.overrides, config, request.config_dir or ""))
-    composer.save()
-    results = Results(Path(config.results_dir))
-    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
-    return 0
-
-
-def _single(cell: Cell) -> Record:
-    """Run one cell, or read its finished record, with its Chrome trace; bad input raises and leaves nothing behind."""
-    results = Results(Path(cell.config.results_dir))
+    cell, results = Cell.of(request.overrides, config, request.config_dir or ""), Results(Path(config.results_dir))
     record = results.read(cell.key)
     if record and record.status == "ok" and results.has_timeline(record):
         say(f"finished earlier: {results.record_path(cell.key)}")
@@ -78,14 +69,16 @@ def _single(cell: Cell) -> Record:
         results.prepare()
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
+            task = progress.add_task(f"{config.strategy['name']} iterations", total=config.iterations)
             record = run_one(cell, results, lambda done: progress.update(task, completed=done))
     if not results.trace_path(cell.key).exists():
         try:
             results.write_trace(cell.key)
         except OSError as error:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
-    return record
+    composer.save()
+    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    return 0
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:

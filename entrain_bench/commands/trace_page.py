@@ -54,7 +54,9 @@ def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
 
 
 def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> Iterator[str]:
-    overrides = ["workload=trace", f"workload.path={_quoted(command.output)}", *command.run]
+    path = str(command.output)
+    path = (path if "/" in path else f"./{path}").replace("\\", "\\\\").replace("'", "\\'")
+    overrides = ["workload=trace", f"workload.path='{path}'", *command.run]
     if rows > MAX_ROWS:
         overrides.append(f"workload.take='first:{MAX_ROWS}'")
     if not any(text.partition("=")[0] == "workload.on_overlong" for text in command.run):
@@ -135,9 +137,3 @@ def _quantile_table(columns: Mapping[str, FloatArray]) -> list[str]:
     heads = ["", *("max" if share == 1 else f"p{share * 100:.0f}" for share in PROBABILITIES)]
     rows = [[name, *(f"{value:,.4g}" for value in _quantiles(values))] for name, values in columns.items()]
     return markdown_table(heads, rows, heads[1:]).splitlines()
-
-
-def _quoted(path: Path) -> str:
-    text = str(path if path.is_absolute() else Path("./") / path)
-    text = text if "/" in text else f"./{text}"
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -126,10 +126,7 @@ class Verification:
         table = root / "table.csv"
         if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records)).encode():
             self._name(table, "is not the table of the records; the next sweep writes it again")
-        self._compose()
-
-    def _compose(self) -> None:
-        """Compose every run as its record says that it was given."""
+        # Compose every run as its record says that it was given.
         composer, identifier = {"": Composer(None)}, Identifier()
         for record in self._records:
             path, theirs = self._results.record_path(record.key), self._config_dir if record.config_dir else ""

@@ -118,11 +118,10 @@ def _iterations(anchors: Sequence[Anchor], errors: dict[Anchor, float]) -> str:
     rows = []
     for anchor in anchors:
         own, error = anchor.settings, errors.get(anchor)
-        degrees = [str(value) for value in (anchor.gpus, own.tp, own.cp, own.pp, own.virtual_stages)]
-        sizes = [str(anchor.global_batch), str(own.microbatch_size), f"{anchor.published_s:.2f}"]
+        sizes = (anchor.gpus, own.tp, own.cp, own.pp, own.virtual_stages, anchor.global_batch, own.microbatch_size)
         shown = [NOT_RUN, ""] if error is None else [f"{anchor.published_s * (1 + error):.2f}", f"{100 * error:+.1f}%"]
         name = f"{anchor.group.name} ({anchor.group.device.upper()})"
-        rows.append([name, *degrees, *sizes, *shown, anchor.half])
+        rows.append([name, *map(str, sizes), f"{anchor.published_s:.2f}", *shown, anchor.half])
     return markdown_table([*PLACES, "error", "half"], rows, right=[*PLACES[1:], "error"])
 
 
@@ -134,10 +133,8 @@ def _scaling(errors: dict[Anchor, float]) -> str:
         for anchor in others:
             published = anchor.published_s / first.published_s - 1.0
             predicted = (1 + published) * (1 + errors[anchor]) / (1 + errors[first]) - 1.0
-            spans = f"{first.gpus} to {anchor.gpus}"
-            points = 100 * (predicted - published)
-            shown = [f"{100 * published:+.1f}%", f"{100 * predicted:+.1f}%", f"{points:+.1f}"]
-            rows.append([anchor.group.name, spans, *shown])
+            shown = [f"{100 * published:+.1f}%", f"{100 * predicted:+.1f}%", f"{100 * (predicted - published):+.1f}"]
+            rows.append([anchor.group.name, f"{first.gpus} to {anchor.gpus}", *shown])
     heading = ["group", "GPUs", "published", "predicted", "points apart"]
     return markdown_table(heading, rows, right=heading[1:])
 
@@ -179,6 +176,5 @@ def _sensitivity(anchors: Anchors, study: Study) -> str:
 
 
 def _sources(anchors: Anchors) -> str:
-    groups = dict.fromkeys(anchor.group for anchor in anchors.iterations)
-    groups |= dict.fromkeys(anchor.group for anchor in anchors.forwards)
+    groups = dict.fromkeys(anchor.group for anchor in (*anchors.iterations, *anchors.forwards))
     return markdown_table(["group", "what ran", "source"], [[g.name, g.framework, g.source] for g in groups])

@@ -49,11 +49,11 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
 def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
     _diagonal(panel, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
     for row in rows.to_dict("records"):
-        noise_s = row["noise"] * row["measured_s"]
         mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
+        noise_s = row["noise"] * row["measured_s"]
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
     _name_worst(panel, rows, ["measured_s", "predicted_s", "iteration_error"], "{strategy} {workload}")
-    panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
+    panel.set_title("Iteration time (s)")
 
 
 def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> None:
@@ -62,11 +62,11 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
     panel.axvline(1.0, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
         gain, colour = row["measured_speedup"], MISSED if row["sign_error"] else INK
-        interval = [[gain - row["low"]], [row["high"] - gain]]
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
+        interval = [[gain - row["low"]], [row["high"] - gain]]
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
     _name_worst(panel, pairs, ["measured_speedup", "predicted_speedup", "error"], "{fast} over {slow}")
-    panel.set(title="Speed-ups between strategies", xlabel="Measured", ylabel="Predicted")
+    panel.set_title("Speed-ups between strategies")
 
 
 def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
@@ -90,7 +90,7 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
     below, above = ([share * end for end in ends] for share in (1 - target, 1 + target))
     panel.fill_between(ends, below, above, color=GRID, alpha=0.5, lw=0)
     panel.plot(ends, ends, color=FAINT, linewidth=0.6)
-    panel.set(xlim=ends, ylim=ends)
+    panel.set(xlim=ends, ylim=ends, xlabel="Measured", ylabel="Predicted")
 
 
 def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: str) -> None:
