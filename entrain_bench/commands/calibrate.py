@@ -37,10 +37,11 @@ def main(request: Request[Keys]) -> int:
     path = Path(request.keys.anchors) if request.keys.anchors else None
     require(path is None or path.is_file(), "anchors", request.keys.anchors, "a file")
     anchors, composer = load_anchors(path), Composer()
+    devices = [*dict.fromkeys(group.device for group in anchors.groups)]
     for name in request.words:
-        if name not in anchors.devices:
-            raise unknown_choice("device", name, anchors.devices)
-    same = [_calibrate(device, anchors, composer) for device in request.words or anchors.devices]
+        if name not in devices:
+            raise unknown_choice("device", name, devices)
+    same = [_calibrate(device, anchors, composer) for device in request.words or devices]
     composer.save()
     return 0 if all(same) else EXIT_DIFFERS
 

@@ -47,7 +47,11 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     """
     name, known = topic.partition("=")[0], groups(config_dir)
     if not name:
-        return "\n\n".join(_screen())
+        shown = {command.split()[0] for command in TASKS.values()}
+        others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
+        tasks = columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
+        usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:"
+        return "\n\n".join([TITLE, tasks, f"{usage}\n{others}", columns(OPTIONS)])
     if name in verbs():
         return "\n\n".join(_verb(name, config_dir))
     if name == KEYS:
@@ -90,15 +94,6 @@ def takes(name: str) -> Verb[Any]:
     """What a verb, or ``run``, takes."""
     verb: Verb[Any] = importlib.import_module(f"{__package__}.{name}").VERB
     return verb
-
-
-def _screen() -> Iterator[str]:
-    yield TITLE
-    yield columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
-    shown = {command.split()[0] for command in TASKS.values()}
-    others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
-    yield f"entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:\n{others}"
-    yield columns(OPTIONS)
 
 
 def _verb(name: str, config_dir: str | None) -> Iterator[str]:

@@ -80,7 +80,7 @@ def main(request: Request[Keys]) -> int:
     verification = Verification(Path(keys.results_dir), request.config_dir or "")
     verification.read_all()
     verification.recompute(keys.sample, keys.seed)
-    for line in (*verification.problems, *verification.notes(), verification.verdict(keys.seed)):
+    for line in (*verification.problems, *verification.verdict(keys.seed)):
         print(line)
     return 0 if verification.right else EXIT_FAILED
 
@@ -163,24 +163,21 @@ class Verification:
                 self._counts["different"] += 1
                 self._name(self._results.record_path(key), f"{found} ({' '.join(cell.overrides)})")
 
-    def notes(self) -> list[str]:
-        """How to verify the runs that today's code would not make under their keys."""
+    def verdict(self, seed: int) -> list[str]:
+        """How to verify runs that today's code would not make under their keys, and one line to quote."""
         others = [record for record in self._records if record.key in self._others]
         made_by = Counter(f"commit {record.commit or 'unknown'} with {_listed(record.versions)}" for record in others)
-        return [f"{count(number, 'run')} of other code or libraries: {made}" for made, number in made_by.items()]
-
-    def verdict(self, seed: int) -> str:
-        """One line to quote."""
         counts, problems = self._counts, len(self.problems)
         commits = sorted({record.commit[:COMMIT_LETTERS] or "unknown" for record in self._records})
         other = f", {len(self._others)} of other code or libraries (not compared)" if self._others else ""
-        return (
+        return [
+            *(f"{count(number, 'run')} of other code or libraries: {made}" for made, number in made_by.items()),
             f"{'VERIFIED' if self.right else 'NOT VERIFIED'} {self._results.root}: {count(len(self._files), 'run')} of "
             f"{count(counts['sweep'], 'recorded sweep')}, {len(self._cells)} proved by hash and key{other}; "
             f"{counts['recomputed']} of {counts['simulated']} simulated again (seed {seed}), {counts['different']} "
             f"different; {count(problems, 'problem')}; entrain-bench {version('entrain-bench')} "
-            f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}"
-        )
+            f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}",
+        ]
 
     @property
     def right(self) -> bool:

@@ -146,16 +146,15 @@ COMMAND_S = 280.0
 
 def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
     """CPU seconds of one run of a job per strategy, configuration and record included; then their sum."""
-    total_s = 0.0
+    spent_s = dict[str, float]()
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         for name in strategies or choices("strategy"):
             started = process_time()
             (cell,) = compose_cells([f"strategy={name}", *job])
             _check(attempt(cell, Results(Path(folder))))
-            seconds = process_time() - started
-            total_s += seconds
-            yield name, {"cpu_s": seconds}
-    yield "all", {"cpu_s": total_s}
+            spent_s[name] = process_time() - started
+            yield name, {"cpu_s": spent_s[name]}
+    yield "all", {"cpu_s": sum(spent_s.values())}
 
 
 def _check(done: Done) -> None:

@@ -189,7 +189,7 @@ class Anchors:
     @property
     def runs(self) -> list[tuple[str, ...]]:
         """Overrides of the run behind every iteration and every forward."""
-        return [each.overrides for each in (*self.iterations, *self.forwards)]
+        return [*(each.overrides for each in self.iterations), *(each.overrides for each in self.forwards)]
 
     def toggled(self) -> Iterator[tuple[Anchor, list[tuple[str, ...]]]]:
         """The first anchor of every group, and its overrides under every toggle."""
@@ -198,9 +198,10 @@ class Anchors:
             yield anchor, [toggled(anchor.overrides, changes) for changes in self.toggles.values()]
 
     @property
-    def devices(self) -> list[str]:
-        """Names of the YAMLs of all devices, in the order of the file."""
-        return [*dict.fromkeys(anchor.group.device for anchor in (*self.iterations, *self.forwards))]
+    def groups(self) -> list[Group]:
+        """All groups, in the order of the file."""
+        groups = [*(anchor.group for anchor in self.iterations), *(anchor.group for anchor in self.forwards)]
+        return [*dict.fromkeys(groups)]
 
 
 def load_anchors(path: Path | None = None) -> Anchors:

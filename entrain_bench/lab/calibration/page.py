@@ -90,7 +90,9 @@ def write_calibration(anchors: Anchors, study: Study) -> str:
         _sensitivity(anchors, study),
         UNDETERMINED,
         "## Sources\n",
-        _sources(anchors),
+        markdown_table(
+            ["group", "what ran", "source"], [[each.name, each.framework, each.source] for each in anchors.groups]
+        ),
     ]
     write_atomically(study.results.root / "calibration.md", "\n".join(parts).encode())
     problems = [study.problem(*overrides) for overrides in anchors.runs]
@@ -173,8 +175,3 @@ def _sensitivity(anchors: Anchors, study: Study) -> str:
         shown = ["" if own is None or time is None else f"{100 * (time / own - 1):+.1f}%" for time in times]
         rows.append([f"{anchor.group.name}, {anchor.gpus} GPUs", *shown])
     return markdown_table(["run", *anchors.toggles], rows, right=[*anchors.toggles])
-
-
-def _sources(anchors: Anchors) -> str:
-    groups = dict.fromkeys(anchor.group for anchor in (*anchors.iterations, *anchors.forwards))
-    return markdown_table(["group", "what ran", "source"], [[g.name, g.framework, g.source] for g in groups])

@@ -233,8 +233,8 @@ def throughput(check: Check) -> Finding:
     rows: Rows = []
     for case, records in measured:
         for what, record in zip(("measured", "predicted"), records, strict=True):
-            found = {name: (record.metrics.get(metric), factor) for name, (metric, factor) in THROUGHPUT.items()}
-            values = {name: value * factor for name, (value, factor) in found.items() if value is not None}
+            metrics = record.metrics
+            values = {name: metrics[key] * factor for name, (key, factor) in THROUGHPUT.items() if key in metrics}
             rows.append({"strategy": case["strategy"], "": what, "layout": layout_of(record)} | values)
     best = max((float(row["TFLOPS/GPU"]) for row in rows if row[""] == "measured"), default=0.0)
     tables = {"Throughput": rows, "Not measured": others}
