@@ -43,13 +43,13 @@ def main(request: Request[ProfileSettings]) -> int:
 
     import entrain_bench.train.launching.preload  # noqa: F401
     from entrain_bench.train.device import find_device
-    from entrain_bench.train.profiling.session import Session, default_path, dtype_of, ranks_of
+    from entrain_bench.train.profiling.recorder import ProfileRecorder, default_path, dtype_of, ranks_of
 
     device = find_device(settings.device)
     torch.set_num_threads(settings.threads)
     ranks = ranks_of(settings, device)
     path = Path(settings.output) if settings.output else default_path(model, device, dtype_of(settings, device))
-    session = Session.begin(model, settings, path, device)
+    session = ProfileRecorder.begin(model, settings, path, device)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("profile", total=len(session.packs()) + len(ranks))

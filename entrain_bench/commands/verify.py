@@ -25,11 +25,11 @@ from entrain_bench.commands.outputs import make, reference_outputs
 from entrain_bench.commands.reference import Committed, changes
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
+from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.environment import current_commit, versions
 from entrain_bench.records.index import record_files
 from entrain_bench.records.keys import Identifier
-from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
 from entrain_bench.records.sweeps import read_sweeps
 from entrain_bench.records.tables import table_csv
@@ -116,7 +116,7 @@ class Verification:
             if not results.has_timeline(record) and record.timeline and len(self.problems) == known:
                 self._name(path, "absent, though its run kept it")
         for path in sorted((root / "plans").glob("*.json")):
-            Plans(root, self._name).read(path.stem)
+            CachedLayouts(root, self._name).read(path.stem)
         for path, sweep in read_sweeps(results):
             self._counts["sweep"] += 1
             if sweep is None:

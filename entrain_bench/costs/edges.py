@@ -9,7 +9,7 @@ import numpy as np
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Edges:
     fixed_s: FloatArray
 
 
-def edges_of(program: Program, cluster: ClusterSpec, framework: Framework) -> Edges:
+def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
     """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
 
     Inside a module every rank sends the hidden states that it has: without sequence parallelism those of all tokens of

@@ -15,7 +15,7 @@ from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -58,7 +58,7 @@ class Memory:
     """
 
     model: ModelSpec
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     element_bytes: int = BF16_BYTES
     # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(

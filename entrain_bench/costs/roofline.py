@@ -20,7 +20,7 @@ from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
-from entrain_bench.specs.framework import SAMPLE, Framework
+from entrain_bench.specs.framework import SAMPLE, FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
@@ -128,7 +128,7 @@ def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = N
     return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
 
 
-def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: Framework) -> Loads:
+def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: FrameworkOptions) -> Loads:
     """The loads with the sequences of their chunks, if context parallelism cuts them as a whole."""
     if offsets is None or framework.cp_split == SAMPLE:
         return loads
@@ -163,7 +163,7 @@ class Roofline:
     """Layer times on one cluster under the settings of the framework."""
 
     cluster: ClusterSpec
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     _known: dict[tuple[object, ...], tuple[ModuleSpec, list[PassTimes]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )

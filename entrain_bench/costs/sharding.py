@@ -24,7 +24,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
@@ -110,7 +110,9 @@ class Passes:
     left_s: FloatArray
 
 
-def exposed_s(program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: Framework) -> FloatArray:
+def exposed_s(
+    program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: FrameworkOptions
+) -> FloatArray:
     """What gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
 
     Without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce`` no scatter does.

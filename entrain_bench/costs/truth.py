@@ -21,7 +21,7 @@ from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -85,7 +85,7 @@ class CostTruth:
 
     model: ModelSpec
     cluster: ClusterSpec
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     noise: ActionNoise = field(default_factory=ActionNoise)
     measured: LayerTimes | None = None
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)

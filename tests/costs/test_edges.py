@@ -13,7 +13,7 @@ from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     as_ints,
     chain_layout,
@@ -134,8 +134,8 @@ def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
 
 def test_the_truth_holds_lanes_for_links_and_latency_if_transfers_block() -> None:
     cluster, program = tiny_cluster(), chain(2)
-    edges = edges_of(program, cluster, Framework())
-    prices = CostTruth(MODEL, cluster, Framework(p2p="blocking")).price(program)
+    edges = edges_of(program, cluster, FrameworkOptions())
+    prices = CostTruth(MODEL, cluster, FrameworkOptions(p2p="blocking")).price(program)
     assert prices.transfers is None
     assert prices.delay_s.tolist() == (edges.link_s + edges.fixed_s).tolist()
     assert prices.hold_s.tolist() == held_s(program, *moved_s(program, edges.link_s, edges.fixed_s)).tolist()
@@ -152,7 +152,7 @@ def test_blocking_costs_the_more_the_longer_transfers_take() -> None:
     program = chain_program(MODEL, shapes, layout, assignment, [as_ints([4]), as_ints([0])])
     seconds = {}
     for p2p in ("blocking", "overlapped"):
-        truth = CostTruth(MODEL, tiny_cluster(2, 8), Framework(p2p=p2p))
+        truth = CostTruth(MODEL, tiny_cluster(2, 8), FrameworkOptions(p2p=p2p))
         seconds[p2p] = Simulator(truth, 1e15).execute(program).iteration_time_s
     transfer_s = 1e-5 + 1000 * 256 / 1e8
     assert seconds["blocking"] > seconds["overlapped"] + 8 * transfer_s

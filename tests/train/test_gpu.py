@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
@@ -108,7 +108,7 @@ def test_the_tiny_model_is_profiled(tmp_path: Path) -> None:
     assert all(point.kept_bytes > 0 for point in profile.stages if point.kind == "block")
 
 
-def trained(*overrides: str) -> Outcome:
+def trained(*overrides: str) -> RunResult:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     try:
         config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", *overrides)

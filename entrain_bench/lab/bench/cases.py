@@ -22,7 +22,7 @@ from entrain_bench.config.tree import choices
 from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done, attempt, compose_cells, run_cells
-from entrain_bench.run.experiment import Setting, prepare, run_experiment
+from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -125,7 +125,7 @@ def bucket_gap(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
     return fullest / max(float(cost.max()), float(cost.sum(axis=0).max()) / num_buckets) - 1.0
 
 
-def _batches(setting: Setting, count: int) -> list[SampleShapes]:
+def _batches(setting: RunContext, count: int) -> list[SampleShapes]:
     return [setting.source.batch(index, setting.job.global_batch, 0) for index in range(count)]
 
 

@@ -11,7 +11,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.messages.wire import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
@@ -65,7 +65,7 @@ class FidelityProgram:
         return f"{self.num_ranks}_{self.workload}_{self.seed}_{self.strategy}_{digest}"
 
 
-def first_program(config: RunConfig) -> tuple[Setting, Program]:
+def first_program(config: RunConfig) -> tuple[RunContext, Program]:
     """What a configuration describes, and its first batch's program; ``UserError`` where settings do not fit."""
     setting = prepare(config)
     layout = setting.strategy.plan(setting.profile)

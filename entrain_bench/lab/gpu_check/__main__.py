@@ -40,7 +40,7 @@ EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
-PROFILING = frozenset({"entrain_bench.train.profiling.session"})
+PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
 # Suffixes of the files that runs read or import.
 READ = (".py", ".yaml", ".parquet")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
 from entrain_bench.train.measuring.clock import Clock
@@ -40,7 +40,7 @@ class Bench:
     dtype: str
     num_warm_ups: int
     num_repetitions: int
-    framework: Framework
+    framework: FrameworkOptions
     device: torch.device = field(init=False)
     _at: str = field(init=False, default="")
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from entrain_bench.base.files import temporary_folder
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.workers import uninterrupted
 from entrain_bench.train.connections import ON_LOOPBACK, connections_unless_given
 from entrain_bench.train.device import device_of
@@ -45,7 +45,7 @@ NOTICE_S = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
+def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
     """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
     device, num = device_of(settings).type, num_producers(settings, settings.num_ranks)
     job = partial(train_rank, config=config, timeout_s=settings.timeout_s, num_producers=num)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.launching.failures import begin_process, output_path, show_life, write_failure
 from entrain_bench.train.settings import TrainSettings
 
@@ -66,7 +66,7 @@ def train_rank(
         write_outcome(work, outcome)
 
 
-def write_outcome(work: Path, outcome: Outcome) -> None:
+def write_outcome(work: Path, outcome: RunResult) -> None:
     """Leave an outcome for the process that started the ranks."""
     if outcome.timeline is not None:
         outcome.timeline.to_parquet(work / "timeline.parquet", index=False)
@@ -74,11 +74,11 @@ def write_outcome(work: Path, outcome: Outcome) -> None:
     (work / "outcome.json").write_text(json.dumps(values | {"layout": layout_to_json(outcome.layout)}))
 
 
-def read_outcome(work: Path) -> Outcome:
+def read_outcome(work: Path) -> RunResult:
     """The outcome that rank 0 left."""
     values = json.loads((work / "outcome.json").read_text())
     timeline = work / "timeline.parquet"
-    return Outcome(
+    return RunResult(
         layout_from_json(values["layout"]),
         values["metrics"],
         tuple(values["iterations"]),
@@ -88,7 +88,7 @@ def read_outcome(work: Path) -> Outcome:
     )
 
 
-def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
+def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
     """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -109,7 +109,7 @@ def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Call
 
 def _train(
     config: RunConfig, timeout_s: float, progress: Callable[[int], None], producers: Producers
-) -> Outcome | None:
+) -> RunResult | None:
     from entrain_bench.train.messages.control import named_wait
     from entrain_bench.train.running.loop import train
 

@@ -17,7 +17,7 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray, rows_of, take_rows
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages.channels import (
     Channel,
     Place,
@@ -29,7 +29,7 @@ from entrain_bench.train.messages.channels import (
 )
 from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
 
-DEFAULTS = Framework()
+DEFAULTS = FrameworkOptions()
 
 # Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
 Rows = slice | IntArray | None
@@ -109,7 +109,7 @@ class EmptyPass:
     part: int
 
 
-def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
+def plan_rank(program: Program, rank: int, framework: FrameworkOptions = DEFAULTS) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program)
@@ -122,7 +122,7 @@ def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> R
 class _RankMessages:
     """Derives the messages of one rank's actions."""
 
-    def __init__(self, program: Program, rank: int, framework: Framework) -> None:
+    def __init__(self, program: Program, rank: int, framework: FrameworkOptions) -> None:
         self.program, self.rank, self.framework = program, rank, framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.device import to_device
 from entrain_bench.train.messages.channels import Channels
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
@@ -33,7 +33,7 @@ class Transfers:
     channels: Channels
     dtype: torch.dtype
     device: torch.device
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     _arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _pending: dict[tuple[int, int], tuple[dist.Work, Tensor]] = field(default_factory=dict)
     _posted: int = 0

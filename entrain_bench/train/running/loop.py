@@ -18,8 +18,8 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
-from entrain_bench.records.outcome import Outcome
-from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
+from entrain_bench.records.run_result import RunResult
+from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
 from entrain_bench.train.device import device_name, device_of, dtype_name
 from entrain_bench.train.measuring.clock import Clock, profiler
 from entrain_bench.train.measuring.metrics import (
@@ -49,7 +49,7 @@ type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous
 
 def train(
     config: RunConfig, progress: Callable[[int], None], producers: Producers = lambda _: nullcontext()
-) -> Outcome | None:
+) -> RunResult | None:
     """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others."""
     setting = prepare(config)
     settings = setting.executor
@@ -101,10 +101,10 @@ def train(
             return None
     own = history[num_elsewhere:] or history
     metrics = {**mean_metrics(own), "planning_time_s": planning_time_s}
-    return Outcome(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
+    return RunResult(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
-def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
+def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
     answer, seconds = dict[str, str](), 0.0
     if dist.get_rank() == 0:

@@ -20,7 +20,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 
@@ -37,7 +37,7 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     epsilon: float = 1e-8
     clip_grad: float = 1.0
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
 
 
 @dataclass(frozen=True, slots=True)

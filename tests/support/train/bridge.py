@@ -17,7 +17,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.messages.channels import Channels
@@ -91,7 +91,7 @@ class Messages:
 
     def exchange(self, handed: Tensors) -> Tensors:
         """What this rank gets when every rank hands over what it has to."""
-        settings = Framework(p2p="overlapped")
+        settings = FrameworkOptions(p2p="overlapped")
         transfers = Transfers(self.plan, self.channels, torch.float32, CPU, settings)
         got: Tensors = {}
         for step in self.plan.steps:

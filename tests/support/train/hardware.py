@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages import transfers as transfers_module
 from entrain_bench.train.messages.channels import Channel
 from entrain_bench.train.messages.rank_plan import RankPlan, Step
@@ -91,7 +91,7 @@ def enqueue(
     """What the runtime hands to the device of a rank in one iteration: actions, messages, collectives of replicas."""
     device = Device(plan.rank)
     monkeypatch.setattr(transfers_module, "dist", device)
-    framework, cpu = Framework(p2p=p2p), torch.device("cpu")
+    framework, cpu = FrameworkOptions(p2p=p2p), torch.device("cpu")
     transfers = Transfers(plan, groups, torch.float32, cpu, framework)  # type: ignore[arg-type]
     replicas = Replicas(program, device)
     for step in plan.steps:

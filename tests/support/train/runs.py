@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting
+from entrain_bench.run.experiment import RunContext
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.running import loop
@@ -58,7 +58,7 @@ def configuration(*overrides: str) -> str:
     return config_to_json(compose_cells([*given, *overrides])[0].config)
 
 
-def batch(setting: Setting, iteration: int) -> SampleShapes:
+def batch(setting: RunContext, iteration: int) -> SampleShapes:
     return setting.source.batch(iteration, setting.job.global_batch, 0)
 
 

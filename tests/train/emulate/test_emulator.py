@@ -16,9 +16,9 @@ from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserE
 from entrain_bench.config.tree import choices
 from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare, run_experiment
+from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.emulate import Emulator, bench
 from entrain_bench.train.emulate.emulator import Measured, PassSeconds, lane_orders, stage_shapes, works_of
 from support.wide import wide_unless
@@ -48,7 +48,7 @@ UNIFORM = (
 )
 
 
-def setting_of(*overrides: str) -> Setting:
+def setting_of(*overrides: str) -> RunContext:
     return prepare(compose_cells([*UNIFORM, *overrides])[0].config)
 
 
@@ -275,13 +275,13 @@ def test_recomputation_by_chunk_is_refused() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match=r"harness.device=cuda: this machine has no CUDA device"):
-        bench.Bench("cuda", "float32", 0, 1, Framework())
+        bench.Bench("cuda", "float32", 0, 1, FrameworkOptions())
 
 
 def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=r"harness.device=cpu: .*CUDA_VISIBLE_DEVICES"):
-        bench.Bench("cpu", "float32", 0, 1, Framework())
+        bench.Bench("cpu", "float32", 0, 1, FrameworkOptions())
 
 
 def test_what_is_only_simulated_is_refused() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import write_windows
 from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
@@ -70,11 +70,11 @@ def run_of(trace: Path, *overrides: str) -> str:
     return configuration("model=tiny", *given, *overrides)
 
 
-def setting_of(trace: Path, *overrides: str) -> Setting:
+def setting_of(trace: Path, *overrides: str) -> RunContext:
     return prepare(config_from_json(run_of(trace, *overrides)))
 
 
-def data_of(setting: Setting, iteration: int = 0) -> SampleData:
+def data_of(setting: RunContext, iteration: int = 0) -> SampleData:
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
     return SampleData(batch(setting, iteration), content)
 
@@ -132,7 +132,7 @@ def test_every_strategy_trains_on_sounds_and_images_like_one_process(sounds: Pat
     check_strategies(sounds, EVERY, tmp_path, "model=tiny_av")
 
 
-def loss_of(setting: Setting, data: SampleData, alone: StageGroups) -> float:
+def loss_of(setting: RunContext, data: SampleData, alone: StageGroups) -> float:
     """The first iteration's loss in one process."""
     model = setting.job.model
     with torch.no_grad():

@@ -44,7 +44,7 @@ CONSTANT_PATIENCE = Patience(5, 20, 0.02, 2.0)
 
 
 @dataclass(slots=True)
-class Session:
+class ProfileRecorder:
     """A profile that grows; ``left_out`` are packs that took too long or too much memory."""
 
     model: ModelSpec
@@ -57,7 +57,7 @@ class Session:
     _written: float = 0.0
 
     @classmethod
-    def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> Session:
+    def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> ProfileRecorder:
         """Begin a profile, or resume the one in the file; ``UserError`` if the file is not one of this model."""
         dtype = dtype_of(settings, device)
         subject = Subject(
