@@ -14,11 +14,11 @@ from entrain_bench.commands.outputs import make, outputs, reference_outputs
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.records.records import Results, sorted_records
-from entrain_bench.records.tables import iterations_parquet, parquet_of, table_of
+from entrain_bench.records.tables import parquet_of, table_of
 from entrain_bench.run.study import Output, Study
 
 EXIT_FAILED = 1
-TABLE, ITERATIONS = "table.parquet", "iterations.parquet"
+TABLE = "table.parquet"
 # In ``docs``: text by hand, tables by the suite.
 PAGES = "strategies"
 # Wall times, which are others every time: a figure is committed, no row of the table.
@@ -83,7 +83,6 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         yield results / TABLE, parquet_of(table_of(records))
-        yield results / ITERATIONS, iterations_parquet(records)
     for output in wanted:
         for file in map(Path, output.committed):
             yield (documents if file.suffix == ".md" else results) / file, (study.results.root / file).read_bytes()
