@@ -41,6 +41,7 @@ BAD_INPUT = [
     ("seed=0,1", "--multirun"),
     ("strategy.planner.foo=1 strategy.planner.bar=1", "profile_samples"),
     ("--multirun results_dir=/tmp/a,/tmp/b", "one folder"),
+    ("workload=[]", "workload: must be given"),
     ("iterations=0", "at least 1"),
     ("iterations=1000001", "iterations=1000001: must be at least 1, at most 1000000"),
     ("global_batch=-4", "at least 1"),

@@ -151,7 +151,8 @@ class Composer:
             chosen.sort()
         try:
             values = self._composed(tuple(chosen))
-            _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
+            if isinstance(values["workload"], dict):  # Others are refused by their kind.
+                _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
             for override in inside:
                 values = _with_value(values, override.key_or_group.split("."), override.value())
         except KeyError:
