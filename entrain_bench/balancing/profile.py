@@ -41,7 +41,8 @@ class Profile:
 
     Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
     wrong, the same way each time a sample is seen: by up to ``belief_error`` (relative) sample by sample, and by up to
-    ``belief_bias`` for all units of a length alike.
+    ``belief_bias`` for all units of a length alike. Planners choose by ``balancing.tuning`` with ``tuning_budget``
+    simulated batches, by their own trials if that is None.
     """
 
     job: Job
@@ -50,6 +51,7 @@ class Profile:
     _seed: int
     belief_error: float = 0.0
     belief_bias: float = 0.0
+    tuning_budget: int | None = None
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
@@ -82,6 +84,11 @@ class Profile:
         """
         require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
         return self._source.draw(num_samples, self._rng)
+
+    def tuning_batches(self, count: int) -> tuple[SampleShapes, ...]:
+        """The first global batches of a stream of their own, the same for all strategies and whatever else is drawn."""
+        rng = np.random.default_rng([self._seed, 0x74756E65])
+        return tuple(self._source.draw(self.job.global_batch, rng) for _ in range(count))
 
     @property
     def place(self) -> Mapping[str, Any]:

@@ -56,7 +56,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import (
     chain_starts,
@@ -69,6 +69,7 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b, stages_behind
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, require
@@ -112,7 +113,7 @@ class SplitByWork:
         Args:
             profile: what may be known; ``profile.job`` says what is asked for.
             make_program: what this strategy's assigner and scheduler make of a batch under a layout. Here
-                ``fastest_in_trials`` calls it, first to see whether a layout fits memory, then to run it on trial.
+                ``chosen_layout`` calls it, first to see whether a layout fits memory, then to run it on trial.
 
         Returns:
             A layout of the job's model on the job's cluster; what ``check_layout`` refuses ends the run.
@@ -134,7 +135,7 @@ class SplitByWork:
                 for recompute in recompute_choices(each.job)
             )
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return chosen_layout(profile, candidates, make_program, self.num_trials)
 
 
 def candidate(

@@ -68,7 +68,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
 def _parts(overrides: Sequence[str], repeats: int) -> dict[str, float]:
     setting = prepare(compose_cells(overrides)[0].config)
     strategy, started = setting.strategy, perf_counter()
-    layout = strategy.plan(setting.profile)
+    layout = setting.plan()
     plan_s, profile = perf_counter() - started, setting.profile.under(layout)
     batches = _batches(setting, WARM_UPS + repeats)
     assigned = strategy.assigner.assign(batches[0], layout, profile)
@@ -126,7 +126,7 @@ def bucket_gap(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
 
 def _planned(overrides: Sequence[str]) -> tuple[Setting, Layout]:
     setting = prepare(compose_cells(overrides)[0].config)
-    return setting, setting.strategy.plan(setting.profile)
+    return setting, setting.plan()
 
 
 def _batches(setting: Setting, count: int) -> list[SampleShapes]:

@@ -182,7 +182,7 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
     def space(**request: int) -> Orchestration:
         job = tiny_job(MODEL, tiny_cluster(), global_batch=48, microbatch_size=6, request=LayoutRequest(**request))
         profile = profile_of(job, samples((2000, [200])))
-        return Orchestration(profile, profile.draw(1), requests_bind_encoder=False)
+        return Orchestration(profile, profile.draw(1), bound=LayoutRequest())
 
     free = space()
     assert free.backbone_dps() == [1, 2, 4, 8]
