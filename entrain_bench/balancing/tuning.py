@@ -42,6 +42,8 @@ DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 16
 MAX_JOBS = 48
 # Estimates at most so many times the least are considered.
 FAR = 3.0
+# Candidates that are tried for each draft, should most exceed memory.
+MAX_REFUSED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,6 @@ def by_turns(offers: Sequence[Offer]) -> Iterator[Offer]:
                 left.append(indices)
                 yield offers[index]
         waiting = left
-
-
-def near(offers: Sequence[Offer]) -> list[Offer]:
-    """The offers whose estimates are at most ``FAR`` times the least."""
-    least_s = min((offer.estimated_s for offer in offers), default=0.0)
-    return [offer for offer in offers if decisive(offer.estimated_s) <= decisive(FAR * least_s)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +219,17 @@ def halved(trials: Trials, offers: Sequence[Offer], budget: int, entered: Sequen
     first, others = trials.batches.drafts[0], trials.batches.drafts[1:]
     drafted: list[tuple[float, Offer]] = []
     turns = by_turns(offers)
-    num_drafts = max(1, int(count * DRAFTS))
-    for tried, offer in enumerate(turns, start=1):
+    num_drafts, tried, least_s = max(1, int(count * DRAFTS)), 0, np.inf
+    for offer in turns:
+        # Estimates of candidates that cannot run say nothing.
+        if decisive(offer.estimated_s) > decisive(FAR * least_s):
+            continue
+        tried += 1
         seconds = trials.seconds(_layout(offer), first, draft=True)
         if seconds is not None:
             drafted.append((seconds, offer))
-        if len(drafted) >= num_drafts or (drafted and tried >= 4 * num_drafts):
+            least_s = min(least_s, offer.estimated_s)
+        if len(drafted) >= num_drafts or (drafted and tried >= MAX_REFUSED * num_drafts):
             break
     drafted.sort(key=lambda each: each[0])
     second = drafted[: int(count * SECOND)] if others else []
@@ -290,7 +291,9 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
     if not offers:
         # No homogeneous degrees: what planners with others know to do with the job as it is.
         return [each.job for each in profile.each_microbatch_size()]
-    return [offer.job for offer in islice(by_turns(near(offers)), MAX_JOBS) if offer.job is not None]
+    limit_s = decisive(FAR * min(offer.estimated_s for offer in offers))
+    near = [offer for offer in offers if decisive(offer.estimated_s) <= limit_s]
+    return [offer.job for offer in islice(by_turns(near), MAX_JOBS) if offer.job is not None]
 
 
 def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
@@ -361,7 +364,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     rounds = [[fixed]] if fixed else []
     for jobs in (*rounds, fixed_jobs(profile, samples)):
         each = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        offers = near(asked(profile, each, sets, max(2, most // len(each)), problems))
+        offers = asked(profile, each, sets, max(2, most // len(each)), problems)
         entered = halved(trials, offers, budget, entered[:1]) or entered
     if entered:
         return entered[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 
@@ -91,7 +91,10 @@ class DflopPlanner:
         shapes = data_shapes(profile, profile.draw(self.profile_samples))
 
         def candidates(each: Profile) -> Iterator[Candidate]:
-            ranked = self.rank(each, shapes)
+            return offered(self, each)
+
+        def offered(planner: DflopPlanner, each: Profile) -> Iterator[Candidate]:
+            ranked = planner.rank(each, shapes)
             first = next(ranked, None)
             if first is None:
                 raise OutOfMemoryError(
@@ -102,8 +105,18 @@ class DflopPlanner:
             yield from (self.build(each, shapes, *one) for one in chain([first], ranked))
 
         # N_mb is part of a plan: the job's microbatch size decides nothing.
-        sized = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
-        return chosen_layout(sized, candidates, make_program, self.num_trials)
+        if profile.tuning_budget is None or self.num_microbatches or self.microbatches == "released":
+            profile = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
+
+        def walked(each: Profile) -> Iterator[Candidate]:
+            # Where the microbatch size is a knob, so is N_mb; the plan of the paper's rule comes first.
+            own, dp = candidates(each), each.job.request.dp
+            yield from islice(own, 1)
+            if profile.job.free_microbatch_size and dp:
+                own = offered(replace(self, num_microbatches=each.job.num_microbatches(dp)), each)
+            yield from own
+
+        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=walked)
 
     def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
