@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice, product
 
 import numpy as np
@@ -39,7 +39,7 @@ COUNTED_SAMPLES = 8192
 # Shares of the budget: drafts on one batch; candidates with further draft batches; candidates in the last round.
 DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 16
 # Fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most.
-MAX_JOBS = 48
+MAX_JOBS = 64
 # Estimates at most so many times the least are considered.
 FAR = 3.0
 # Candidates that are tried for each draft, should most exceed memory.
@@ -269,10 +269,22 @@ def default_job(job: Job) -> Job | None:
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
     """The jobs with TP, CP, DP and microbatch size fixed that are worth asking about, all if they are few.
 
-    They are rated by the time of a 1F1B pipeline that is perfectly balanced, the same for all strategies. Of every
-    value the best are kept, then the best of all, ``MAX_JOBS`` together.
+    They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
+    longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
+    ``MAX_JOBS`` together.
     """
     offers = []
+
+    @cache
+    def longest_s(tp: int, cp: int) -> float:
+        seconds = 0.0
+        for module in profile.job.model.modules:
+            length = module.lengths(samples, module.units(samples)).max(initial=0)
+            if length:
+                times = profile.measure(module, np.array([length]), tp, cp)
+                seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
+        return seconds
+
     for each in profile.each_microbatch_size():
         try:
             degrees = [*each.job.degrees()]
@@ -284,7 +296,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
             if width not in known:
                 known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(each, samples, *width))
             count = each.job.num_microbatches(one.dp)
-            rating_s = (count + one.pp - 1) / one.pp * known[width]
+            rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
             request = replace(each.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
             knobs = (one.tp, one.cp, one.pp, one.dp, each.job.microbatch_size)
             offers.append(Offer(rating_s, knobs, job=replace(each.job, request=request)))
