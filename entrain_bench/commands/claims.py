@@ -18,11 +18,7 @@ VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end
 
 
 def main(request: Request[Folder]) -> int:
-    """Print the counts and a line per claim, or everything on the named claims; returns 0.
-
-    Raises:
-        UserError: for an unknown name, with the nearest one.
-    """
+    """Print a line per claim, or all on the named ones; returns 0; ``UserError`` for an unknown name."""
     claims, own = load_claims(request.config_dir), Path(request.keys.results_dir) / TABLE
     rows = read_rows(claims, own if own.exists() else REFERENCE / TABLE)
     known = {claim.name: (claim, row) for claim, row in zip(claims, rows, strict=True)}
