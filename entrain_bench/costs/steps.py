@@ -162,7 +162,8 @@ class StepCosts:
         tied_s[[0, -1]] += self.tied_s(module, placed)
         for stage, (own, (forward, backward)) in enumerate(zip(self.traffic(module, placed), passes, strict=True)):
             if framework.overlap_grad_reduce and own.sync_s.any():
-                sync_s[stage] = own.sync_lag_s(backward[None])[0] + tied_s[stage]
+                lag_s = sync_lag_s(backward[None], own.layer_parameters, own.parameters, own.sync_s)
+                sync_s[stage] = lag_s[0] + tied_s[stage]
             if framework.overlap_param_gather and own.gather_s.any():
                 waited_s = gather_lead_s if framework.align_param_gather else gather_stall_s
                 gather_s[stage] = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)[0]
@@ -278,11 +279,12 @@ class StepCosts:
         found = []
         for index, (placed, each) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
             bounds, sides = np.cumsum(placed.layers_per_stage[:-1]), []
-            actions = first_of_stages(program, index), last_of_stages(program, index)
-            for own, seconds in zip(actions, each, strict=True):
+            firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
+            for own, seconds in zip((firsts, lasts), each, strict=True):
                 shares = [part / part.sum() for part in np.split(np.maximum(seconds, 1e-12), bounds)]
                 sides.append([duration_s[one][:, None] * share for one, share in zip(own, shares, strict=True)])
-            found.append(Ends(self.traffic(program.model.modules[index], placed), *actions, *sides))
+            _, traffic, exposed = self._of(program.model.modules[index], placed)
+            found.append(Ends(traffic, exposed, firsts, lasts, *sides))
         return found
 
     def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:

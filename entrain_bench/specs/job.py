@@ -15,9 +15,6 @@ from entrain_bench.specs.model import ModelSpec
 
 # Largest microbatch that planners consider where its size is theirs to choose.
 MAX_MICROBATCH_SIZE = 16
-# What the default job fixes (experiments/config.yaml).
-DEFAULT_DEGREES = {"tp": 2, "cp": 1, "dp": 4}
-DEFAULT_MICROBATCH_SIZE = 4
 # Samples of an iteration, or of a profile; more would be refused by the machine's memory, not by a message.
 MAX_SAMPLES = 2**20
 # Share of the memory budget that plans use up.
@@ -53,6 +50,11 @@ class LayoutRequest:
     def values(self) -> dict[str, Any]:
         """The same as plain values."""
         return asdict(self) | {"recompute": None if self.recompute is None else [*self.recompute]}
+
+
+# What the default job fixes (experiments/config.yaml).
+DEFAULT_DEGREES = LayoutRequest(tp=2, cp=1, dp=4)
+DEFAULT_MICROBATCH_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
