@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -197,6 +198,39 @@ def content_of(layout: Layout) -> tuple[object, ...]:
     return layout.content, layout.num_microbatches, layout.split_backward
 
 
+def nearest[What](offers: Sequence[Offer[What]], to: Offer[What]) -> int:
+    """The offer that differs from another in the fewest knobs; of several the one with the least estimate."""
+    return min(
+        range(len(offers)),
+        key=lambda index: (
+            sum(one != other for one, other in zip(offers[index].knobs, to.knobs, strict=True)),
+            decisive(offers[index].estimated_s),
+        ),
+    )
+
+
+def _drafted(
+    trials: Trials, waiting: list[Offer[Layout]], num_drafts: int
+) -> tuple[list[tuple[float, Offer[Layout]]], list[Offer[Layout]]]:
+    """Drafts that run, the fastest first, and what was not tried.
+
+    Half of them are the first that wait; the others are nearest to the fastest so far, each in turn.
+    """
+    drafted: list[tuple[float, Offer[Layout]]] = []
+    tried, least_s = 0, np.inf
+    while waiting and len(drafted) < num_drafts and not (drafted and tried >= MAX_REFUSED * num_drafts):
+        offer = waiting.pop(nearest(waiting, drafted[0][1]) if 2 * len(drafted) >= num_drafts and drafted else 0)
+        # Estimates of candidates that cannot run say nothing.
+        if decisive(offer.estimated_s) > decisive(FAR * least_s):
+            continue
+        tried += 1
+        seconds = trials.seconds(offer.what, trials.batches.drafts[0], draft=True)
+        if seconds is not None:
+            insort(drafted, (seconds, offer), key=lambda each: each[0])
+            least_s = min(least_s, offer.estimated_s)
+    return drafted, waiting
+
+
 def halved(
     trials: Trials, offers: Sequence[Offer[Layout]], budget: int, entered: Sequence[Layout] = ()
 ) -> list[Layout]:
@@ -210,21 +244,7 @@ def halved(
     """
     count = max(1, budget // trials.weight)
     first, others = trials.batches.drafts[0], trials.batches.drafts[1:]
-    drafted: list[tuple[float, Offer[Layout]]] = []
-    turns = by_turns(offers)
-    num_drafts, tried, least_s = max(1, int(count * DRAFTS)), 0, np.inf
-    for offer in turns:
-        # Estimates of candidates that cannot run say nothing.
-        if decisive(offer.estimated_s) > decisive(FAR * least_s):
-            continue
-        tried += 1
-        seconds = trials.seconds(offer.what, first, draft=True)
-        if seconds is not None:
-            drafted.append((seconds, offer))
-            least_s = min(least_s, offer.estimated_s)
-        if len(drafted) >= num_drafts or (drafted and tried >= MAX_REFUSED * num_drafts):
-            break
-    drafted.sort(key=lambda each: each[0])
+    drafted, turns = _drafted(trials, [*by_turns(offers)], max(1, int(count * DRAFTS)))
     second = drafted[: int(count * SECOND)] if others else []
     most = max(1, int(count * LAST) - len(entered))
     timed = [(trials.mean_s(offer.what, (first, *others), draft=True), offer) for _, offer in second]

@@ -161,6 +161,9 @@ class StepCosts:
         tied_s = np.zeros(placed.pp)
         tied_s[[0, -1]] += self.tied_s(module, placed)
         for stage, (own, (forward, backward)) in enumerate(zip(self.traffic(module, placed), passes, strict=True)):
+            if len(own.parameters) < 2:
+                # A single bucket hides nowhere.
+                continue
             if framework.overlap_grad_reduce and own.sync_s.any():
                 lag_s = sync_lag_s(backward[None], own.layer_parameters, own.parameters, own.sync_s)
                 sync_s[stage] = lag_s[0] + tied_s[stage]
