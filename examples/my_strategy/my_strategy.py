@@ -36,11 +36,13 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     belief_error, belief_bias    how wrong that is at most, as the user set it
     memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes), as anyone can work out
     simulate            ends of a program's actions under durations you believe in; transfers are free, or as measured
+    iteration_s         seconds of a program's iteration under such durations, with transfers, gathers and the step
     handovers           measured seconds of what a program's actions hand each other
     layer_traffic       measured seconds of the collectives of layers whose weights are sharded
     lane_steps_s        step_s by its parts, on every lane
     exposed_steps       the same on every stage of every module
-    step_s              measured seconds of gradient synchronisation and optimizer under a layout
+    step_s              seconds of gathers, gradient synchronisation and optimizer that mean microbatches do not hide
+    tuning_budget, tuning_batches    what the tuner of ``chosen_layout`` may simulate, and the batches that it sees
     trial_s             measured seconds of a program's iteration: a trial run, for planners
 
 A part imports from ``entrain_bench`` only the rooms in ``OPEN_ROOMS`` (``entrain_bench/conformance/walls.py``): never
