@@ -155,7 +155,9 @@ def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
                 and least[group] / one.weight[group] <= last < one.most[group] / one.weight[group]
             ):
                 slope += one.weight[group]
-        last += (one.num_gpus - sum_there) / slope
+        # Rounding may carry a least past its most, and the root with it: nothing can grow then.
+        if slope > 0.0:
+            last += (one.num_gpus - sum_there) / slope
     _give(one, least, last, gpus)
     return last
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.arithmetic import decisive
@@ -61,6 +61,7 @@ def seconds_of(groups: Sequence[GroupLoad], gpus: FloatArray, num_steps: int) ->
     st.integers(24, 200),
     st.integers(1, 200),
 )
+@example([(41.0, 7, 0), (1.0, 1, 0)], 24, 1).via("41 / (41 / 7) is more than 7")
 def test_the_convex_solution_is_as_good_as_a_fine_grid(
     groups: list[tuple[float, int, int]], num_gpus: int, num_steps: int
 ) -> None:
