@@ -13,11 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -60,7 +61,7 @@ class FsdpPlanner:
                 f"encoder_optimizers={job.framework.encoder_optimizers}: sharded weights are on all ranks once; 1"
             )
         samples, later = profile.draw(self.profile_samples), getattr(make_program, "choose_recomputation", False)
-        return fastest_in_trials(
+        return chosen_layout(
             profile,
             lambda each: by_estimate(_candidates(each, samples, chosen_later=later)),
             make_program,

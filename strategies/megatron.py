@@ -8,13 +8,13 @@ the average sample shape; what a batch contains is ignored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.options import check_choices, check_least
@@ -30,6 +30,7 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -124,9 +125,10 @@ class MegatronPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.draw(self.profile_samples)
+        known = Measured(samples)
 
         def candidates(schedule: Schedule, each: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(each, samples, schedule, getattr(make_program, "choose_recomputation", False))]
+            drafts = [*self._drafts(each, known, schedule, getattr(make_program, "choose_recomputation", False))]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
                 llm, turns = profile.job.model.llm, schedule.virtual_stages
                 raise UserError(
@@ -136,11 +138,9 @@ class MegatronPlanner:
             return rising_candidates(drafts)
 
         first, *others = (partial(candidates, schedule) for schedule in self._considered)
-        return fastest_in_trials(profile, first, make_program, self.num_trials, others)
+        return chosen_layout(profile, first, make_program, self.num_trials, others)
 
-    def _drafts(
-        self, profile: Profile, samples: SampleShapes, schedule: Schedule, chosen_later: bool
-    ) -> Iterator[Draft]:
+    def _drafts(self, profile: Profile, known: Measured, schedule: Schedule, chosen_later: bool) -> Iterator[Draft]:
         job, turns = profile.job, schedule.virtual_stages
 
         def place(
@@ -151,18 +151,9 @@ class MegatronPlanner:
             )
             return Candidate(least_s + profile.step_s(layout), layout)
 
-        @cache
-        def measured(tp: int, cp: int) -> list[FloatArray]:
-            return average_layer_s(profile, samples, tp, cp)
-
-        @cache
-        def costs(tp: int, cp: int, recompute: tuple[bool, ...]) -> Costs:
-            each = zip(measured(tp, cp), recompute, strict=True)
-            return Costs(job.model, tuple(cost * recompute_factor(r) for cost, r in each))
-
         for degrees in job.degrees():
             for recompute in recompute_choices(job, chosen_later=chosen_later):
-                seconds = costs(degrees.tp, degrees.cp, recompute)
+                seconds = known.costs(profile, degrees.tp, degrees.cp, recompute)
                 for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
                     stages = seconds.stage_s(degrees.pp * turns, layers, leading)
                     ranks = np.bincount(rank_of_places(degrees.pp, turns, schedule.order), weights=stages)
@@ -283,6 +274,30 @@ class Costs:
         for first, cost, split in zip(firsts, self.layer_s, layers, strict=True):
             stages[first : first + len(split)] += stage_sums(cost, split)
         return stages
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs of the layers of jobs that differ in what planners choose, each measured once.
+
+    Attributes:
+        samples: averaged into one shape.
+    """
+
+    samples: SampleShapes
+    _layer_s: dict[tuple[int, ...], list[FloatArray]] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
+
+    def costs(self, profile: Profile, tp: int, cp: int, recompute: tuple[bool, ...]) -> Costs:
+        """Seconds of a microbatch of the profile's job."""
+        width = (profile.job.microbatch_size, tp, cp)
+        if width not in self._layer_s:
+            self._layer_s[width] = average_layer_s(profile, self.samples, tp, cp)
+        if (*width, recompute) not in self._costs:
+            each = zip(self._layer_s[width], recompute, strict=True)
+            seconds = tuple(cost * recompute_factor(again) for cost, again in each)
+            self._costs[*width, recompute] = Costs(profile.job.model, seconds)
+        return self._costs[*width, recompute]
 
 
 @dataclass(frozen=True, slots=True)

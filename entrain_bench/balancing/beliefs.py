@@ -112,12 +112,10 @@ def packed_durations(
 
 
 def packed_iteration_s(program: Program, profile: Profile) -> float:
-    """Estimated seconds of a program: its passes by ``packed_durations``, with transfers, and what follows them."""
+    """Estimated seconds of a program: its passes by ``packed_durations``, with all else that they do not hide."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile)
-    end = profile.simulate(program, duration, transfers=True)[: program.first_action[-1]]
-    gather, _, optimizer = profile.lane_steps_s(program.layout)
-    return float(gather.max() + (end + sync_after_s(program, profile)).max(initial=0.0) + optimizer.max())
+    return profile.iteration_s(program, duration)
 
 
 def sync_after_s(program: Program, profile: Profile) -> FloatArray:

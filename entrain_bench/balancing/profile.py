@@ -24,6 +24,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate.engine import place_actions
 from entrain_bench.simulate.place import place_program
+from entrain_bench.simulate.steps import place_steps
 from entrain_bench.specs.job import MAX_SAMPLES, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -31,6 +32,8 @@ from entrain_bench.specs.workload import ShapeSource
 
 # Sequence lengths at which layers are profiled (arXiv:2605.27918, section 4.1).
 PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
+# Samples behind the mean microbatch whose passes hide a part of the step.
+MEAN_SAMPLES = 256
 # A factor of 16 in length: estimates of small and of large units err in opposite directions.
 BIAS_OCTAVES = 4.0
 
@@ -41,7 +44,8 @@ class Profile:
 
     Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
     wrong, the same way each time a sample is seen: by up to ``belief_error`` (relative) sample by sample, and by up to
-    ``belief_bias`` for all units of a length alike.
+    ``belief_bias`` for all units of a length alike. Planners choose by ``balancing.tuning`` with ``tuning_budget``
+    simulated batches, by their own trials if that is None.
     """
 
     job: Job
@@ -50,8 +54,11 @@ class Profile:
     _seed: int
     belief_error: float = 0.0
     belief_bias: float = 0.0
+    tuning_budget: int | None = None
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
+    _means: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
+    _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +89,11 @@ class Profile:
         """
         require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
         return self._source.draw(num_samples, self._rng)
+
+    def tuning_batches(self, count: int) -> tuple[SampleShapes, ...]:
+        """The first global batches of a stream of their own, the same for all strategies and whatever else is drawn."""
+        rng = np.random.default_rng([self._seed, 0x74756E65])
+        return tuple(self._source.draw(self.job.global_batch, rng) for _ in range(count))
 
     @property
     def place(self) -> Mapping[str, Any]:
@@ -122,8 +134,31 @@ class Profile:
         hold_s = held_s(program, handed.send_s, handed.receive_s)
         return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
+    def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
+        """Seconds of a program whose passes take as long as believed, with transfers, gathers of weights and the step.
+
+        Links are free for every transfer.
+
+        Args:
+            program: the program.
+            duration_s: of each action; of steps it is not asked ``[actions]``.
+
+        Raises:
+            DeadlockError: if its order contradicts its dependencies.
+        """
+        costs, layout = self._truth.step_costs, program.layout
+        modules = zip(self.job.model.modules, layout.modules, strict=True)
+        layer_s = [self._mean_layers_s(module, placed, layout.num_microbatches) for module, placed in modules]
+        ends = costs.ends_of_passes(program, duration_s, layer_s)
+        handed = self.handovers(program)
+        hold_s = held_s(program, handed.send_s, handed.receive_s)
+        release_s, stall_s = costs.gathers(program, ends)
+        times = place_actions(program, duration_s, handed.delay_s, None, hold_s, release_s, stall_s)
+        place_steps(program, costs.steps(program, ends), hold_s, *times)
+        return float(times[1].max())
+
     def step_s(self, layout: Layout) -> float:
-        """Measured time of what overlap cannot hide of the step and of the weights' gather, on the slowest ranks.
+        """Time of what mean microbatches do not hide of the step and of the weights' gather, on the slowest ranks.
 
         Modules that share ranks run theirs one after the other.
         """
@@ -140,9 +175,31 @@ class Profile:
         )
 
     def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
-        """What no overlap hides of each module's step, on each of its stages."""
+        """What the passes of a mean microbatch do not hide of each module's step, on each of its stages."""
         costs, modules = self._truth.step_costs, zip(self.job.model.modules, layout.modules, strict=True)
-        return [costs.exposed(module, own) for module, own in modules]
+        return [
+            costs.exposed_beside(module, own, *self._mean_layers_s(module, own, layout.num_microbatches))
+            for module, own in modules
+        ]
+
+    def _mean_layers_s(
+        self, module: ModuleSpec, placed: ModuleLayout, num_microbatches: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Measured forward and backward seconds of every layer on a mean microbatch of a replica ``[layers]``."""
+        if module.name not in self._means:
+            samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
+            lengths = module.lengths(samples, module.units(samples))
+            self._means[module.name] = len(lengths) / len(samples), float(lengths.mean()) if len(lengths) else 0.0
+        units, length = self._means[module.name]
+        count = round(units * self.job.global_batch / (placed.dp * num_microbatches))
+        key = (module.name, max(1, count), placed.tp, placed.cp)
+        if key not in self._passes:
+            each = np.full(key[1], max(1, round(length)))
+            times = self.measure(module, each, placed.tp, placed.cp)
+            forward = np.array([float((kind.forward_s + kind.forward_comm_s)[0]) for kind in times])
+            backward = np.array([float((kind.backward_s + kind.backward_comm_s)[0]) for kind in times])
+            self._passes[key] = forward[module.layer_kind], backward[module.layer_kind]
+        return self._passes[key]
 
     def handovers(self, program: Program) -> Handovers:
         """Measured times of what a program's actions hand each other, as a test of the links shows; none is contended.

@@ -14,6 +14,7 @@ from entrain_bench.specs.framework import FrameworkOptions
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
+    | {"tuning", "tuning_budget", "planning_seed"}
     | {*FrameworkOptions.__dataclass_fields__, "memory_fraction", *ASIDE}
     | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
 )

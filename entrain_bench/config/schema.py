@@ -27,6 +27,9 @@ GROUP_KEYS = {
 SCHEMA = "schema"
 # Metrics of every iteration are in the record.
 MAX_ITERATIONS = 10**6
+# Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
+TUNING = ("equal", "own")
+MAX_TUNING_BUDGET = 10**6
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
@@ -52,6 +55,9 @@ class RunConfig:
     layout: LayoutRequest
     belief_error: float
     belief_bias: float
+    tuning: str
+    tuning_budget: int
+    planning_seed: int
     action_noise: float
     speed: Speed
     memory_fraction: float
@@ -80,6 +86,10 @@ class RunConfig:
         require(1 <= many <= MAX_ITERATIONS, "iterations", many, f"at least 1, at most {MAX_ITERATIONS}")
         for key in ("belief_error", "belief_bias"):
             require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
+        require(values["tuning"] in TUNING, "tuning", values["tuning"], f"one of {', '.join(TUNING)}")
+        budget = values["tuning_budget"]
+        require(1 <= budget <= MAX_TUNING_BUDGET, "tuning_budget", budget, f"at least 1, at most {MAX_TUNING_BUDGET}")
+        require(0 <= values["planning_seed"] < 2**32, "planning_seed", values["planning_seed"], "in 0..2^32-1")
         require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
         check_storage(values["mlflow_uri"], values["retry"])
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
@@ -93,6 +103,11 @@ class RunConfig:
         for name in FrameworkOptions.__dataclass_fields__:
             given.pop(name)
         return cls(**given, framework=framework)
+
+    @property
+    def simulated_batches(self) -> int | None:
+        """The tuner's budget; None if each planner chooses by its own trials."""
+        return self.tuning_budget if self.tuning == "equal" else None
 
     @property
     def retries_failed(self) -> bool:

@@ -171,8 +171,9 @@ def decisions(
     setting = prepare(config)
     assert not isinstance(setting.executor, Trainer)
     job = replace(setting.job, cluster=seen(setting.job.cluster))
-    profile = Profile(job, setting.truth, setting.source, config.seed, config.belief_error, config.belief_bias)
-    layout = setting.strategy.plan(profile)
+    known, wrong = (job, setting.truth, setting.source), (config.belief_error, config.belief_bias)
+    profile = Profile(*known, config.seed, *wrong)
+    layout = setting.strategy.plan(Profile(*known, config.planning_seed, *wrong, config.simulated_batches))
     feed, made = Feed(replace(setting, profile=profile), layout, config.seed), list[Layout | Program]([layout])
     for iteration in range(WATCHED_ITERATIONS):
         program, _ = feed.program(feed.batch(iteration))

@@ -143,6 +143,35 @@ class StepCosts:
         """What no overlap can hide: of the buckets only the one with a stage's first layers."""
         return self._of(module, placed)[2]
 
+    def exposed_beside(
+        self, module: ModuleSpec, placed: ModuleLayout, forward_s: FloatArray, backward_s: FloatArray
+    ) -> ExposedStep:
+        """What passes of a known length do not hide: all that their layers leave of gathers and synchronisations.
+
+        Args:
+            module: the module.
+            placed: its layout.
+            forward_s: of each layer in the first forward, which gathers go on beside ``[layers]``.
+            backward_s: of each layer in the last backward, which synchronisations go on beside ``[layers]``.
+        """
+        framework, least = self.memory.framework, self.exposed(module, placed)
+        gather_s, sync_s = least.gather_s.copy(), least.sync_s.copy()
+        bounds = np.cumsum(placed.layers_per_stage[:-1])
+        passes = zip(np.split(forward_s, bounds), np.split(backward_s, bounds), strict=True)
+        tied_s = np.zeros(placed.pp)
+        tied_s[[0, -1]] += self.tied_s(module, placed)
+        for stage, (own, (forward, backward)) in enumerate(zip(self.traffic(module, placed), passes, strict=True)):
+            if len(own.parameters) < 2:
+                # A single bucket hides nowhere.
+                continue
+            if framework.overlap_grad_reduce and own.sync_s.any():
+                lag_s = sync_lag_s(backward[None], own.layer_parameters, own.parameters, own.sync_s)
+                sync_s[stage] = lag_s[0] + tied_s[stage]
+            if framework.overlap_param_gather and own.gather_s.any():
+                waited_s = gather_lead_s if framework.align_param_gather else gather_stall_s
+                gather_s[stage] = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)[0]
+        return ExposedStep(gather_s, sync_s, least.optimizer_s)
+
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
         return self._of(module, placed)[1]
@@ -238,6 +267,28 @@ class StepCosts:
                 remade = program.remade[index][program.chunk[lasts[stage]], stage]
                 total += once_more * (covered[stage] & (covered[stage].cumsum() <= remade[:, None]))
         return Ends(traffic, exposed, firsts, lasts, of_stages(forward_s, firsts), layer_s)
+
+    def ends_of_passes(
+        self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
+    ) -> list[Ends]:
+        """As ``ends``, given how long passes take as a whole.
+
+        Args:
+            program: the program.
+            duration_s: of each action ``[actions]``.
+            layer_s: seconds of every layer of each module in forward and backward, in whose proportion the layers of a
+                stage share a pass ``[layers]``.
+        """
+        found = []
+        for index, (placed, each) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
+            bounds, sides = np.cumsum(placed.layers_per_stage[:-1]), []
+            firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
+            for own, seconds in zip((firsts, lasts), each, strict=True):
+                shares = [part / part.sum() for part in np.split(np.maximum(seconds, 1e-12), bounds)]
+                sides.append([duration_s[one][:, None] * share for one, share in zip(own, shares, strict=True)])
+            _, traffic, exposed = self._of(program.model.modules[index], placed)
+            found.append(Ends(traffic, exposed, firsts, lasts, *sides))
+        return found
 
     def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:
         """Times of a program's step."""

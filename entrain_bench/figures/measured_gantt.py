@@ -42,7 +42,7 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
         if view == "train":
             setting = prepare(cell.config)
             shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
-            layout = setting.strategy.plan(setting.profile)
+            layout = setting.plan()
             replayed = replay(setting.strategy.program(shapes, layout, setting.profile), actions)
             frames.append(actions.assign(view="replay", **replayed[["start_s", "end_s"]]))
     return Runs(run_table(cells, results), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())

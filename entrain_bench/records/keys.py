@@ -18,8 +18,8 @@ from entrain_bench.specs.workload import Workload
 COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "source", "sources", "within_megatron"})
 # What planners call a file that they read; its content decides as options do.
 PLAN_FILE = "path"
-# What is decided after planning.
-BEYOND_PLANS = frozenset({"iterations", "harness"})
+# What is decided after planning: a plan belongs to a job, not to a seed.
+BEYOND_PLANS = frozenset({"iterations", "harness", "seed", "action_noise"})
 
 
 def identify(config: RunConfig) -> tuple[str, str]:

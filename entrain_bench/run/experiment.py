@@ -54,12 +54,26 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Everything a run needs, built from its configuration."""
+    """Everything a run needs, built from its configuration.
+
+    Attributes:
+        profile: what assigner and scheduler know.
+        planning: what the planner knows, the same at every seed of a job.
+    """
 
     shared: SharedJob
     strategy: Strategy
     executor: Executor | Trainer
     profile: Profile
+    planning: Profile
+
+    def plan(self) -> Layout:
+        """The strategy's layout for the job, planned from the samples of ``planning_seed``.
+
+        Raises:
+            UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
+        """
+        return self.strategy.plan(self.planning)
 
     @property
     def job(self) -> Job:
@@ -101,8 +115,11 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     if isinstance(executor, Trainer):
         require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
-    profile = Profile(shared.job, truth.beyond, shared.source, config.seed, config.belief_error, config.belief_bias)
-    return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+    known = shared.job, truth.beyond, shared.source
+    wrong = config.belief_error, config.belief_bias
+    profile = Profile(*known, config.seed, *wrong)
+    planning = Profile(*known, config.planning_seed, *wrong, config.simulated_batches)
+    return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile, planning)
 
 
 @dataclass(slots=True)
@@ -153,7 +170,7 @@ def plan_of(setting: RunContext, config: RunConfig, plans: CachedLayouts | None)
     if plans and (known := plans.read(key)):
         return known
     started = perf_counter()
-    layout = setting.strategy.plan(setting.profile)
+    layout = setting.plan()
     plan = CachedLayout(layout, perf_counter() - started)
     if plans:
         plans.write(key, plan)

@@ -23,8 +23,10 @@ from entrain_bench.specs.workload import ShapeSource, Workload
 MAX_JOBS = 2
 # Batches that a job remembers: those of a usual run.
 MAX_BATCHES = 8
+# Of these, what only planning sees.
+PLANNING_KEYS = frozenset({"tuning", "tuning_budget", "planning_seed"})
 # What of a configuration is a strategy's, or how a run is executed.
-OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bias"})
+OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bias", *PLANNING_KEYS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def plan_batches(
     job.model.check_shapes(listed.shapes)
     setting.strategy.check_generators(job.model)
     if not isinstance(layout, Layout):
-        layout = setting.strategy.plan(setting.profile) if layout == PLANNED else one_stage(job, world_size)
+        layout = setting.plan() if layout == PLANNED else one_stage(job, world_size)
     check_layout(layout, job.model, job.cluster)
     dp = layout.modules[job.model.llm_index].dp
     require(dp == world_size, "world_size", world_size, f"{dp}, the replicas of the layout's LLM")

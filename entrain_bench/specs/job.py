@@ -52,6 +52,11 @@ class LayoutRequest:
         return asdict(self) | {"recompute": None if self.recompute is None else [*self.recompute]}
 
 
+# What the default job fixes (experiments/config.yaml).
+DEFAULT_DEGREES = LayoutRequest(tp=2, cp=1, dp=4)
+DEFAULT_MICROBATCH_SIZE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """Degrees of a replica with one TP and CP for all its modules."""

@@ -36,11 +36,13 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     belief_error, belief_bias    how wrong that is at most, as the user set it
     memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes), as anyone can work out
     simulate            ends of a program's actions under durations you believe in; transfers are free, or as measured
+    iteration_s         seconds of a program's iteration under such durations, with transfers, gathers and the step
     handovers           measured seconds of what a program's actions hand each other
     layer_traffic       measured seconds of the collectives of layers whose weights are sharded
     lane_steps_s        step_s by its parts, on every lane
     exposed_steps       the same on every stage of every module
-    step_s              measured seconds of gradient synchronisation and optimizer under a layout
+    step_s              seconds of gathers, gradient synchronisation and optimizer that mean microbatches do not hide
+    tuning_budget, tuning_batches    what the tuner of ``chosen_layout`` may simulate, and the batches that it sees
     trial_s             measured seconds of a program's iteration: a trial run, for planners
 
 A part imports from ``entrain_bench`` only the rooms in ``OPEN_ROOMS`` (``entrain_bench/conformance/walls.py``): never
@@ -56,7 +58,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import (
     chain_starts,
@@ -69,6 +71,7 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b, stages_behind
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, require
@@ -112,7 +115,7 @@ class SplitByWork:
         Args:
             profile: what may be known; ``profile.job`` says what is asked for.
             make_program: what this strategy's assigner and scheduler make of a batch under a layout. Here
-                ``fastest_in_trials`` calls it, first to see whether a layout fits memory, then to run it on trial.
+                ``chosen_layout`` calls it, first to see whether a layout fits memory, then to run it on trial.
 
         Returns:
             A layout of the job's model on the job's cluster; what ``check_layout`` refuses ends the run.
@@ -134,7 +137,7 @@ class SplitByWork:
                 for recompute in recompute_choices(each.job)
             )
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return chosen_layout(profile, candidates, make_program, self.num_trials)
 
 
 def candidate(

@@ -10,11 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_iteration_s
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
@@ -75,11 +76,22 @@ class BraidPlanner:
         def candidates(each: Profile) -> list[Candidate]:
             return by_estimate(self._candidates(each, Work(each, samples, self.overhead), batch, draft))
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        sizes = profile.job.free_microbatch_size
+        planner = replace(self, microbatches=(1,)) if sizes else self
+        work = Work(profile, samples, self.overhead)
+
+        def quick(each: Profile) -> Iterator[Candidate]:
+            later = bool(getattr(draft, "choose_recomputation", False))
+            for rating_s, shape in planner.rated(each, work, later):
+                layers = split_layers(work, shape).layers
+                yield Candidate(rating_s, place(each.job, shape, layers))
+
+        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=quick)
 
     def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
         """Drafts of the best shapes of every width, of all with the same degrees, then of those next to the fastest."""
-        rated = self._rated(profile, work, bool(getattr(draft, "choose_recomputation", False)))
+        later = bool(getattr(draft, "choose_recomputation", False))
+        rated = [shape for _, shape in self.rated(profile, work, later)]
         found: list[tuple[float, Shape]] = []
         tried: set[Shape] = set()
 
@@ -116,8 +128,8 @@ class BraidPlanner:
         for seconds, shape in found:
             yield Candidate(seconds, place(profile.job, shape, split_layers(work, shape).layers))
 
-    def _rated(self, profile: Profile, work: Work, recompute_later: bool) -> list[Shape]:
-        """All shapes that could be among the best, those with the least busy ranks first."""
+    def rated(self, profile: Profile, work: Work, recompute_later: bool) -> list[tuple[float, Shape]]:
+        """All shapes that could be among the best, those with the least busy ranks first, with these seconds."""
         job = profile.job
         choices = recompute_choices(job, chosen_later=recompute_later)
         plain = shapes_of(job, choices, self)
@@ -132,7 +144,7 @@ class BraidPlanner:
             rating_s = decisive(max(split_layers(work, shape).busiest_s, work.longest_s(shape)))
             best_s = min(best_s, rating_s)
             rated.append((rating_s, index))
-        return [shapes[index] for rating_s, index in sorted(rated) if rating_s <= WORST * best_s]
+        return [(rating_s, shapes[index]) for rating_s, index in sorted(rated) if rating_s <= WORST * best_s]
 
     def _counts(self, profile: Profile, shape: Shape) -> list[int]:
         """Numbers of microbatches to consider: a replica has a sample for each."""

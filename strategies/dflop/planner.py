@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, slowest_stages_s
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.errors import OutOfMemoryError, require
@@ -88,17 +89,34 @@ class DflopPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
         shapes = data_shapes(profile, profile.draw(self.profile_samples))
-        ranked = self.rank(profile, shapes)
-        first = next(ranked, None)
-        if first is None:
-            raise OutOfMemoryError(
-                f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
-                f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner dflop)"
-            )
+
+        def candidates(each: Profile) -> Iterator[Candidate]:
+            return offered(self, each)
+
+        def offered(planner: DflopPlanner, each: Profile) -> Iterator[Candidate]:
+            ranked = planner.rank(each, shapes)
+            first = next(ranked, None)
+            if first is None:
+                raise OutOfMemoryError(
+                    f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
+                    f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner "
+                    "dflop)"
+                )
+            yield from (self.build(each, shapes, *one) for one in chain([first], ranked))
+
         # N_mb is part of a plan: the job's microbatch size decides nothing.
-        sized = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
-        candidates = (self.build(profile, shapes, *each) for each in chain([first], ranked))
-        return fastest_in_trials(sized, lambda _: candidates, make_program, self.num_trials)
+        if profile.tuning_budget is None or self.num_microbatches or self.microbatches == "released":
+            profile = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
+
+        def walked(each: Profile) -> Iterator[Candidate]:
+            # Where the microbatch size is a knob, so is N_mb; the plan of the paper's rule comes first.
+            own, dp = candidates(each), each.job.request.dp
+            yield from islice(own, 1)
+            if profile.job.free_microbatch_size and dp:
+                own = offered(replace(self, num_microbatches=each.job.num_microbatches(dp)), each)
+            yield from own
+
+        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=walked)
 
     def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.

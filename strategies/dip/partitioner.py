@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_choices, check_least
-from entrain_bench.balancing.planning import partition_layers, recompute_choices
+from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import DeadlockError, IncompatibleError, require
@@ -58,42 +59,64 @@ class DipPlanner:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-        return fastest_in_trials(
+        return chosen_layout(
             profile,
             lambda each: by_estimate(self._candidates(each, samples, batch, make_program)),
             make_program,
             self.num_trials,
+            quick=lambda each: by_estimate(self._balanced(each, samples, make_program)),
         )
 
-    def _candidates(
-        self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram
-    ) -> Iterator[Candidate]:
-        """Every degree, K_i and choice of recomputation, timed by belief on one batch; ``samples`` decide the split.
+    def _layouts(
+        self, profile: Profile, samples: SampleShapes, make_program: MakeProgram
+    ) -> Iterator[tuple[Layout, list[FloatArray], tuple[int, ...]]]:
+        """Every degree, K_i and choice of recomputation: the layout, seconds of every layer on ``samples``, and K_i.
 
-        Recomputation is part of the layout, and picked by what it makes of the schedule, unless the scheduler chooses.
+        ``samples`` decide the split. Recomputation is part of the layout, unless the scheduler chooses it.
         """
         modules = profile.job.model.modules
-        # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
-        order: MakeProgram = getattr(make_program, "draft", make_program)
         choices = recompute_choices(profile.job, chosen_later=getattr(make_program, "choose_recomputation", False))
         for degrees, recompute in product(profile.job.degrees(), choices):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
                 stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]
                 layers = [partition_layers(own, count) for own, count in zip(cost, stages, strict=True)]
-                layout = colocate(profile.job, degrees, layers, recompute)
-                try:
-                    seconds = believed_s(profile, order(batch, layout))
-                except DeadlockError as error:
-                    raise IncompatibleError(
-                        "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"
-                    ) from error
-                except IncompatibleError:
-                    # Other orders may take one stage a rank only.
-                    if self.chunks == "auto" and max(chunks) > 1:
-                        continue
-                    raise
-                yield Candidate(seconds + profile.step_s(layout), layout)
+                yield colocate(profile.job, degrees, layers, recompute), cost, chunks
+
+    def _balanced(self, profile: Profile, samples: SampleShapes, make_program: MakeProgram) -> Iterator[Candidate]:
+        """The layouts, timed as pipelines of mean microbatches whose busiest rank is never idle but to fill and drain.
+
+        Estimates without a program, for the tuner.
+        """
+        for layout, cost, _ in self._layouts(profile, samples, make_program):
+            ranks = np.zeros(profile.job.cluster.num_ranks)
+            for placed, own in zip(layout.modules, cost, strict=True):
+                again = recompute_factor(placed.recompute)
+                np.add.at(ranks, placed.ranks[0, :, 0], again * stage_sums(own, placed.layers_per_stage))
+            ranks *= profile.job.microbatch_size / len(samples)
+            fill_s = ranks.sum() / layout.modules[profile.job.model.llm_index].stages_per_rank
+            seconds = fill_s + (layout.num_microbatches - 1) * ranks.max()
+            yield Candidate(float(seconds) + profile.step_s(layout), layout)
+
+    def _candidates(
+        self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram
+    ) -> Iterator[Candidate]:
+        """The layouts, timed by belief on one batch: recomputation is picked by what it makes of the schedule."""
+        # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
+        order: MakeProgram = getattr(make_program, "draft", make_program)
+        for layout, _, chunks in self._layouts(profile, samples, make_program):
+            try:
+                seconds = believed_s(profile, order(batch, layout))
+            except DeadlockError as error:
+                raise IncompatibleError(
+                    "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"
+                ) from error
+            except IncompatibleError:
+                # Other orders may take one stage a rank only.
+                if self.chunks == "auto" and max(chunks) > 1:
+                    continue
+                raise
+            yield Candidate(seconds + profile.step_s(layout), layout)
 
     def _chunk_choices(self, profile: Profile, samples: SampleShapes, degrees: Degrees) -> list[tuple[int, ...]]:
         """K_i of every module, for each layout to consider."""

@@ -10,13 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import Point
@@ -55,9 +57,10 @@ class DistTrainPlanner:
         job = profile.job
         job.check_request()
         samples = self._draw(profile)
+        bound = job.request if self.requests_bind_encoder else LayoutRequest()
 
         def rising_candidates(each: Profile) -> Iterator[Candidate]:
-            rising = candidates(Orchestration(each, samples, self.requests_bind_encoder), self.rounded, self.count_step)
+            rising = candidates(Orchestration(each, samples, bound), self.rounded, self.count_step)
             first = next(rising, None)
             if first is None:
                 asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
@@ -68,7 +71,7 @@ class DistTrainPlanner:
             yield first
             yield from rising
 
-        return fastest_in_trials(profile, rising_candidates, make_program, self.num_trials)
+        return chosen_layout(profile, rising_candidates, make_program, self.num_trials)
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):

@@ -22,6 +22,7 @@ from entrain_bench.balancing.planning import (
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -45,11 +46,16 @@ class Orchestration:
 
     The backbone is the group that holds the LLM. What is asked for again and again is looked up: costs are measured
     once and layers split once for all numbers of stages.
+
+    Attributes:
+        profile: for the job, whose requested degrees hold for the backbone.
+        samples: behind the cost functions.
+        bound: requested degrees that hold for the other groups; None: those of the job.
     """
 
     profile: Profile
     samples: SampleShapes
-    requests_bind_encoder: bool = True
+    bound: LayoutRequest | None = None
     groups: tuple[tuple[int, ...], ...] = field(init=False)
     backbone: int = field(init=False)
 
@@ -103,11 +109,16 @@ class Orchestration:
         """Stages of a group at one layer each."""
         return min(len(self.profile.job.model.modules[m].layers) for m in self.groups[group])
 
+    def _requested(self, group: int) -> LayoutRequest:
+        """Degrees that are requested of a group."""
+        request = self.profile.job.request
+        return request if group == self.backbone or self.bound is None else self.bound
+
     def tps(self, group: int) -> list[int]:
         """TP a group may have: powers of two in a node that divide heads and feed-forward width."""
         job = self.profile.job
-        if job.request.tp and (group == self.backbone or self.requests_bind_encoder):
-            return [job.request.tp]
+        if tp := self._requested(group).tp:
+            return [tp]
         sizes = [size for m in self.groups[group] for size in job.model.modules[m].sharded_sizes.values()]
         node = job.cluster.gpus_per_node
         powers = (2**i for i in range(node.bit_length()))
@@ -124,7 +135,7 @@ class Orchestration:
     def dps(self, group: int, backbone_dp: int) -> list[int]:
         """DP a group may have beside the backbone's: a divisor, or a multiple that splits a microbatch evenly."""
         job = self.profile.job
-        if group == self.backbone or (job.request.dp and self.requests_bind_encoder):
+        if group == self.backbone or self._requested(group).dp:
             return [backbone_dp]
         splits = [s for s in range(2, job.microbatch_size + 1) if job.microbatch_size % s == 0]
         divisors = [d for d in range(1, backbone_dp + 1) if backbone_dp % d == 0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
@@ -22,6 +23,7 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout, default_job
 from entrain_bench.base.arithmetic import log
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require
@@ -64,20 +66,27 @@ class EntrainPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
-        stable = {
-            degrees: self.profile_samples or self.stable_samples(profile, degrees)
+        usable = [
+            degrees
             for degrees in profile.job.degrees()
             if degrees.pp > (self.encoder_stages or 1) or not profile.job.model.encoders
-        }
-        if not stable and self.encoder_stages:
+        ]
+        if not usable and self.encoder_stages:
             raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
-        if not stable:
+        if not usable:
             raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
+        if profile.tuning_budget is None:
+            stable = {degrees: self._num_samples(profile, degrees) for degrees in usable}
+            draw = profile.draw
+        else:
+            # All fixed jobs share the samples that are stable for the first.
+            stable = dict.fromkeys(usable, self._num_samples(profile, self._first(profile, usable)))
+            draw = cache(profile.draw)
 
         def candidates(each: Profile) -> list[Candidate]:
-            return by_estimate(self._candidates(each, stable))
+            return by_estimate(self._candidates(each, stable, draw))
 
-        layout = fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        layout = chosen_layout(profile, candidates, make_program, self.num_trials)
         llm = layout.modules[-1]
         needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
         if needed > profile.job.global_batch:
@@ -88,11 +97,22 @@ class EntrainPlanner:
             )
         return layout
 
-    def _candidates(self, profile: Profile, stable: Mapping[Degrees, int]) -> Iterator[Candidate]:
+    @staticmethod
+    def _first(profile: Profile, usable: Sequence[Degrees]) -> Degrees:
+        """The default degrees, or the first that are usable."""
+        default = default_job(profile.job)
+        return next((one for one in (default.degrees() if default else ()) if one in usable), usable[0])
+
+    def _num_samples(self, profile: Profile, degrees: Degrees) -> int:
+        return self.profile_samples or self.stable_samples(profile, degrees)
+
+    def _candidates(
+        self, profile: Profile, stable: Mapping[Degrees, int], draw: Callable[[int], SampleShapes]
+    ) -> Iterator[Candidate]:
         for degrees in profile.job.degrees():
             if degrees not in stable:
                 continue
-            samples = profile.draw(stable[degrees])
+            samples = draw(stable[degrees])
             stages = self._split(profile, samples, degrees)
             for recompute in recompute_choices(profile.job):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)

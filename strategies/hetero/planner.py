@@ -14,7 +14,7 @@ from math import ceil
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
@@ -25,6 +25,7 @@ from entrain_bench.balancing.planning import (
     tensor_degrees,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.boundary import is_integer_ratio
@@ -288,7 +289,7 @@ class ColocatedPlanner:
             pairs = colocated_pairs(each.job, self.encoder_tp)
             return by_estimate(candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder))
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return chosen_layout(profile, candidates, make_program, self.num_trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,4 +326,4 @@ class NoncolocatedPlanner:
             pairs = noncolocated_pairs(each.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
             return by_estimate(candidates_of(each, samples, pairs, colocated=False))
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return chosen_layout(profile, candidates, make_program, self.num_trials)

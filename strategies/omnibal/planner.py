@@ -9,7 +9,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
@@ -21,6 +21,7 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import require
@@ -58,7 +59,7 @@ class OmniBalPlanner:
         def candidates(each: Profile) -> Iterator[Candidate]:
             return rising_candidates(self._drafts(each, samples, chosen_later))
 
-        return fastest_in_trials(profile, candidates, make_program, self.num_trials)
+        return chosen_layout(profile, candidates, make_program, self.num_trials)
 
     def _drafts(self, profile: Profile, samples: SampleShapes, chosen_later: bool) -> Iterator[Draft]:
         job = profile.job

@@ -6,10 +6,26 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.beliefs import sync_after_s
-from entrain_bench.balancing.schedules import three_phase_program
+from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import FrameworkOptions
-from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model, uniform_batch
+from support.builders import chain_layout, profile_of, samples, tiny_cluster, tiny_job, tiny_model, uniform_batch
+
+
+@pytest.mark.parametrize("setting", [{}, {"overlap_grad_reduce": False}, {"align_param_gather": False}])
+def test_a_believed_iteration_ends_when_a_simulated_one_does(setting: dict[str, bool]) -> None:
+    """With exact passes on idle links, also where the step takes longer than all passes."""
+    model = tiny_model(encoder=2, llm=4, vocab_size=700_000)
+    job = tiny_job(model, tiny_cluster(2, 4), framework=FrameworkOptions(**setting))
+    profile = profile_of(job, samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4, dp=2)
+    shapes, assignment = uniform_batch(model, 4, dp=2)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    prices = profile._truth.price(program)
+    assert profile.iteration_s(program, prices.duration_s) == pytest.approx(profile.trial_s(program), rel=0.01)
+    if not setting:
+        least = profile._truth.step_costs.exposed(model.llm, layout.modules[1])
+        assert profile.exposed_steps(layout)[1].sync_s[0] > 2 * least.sync_s[0]
 
 
 @pytest.mark.parametrize("overlapped", [True, False])

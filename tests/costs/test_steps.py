@@ -90,6 +90,25 @@ def test_only_the_bucket_with_the_first_layers_is_exposed() -> None:
     assert exposed.gather_s.tolist() == costs.gather_s(WIDE.llm, place).tolist()
 
 
+def test_what_passes_do_not_hide_is_what_their_steps_are_charged() -> None:
+    """Of several buckets only the excess over the passes is left: all of it where passes take no time."""
+    place = placed(WIDE.llm, [[[0]], [[8]]])
+    for aligned in (True, False):
+        costs = truth_of(WIDE, align_param_gather=aligned).step_costs
+        sync_s, gather_s = costs.sync_s(WIDE.llm, place), costs.gather_s(WIDE.llm, place)
+        least, layers = costs.exposed(WIDE.llm, place), len(WIDE.llm.layers)
+        for seconds in (0.0, 1e-2, 0.3, 100.0):
+            passes = np.full(layers, seconds)
+            exposed = costs.exposed_beside(WIDE.llm, place, passes, passes)
+            assert np.all(exposed.sync_s >= np.maximum(least.sync_s, sync_s - passes.sum()) - 1e-9)
+            assert np.all(exposed.sync_s <= sync_s + 1e-9)
+            assert np.all(exposed.gather_s >= np.maximum(least.gather_s, gather_s - passes.sum()) - 1e-9)
+            assert np.all(exposed.gather_s <= gather_s + 1e-9)
+        nothing, plenty = (costs.exposed_beside(WIDE.llm, place, *[np.full(layers, s)] * 2) for s in (0.0, 1e6))
+        assert nothing.sync_s == pytest.approx(sync_s)
+        assert plenty.sync_s == pytest.approx(least.sync_s)
+
+
 # Steps and gathers of a program
 
 

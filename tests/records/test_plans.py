@@ -27,8 +27,12 @@ def test_runs_share_a_plan_if_a_planner_cannot_tell_them_apart() -> None:
     assert key_of("strategy=entrain", "iterations=9") == same
     assert key_of("strategy=entrain", "strategy.name=mine") == same
     assert key_of("strategy=entrain", "harness=train") == same
+    # A plan belongs to a job, not to a seed.
+    assert key_of("strategy=entrain", "seed=1") == same
     others = (
-        "seed=1",
+        "planning_seed=1",
+        "tuning=own",
+        "tuning_budget=7",
         "global_batch=32",
         "microbatch_size=2",
         "layout.dp=1",

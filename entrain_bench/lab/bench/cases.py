@@ -61,7 +61,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
     for name in strategies:
         setting = prepare(compose_cells([f"strategy={name}", *job])[0].config)
         strategy, started = setting.strategy, perf_counter()
-        layout = strategy.plan(setting.profile)
+        layout = setting.plan()
         plan_s, profile = perf_counter() - started, setting.profile.under(layout)
         batches = _batches(setting, WARM_UPS + repeats)
         assigned = strategy.assigner.assign(batches[0], layout, profile)
@@ -89,7 +89,7 @@ def solver_limit(limits_s: Sequence[float], job: Sequence[str], num_samples: int
     for limit_s in limits_s:
         given = (f"strategy.assigner.solver_seconds={limit_s}", "strategy.assigner.solver_work_per_sample=1e9")
         setting = prepare(compose_cells([*job, *given, f"global_batch={num_samples}"])[0].config)
-        layout = setting.strategy.plan(setting.profile)
+        layout = setting.plan()
         batches, assign = _batches(setting, WARM_UPS + 3), setting.strategy.assigner.assign
         assign_s = max(seconds_of(lambda i: assign(batches[i], layout, setting.profile), 3))  # noqa: B023
         yield f"solver_limit_{limit_s}_s", {"assign_s": assign_s, "share": assign_s / limit_s}
@@ -102,7 +102,7 @@ def lpt(
     fill: Callable[[FloatArray, int], IntArray] = get_method(target)
     for workload in workloads:
         setting = prepare(compose_cells([*job, f"global_batch={num_samples}", f"workload={workload}"])[0].config)
-        layout = setting.strategy.plan(setting.profile)
+        layout = setting.plan()
         encoder, llm = layout.modules[0], layout.modules[-1]
         # A pipeline advances at the pace of its stages: cost of a sample on one stage.
         costs = [

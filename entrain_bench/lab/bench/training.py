@@ -118,7 +118,7 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     setting = prepare(compose_cells(overrides)[0].config)
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
-    layout = setting.strategy.plan(setting.profile)
+    layout = setting.plan()
     ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
     megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
     runs: dict[str, Callable[[Program], list[Tensor]]] = {

@@ -77,6 +77,7 @@ class Anchor:
             "strategy=megatron",
             "strategy.planner.split=uniform",
             "strategy.planner.profile_samples=1",
+            "tuning=own",
             "strategy.planner.num_trials=1",
             f"strategy.planner.virtual_stages={own.virtual_stages}",
             "workload=packed_text",

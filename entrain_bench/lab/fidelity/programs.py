@@ -68,7 +68,7 @@ class FidelityProgram:
 def first_program(config: RunConfig) -> tuple[RunContext, Program]:
     """What a configuration describes, and its first batch's program; ``UserError`` where settings do not fit."""
     setting = prepare(config)
-    layout = setting.strategy.plan(setting.profile)
+    layout = setting.plan()
     shapes = setting.source.batch(0, config.global_batch, config.seed)
     return setting, setting.strategy.program(shapes, layout, setting.profile)
 

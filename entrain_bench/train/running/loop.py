@@ -110,7 +110,7 @@ def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     if dist.get_rank() == 0:
         started = perf_counter()
         try:
-            layout = setting.strategy.plan(setting.profile)
+            layout = setting.plan()
             check_layout(layout, setting.job.model, setting.job.cluster)
             answer = {"layout": layout_to_json(layout)}
         except UserError as error:

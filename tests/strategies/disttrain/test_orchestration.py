@@ -183,7 +183,7 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
     def space(**request: int) -> Orchestration:
         job = tiny_job(MODEL, tiny_cluster(), global_batch=48, microbatch_size=6, request=LayoutRequest(**request))
         profile = profile_of(job, samples((2000, [200])))
-        return Orchestration(profile, profile.draw(1), requests_bind_encoder=False)
+        return Orchestration(profile, profile.draw(1), bound=LayoutRequest())
 
     free = space()
     assert free.backbone_dps() == [1, 2, 4, 8]
@@ -192,7 +192,7 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
     asked = space(dp=2)
     assert asked.backbone_dps() == [2]
     assert asked.dps(0, 2) == [1, 2, 4, 6, 12]
-    assert replace(asked, requests_bind_encoder=True).dps(0, 2) == [2]
+    assert replace(asked, bound=None).dps(0, 2) == [2]
 
 
 def test_a_sub_problem_is_bounded_by_perfect_division() -> None:

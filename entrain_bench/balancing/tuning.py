@@ -1,0 +1,193 @@
+"""One tuner for every strategy: it walks the knobs that a job leaves free and simulates the most promising candidates.
+
+A planner answers for fixed knobs with its best estimates. The tuner keeps the best estimates of every value of every
+knob, so that estimates that err between values drop none, and halves the candidates successively on batches that are
+the same for all strategies. Its budget counts simulated batches, not seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice, product
+
+import numpy as np
+
+from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.halving import DRAFTS, FAR, Offer, Trials, by_turns, content_of, halved, tuning_batches
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.planning import average_layer_s, recompute_choices
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.errors import UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job
+from entrain_bench.specs.shapes import SampleShapes
+
+type Candidates = Callable[[Profile], Iterable[Candidate]]
+"""A planner's candidates for a job, by rising estimate."""
+
+# Fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most.
+MAX_JOBS = 64
+
+
+def default_job(job: Job) -> Job | None:
+    """The job with default degrees and size for what it leaves free; None if nothing is free, or no layout has them."""
+    asked, default = job.request, DEFAULT_DEGREES
+    request = replace(asked, tp=asked.tp or default.tp, cp=asked.cp or default.cp, dp=asked.dp or default.dp)
+    if request == asked and not job.free_microbatch_size:
+        return None
+    fixed = replace(job, request=request)
+    if job.free_microbatch_size:
+        fixed = fixed.with_microbatch_size(DEFAULT_MICROBATCH_SIZE)
+    try:
+        next(fixed.degrees())
+    except UserError:
+        return None
+    return fixed
+
+
+def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
+    """The jobs with TP, CP, DP and microbatch size fixed that are worth asking about, all if they are few.
+
+    They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
+    longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
+    ``MAX_JOBS`` together.
+    """
+    offers: list[Offer[Job]] = []
+
+    @cache
+    def longest_s(tp: int, cp: int) -> float:
+        seconds = 0.0
+        for module in profile.job.model.modules:
+            length = module.lengths(samples, module.units(samples)).max(initial=0)
+            if length:
+                times = profile.measure(module, np.array([length]), tp, cp)
+                seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
+        return seconds
+
+    for each in profile.each_microbatch_size():
+        try:
+            degrees = [*each.job.degrees()]
+        except UserError:
+            continue
+        known: dict[tuple[int, int], float] = {}
+        for one in degrees:
+            width = (one.tp, one.cp)
+            if width not in known:
+                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(each, samples, *width))
+            count = each.job.num_microbatches(one.dp)
+            rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
+            request = replace(each.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
+            knobs = (one.tp, one.cp, one.pp, one.dp, each.job.microbatch_size)
+            offers.append(Offer(rating_s, knobs, replace(each.job, request=request)))
+    if not offers:
+        # No homogeneous degrees: what planners with others know to do with the job as it is.
+        return [each.job for each in profile.each_microbatch_size()]
+    limit_s = decisive(FAR * min(offer.estimated_s for offer in offers))
+    near = [offer for offer in offers if decisive(offer.estimated_s) <= limit_s]
+    return [offer.what for offer in islice(by_turns(near), MAX_JOBS)]
+
+
+def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
+    """The job with every choice of modules that recompute, where that is free."""
+    if job.request.recompute is not None or chosen_later:
+        return [job]
+    names = [module.name for module in job.model.modules]
+    return [
+        replace(job, request=replace(job.request, recompute=tuple(n for n, a in zip(names, again, strict=True) if a)))
+        for again in recompute_choices(job)
+    ]
+
+
+def knobs_of(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
+    """Values of a layout's knobs: of the LLM, of the modules beside it, and which set it is of."""
+    llm = layout.modules[llm_index]
+    others = [module for index, module in enumerate(layout.modules) if index != llm_index]
+    return (
+        llm.tp,
+        llm.cp,
+        llm.pp,
+        llm.dp,
+        llm.dp * layout.num_microbatches,
+        tuple(module.recompute for module in layout.modules),
+        tuple((module.tp, module.cp) for module in others),
+        tuple(module.pp for module in others),
+        kind,
+    )
+
+
+def asked(
+    profile: Profile, jobs: Sequence[Job], sets: Sequence[Candidates], each_most: int, refused: list[UserError]
+) -> list[Offer[Layout]]:
+    """What a planner offers for some fixed jobs: the best ``each_most`` estimates of each set and job, no two alike."""
+    offers: dict[tuple[object, ...], Offer[Layout]] = {}
+    llm = profile.job.model.llm_index
+    for (kind, candidates), job in product(enumerate(sets), jobs):
+        try:
+            for candidate in islice(candidates(profile.for_job(job)), each_most):
+                offer = Offer(candidate.estimated_s, knobs_of(candidate.layout, llm, kind), candidate.layout)
+                offers.setdefault(content_of(candidate.layout), offer)
+        except UserError as error:
+            refused.append(error.with_traceback(None))
+    return [*offers.values()]
+
+
+def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
+    """The layout that runs the tuning batches fastest among what a planner offers for the free knobs of a job.
+
+    The job with default values for its free knobs is tuned first, with the whole budget; its winner takes part in the
+    last round of the job as given, which has the budget once more. So a free knob costs nothing on these batches.
+
+    Args:
+        profile: of the job as given.
+        sets: the planner's sets of candidates, whose estimates need not compare.
+        make_program: the strategy's programs.
+        budget: simulated batches.
+
+    Raises:
+        UserError: why there is no candidate, or none fits.
+    """
+    trials = Trials(profile, make_program, tuning_batches(profile))
+    chosen_later = bool(getattr(make_program, "choose_recomputation", False))
+    samples = trials.batches.drawn[trials.batches.drafts[0]]
+    most = max(2, int(budget * DRAFTS))
+    entered: list[Layout] = []
+    fixed, problems = default_job(profile.job), list[UserError]()
+    rounds = [[fixed]] if fixed else []
+    for jobs in (*rounds, fixed_jobs(profile, samples)):
+        each = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
+        offers = asked(profile, each, sets, max(2, most // len(each)), problems)
+        entered = halved(trials, offers, budget, entered[:1]) or entered
+    if entered:
+        return entered[0]
+    name = profile.job.model.name
+    nothing = UserError(f"layout: model={name} has too few layers for the stages of a replica")
+    raise (trials.refused[-1:] or problems[:1] or [nothing])[0]
+
+
+def chosen_layout(
+    profile: Profile,
+    candidates: Candidates,
+    make_program: MakeProgram,
+    num_trials: int,
+    others: Sequence[Candidates] = (),
+    quick: Candidates | None = None,
+) -> Layout:
+    """The layout of a planner, chosen as ``tuning`` says: by the tuner, or by the planner's own trials.
+
+    Args:
+        profile: of the job as given.
+        candidates: by rising estimate, for a profile whose job has a microbatch size.
+        make_program: the strategy's programs.
+        num_trials: of the planner's own (``fastest_in_trials``).
+        others: further sets, whose estimates do not compare with the first's.
+        quick: candidates for the tuner, by estimates without simulated batches; None: the same.
+
+    Raises:
+        UserError: why there is no candidate, or none fits.
+    """
+    if profile.tuning_budget is None:
+        return fastest_in_trials(profile, candidates, make_program, num_trials, others)
+    return tuned(profile, (quick or candidates, *others), make_program, profile.tuning_budget)

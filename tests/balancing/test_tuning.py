@@ -1,0 +1,192 @@
+"""The tuner: against all fixed jobs by brute force, freedom that costs nothing, the same layout again, its budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from entrain_bench.balancing.candidates import check_memory
+from entrain_bench.balancing.halving import NUM_BATCHES, Offer, by_turns, content_of, tuning_batches
+from entrain_bench.balancing.interface import Programs, Strategy
+from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import asked, default_job, fixed_jobs, recomputing, tuned
+from entrain_bench.base.errors import UserError
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job, LayoutRequest
+from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
+from entrain_bench_strategies.megatron_rigid import RigidPlanner
+from support.builders import GIB, profile_of, random_samples, tiny_job, tiny_model
+
+MODEL = tiny_model(encoder=2, llm=4)
+SHAPES = random_samples(np.random.default_rng(3), 400, longest=2000)
+FREE = replace(tiny_job(MODEL, global_batch=64, microbatch_size=1), free_microbatch_size=True)
+PLANNER = MegatronPlanner(profile_samples=16)
+STRATEGY = Strategy("tiny", PLANNER, ArrivalOrder(), Interleaved())
+
+
+def profile_for(job: Job, budget: int | None = 64, seed: int = 0) -> Profile:
+    profile = profile_of(job, SHAPES, seed)
+    object.__setattr__(profile, "tuning_budget", budget)
+    return profile
+
+
+def mean_s(layout: Layout, profile: Profile) -> float:
+    """Mean of the batches of the last round."""
+    batches = tuning_batches(profile)
+    programs = Programs(STRATEGY, profile)
+    return float(np.mean([profile.trial_s(programs(batches.drawn[index], layout)) for index in batches.last]))
+
+
+def requested(**values: int | None) -> Job:
+    size = values.pop("size", None)
+    job = replace(FREE, request=LayoutRequest(**values))
+    return job if size is None else job.with_microbatch_size(size)
+
+
+@dataclass
+class Caught:
+    """What the tuner is asked with."""
+
+    sets: list[object] = field(default_factory=list)
+
+
+def all_layouts(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> list[Layout]:
+    """Every candidate of every fixed job."""
+    caught = Caught()
+
+    def keep(_: Profile, sets: list[object], *__: object) -> Layout:
+        caught.sets = sets
+        raise UserError("caught")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("entrain_bench.balancing.tuning.tuned", keep)
+        with pytest.raises(UserError, match="caught"):
+            STRATEGY.plan(profile)
+    jobs = [
+        replace(each.job, request=replace(each.job.request, tp=one.tp, cp=one.cp, dp=one.dp))
+        for each in profile.each_microbatch_size()
+        for one in each.job.degrees()
+    ]
+    jobs = [one for job in jobs for one in recomputing(job, chosen_later=False)]
+    return [offer.what for offer in asked(profile, jobs, caught.sets, 100, [])]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.wide) for seed in (1, 2, 3))])
+def test_hardly_any_fixed_job_is_faster_than_what_is_tuned(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = profile_for(FREE, 96, seed)
+    found = mean_s(STRATEGY.plan(profile), profile)
+    everything = all_layouts(profile_for(FREE, 96, seed), monkeypatch)
+    assert len(everything) > 300
+    best = min(mean_s(layout, profile) for layout in everything)
+    # The best of 700 on four batches is partly luck: at seed 2 it is 3% ahead, at the others nothing.
+    assert found <= 1.04 * best
+    # The planner's best estimate is no such thing.
+    untried = replace(STRATEGY, planner=replace(PLANNER, num_trials=1))
+    assert mean_s(untried.plan(profile_for(FREE, None, seed)), profile) > found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_free_knob_costs_nothing_on_the_tuning_batches(seed: int) -> None:
+    fixed = requested(tp=DEFAULT_DEGREES.tp, cp=1, dp=DEFAULT_DEGREES.dp, size=DEFAULT_MICROBATCH_SIZE)
+    least = mean_s(STRATEGY.plan(profile_for(fixed, 16, seed)), profile_for(fixed, 16, seed))
+    for tp, dp, size in product((None, DEFAULT_DEGREES.tp), (None, DEFAULT_DEGREES.dp), (None, 4)):
+        job = requested(tp=tp, dp=dp, size=size)
+        profile = profile_for(job, 16, seed)
+        assert mean_s(STRATEGY.plan(profile), profile) <= least * (1 + 1e-9)
+
+
+def test_the_same_job_has_the_same_layout_whatever_else_was_drawn() -> None:
+    first, again = profile_for(FREE), profile_for(FREE)
+    drawn = again.tuning_batches(2)
+    again.draw(10)
+    assert again.tuning_batches(2)[1].sample_ids.tolist() == drawn[1].sample_ids.tolist()
+    assert content_of(STRATEGY.plan(first)) == content_of(STRATEGY.plan(profile_for(FREE)))
+
+
+@pytest.mark.parametrize("budget", [16, 40, 96])
+def test_every_simulated_batch_is_counted(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, plain = list[int](), Profile.trial_s
+
+    def trial_s(self: Profile, program: object) -> float:
+        counted.append(1)
+        return plain(self, program)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Profile, "trial_s", trial_s)
+    STRATEGY.plan(profile_for(FREE, budget))
+    assert budget / 2 < len(counted) <= 2 * budget
+    counted.clear()
+    fixed = requested(tp=1, cp=1, dp=4, size=1)
+    STRATEGY.plan(profile_for(fixed, budget))
+    assert 0 < len(counted) <= budget
+
+
+def test_what_is_tuned_fits_every_drawn_batch() -> None:
+    """Under tight budgets some layouts fit the batch of the drafts, but not the heaviest."""
+    chosen = set()
+    for share in (1.0, 0.02, 0.01):
+        profile = profile_for(replace(FREE, memory_budget_bytes=share * GIB))
+        layout = STRATEGY.plan(profile)
+        chosen.add(content_of(layout))
+        check_memory(profile, layout, Programs(STRATEGY, profile), tuning_batches(profile).drawn)
+    assert len(chosen) > 1
+
+
+def test_own_trials_are_as_before_and_rules_of_thumb_are_not_tuned() -> None:
+    thumb = replace(STRATEGY, planner=RigidPlanner(placement="first_stage"))
+    fixed = requested(tp=1, size=1)
+    assert content_of(thumb.plan(profile_for(fixed))) == content_of(thumb.plan(profile_for(fixed, None)))
+
+
+def test_the_best_of_every_value_come_before_the_second_best() -> None:
+    knobs = [("a", 1), ("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    offers = [Offer(float(index), knob, index) for index, knob in enumerate(knobs)]
+    turns = [offer.what for offer in by_turns(offers)]
+    # Best of all, of "a" (the next), of 1 (none left), of 2, of "b", of 3.
+    assert turns == [0, 1, 2, 3, 4]
+    far = [Offer(1.0 + index / 10, (0,), index) for index in range(20)] + [Offer(99.0, (1,), 20)]
+    assert [offer.what for offer in by_turns(far)].index(20) < 4
+
+
+def test_strata_are_by_the_longest_units_and_rounds_share_no_batch() -> None:
+    profile = profile_for(FREE)
+    batches = tuning_batches(profile)
+    assert len(batches.drawn) == NUM_BATCHES
+    assert not {*batches.drafts} & {*batches.last}
+    longest = [
+        sum(float(module.lengths(each, module.units(each)).max()) for module in MODEL.modules)
+        for each in (batches.drawn[index] for index in batches.drafts)
+    ]
+    middle, low, high = longest
+    assert low < middle < high
+
+
+def test_the_default_job_is_that_of_the_configuration() -> None:
+    values = yaml.safe_load((Path(__file__).parents[2] / "experiments" / "config.yaml").read_text())
+    layout = values["layout"]
+    assert LayoutRequest(tp=layout["tp"], cp=layout["cp"], dp=layout["dp"]) == DEFAULT_DEGREES
+    assert values["microbatch_size"] == DEFAULT_MICROBATCH_SIZE
+    fixed = default_job(FREE)
+    assert fixed is not None
+    assert default_job(fixed) is None
+    assert default_job(replace(FREE, request=LayoutRequest(tp=1, cp=8))) is None
+
+
+def test_every_value_is_among_the_fixed_jobs() -> None:
+    profile = profile_for(FREE)
+    jobs = fixed_jobs(profile, tuning_batches(profile).drawn[0])
+    assert {job.microbatch_size for job in jobs} == {1, 2, 4, 8, 16}
+    assert {1, 2, 4} <= {job.request.tp for job in jobs}
+    assert len({(job.request.tp, job.request.cp, job.request.dp, job.microbatch_size) for job in jobs}) == len(jobs)
+
+
+def test_where_nothing_fits_the_reason_is_told() -> None:
+    with pytest.raises(UserError, match="more than planners may use"):
+        STRATEGY.plan(profile_for(replace(FREE, memory_budget_bytes=1e5)))
+    with pytest.raises(UserError, match="too few layers"):
+        tuned(profile_for(FREE), [lambda _: []], Programs(STRATEGY, profile_for(FREE)), 16)
