@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from entrain_bench.answers.documents.definition import GROUP, OVERRIDES, merge_overrides
-from entrain_bench.answers.documents.published import SECONDARY, PublishedCell, find_cells
+from entrain_bench.answers.documents.published import PublishedCell, find_cells
 from entrain_bench.answers.documents.sides import SIDES, Change, ClaimSide, fair_side, published_side
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -200,7 +200,7 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     require(
         unit == "x" or (bool(numbers) and not published.is_of_two), "unit", unit, "x for an order and two situations"
     )
-    places = dict.fromkeys(cell.where + " (notes of others)" * (cell.how == SECONDARY) for cell in (*cells, *per))
+    places = dict.fromkeys(cell.place for cell in (*cells, *per))
     listed = values.get("choices", {})
     choices = {k: v for each in listed for k, v in each.items()} if isinstance(listed, list) else listed
     texts = {key: _words(values.get(key, "")) for key in (*TEXTS, "why", "system", "title", GROUP)}

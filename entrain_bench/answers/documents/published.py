@@ -20,7 +20,7 @@ FOLDER = "published"
 KINDS = ("time", "throughput", "ratio", "memory", "count", "std", "share", "loss", "mfu", "setting")
 # How a number was obtained: read, in a figure, from an axis, inferred from other cells, from a secondary source.
 HOW = ("R", "F", "A", "I", "S")
-SECONDARY = "S"
+SECONDARY, NOTES = "S", "notes"
 # Sizes of the papers' nodes.
 GPUS_PER_NODE = 8
 _THOUSANDS, _PERCENT = re.compile(r"(\d+)K"), re.compile(r"(\d+(?:\.\d+)?)%")
@@ -70,6 +70,11 @@ class PublishedCell:
     def numbers_of_gpus(self) -> tuple[int, ...]:
         """GPUs of the baseline and of the system, or their one number; empty if none or no single number is stated."""
         return tuple(map(int, self.gpus.split("/"))) if re.fullmatch(r"\d+(/\d+)*", self.gpus) else ()
+
+    @property
+    def place(self) -> str:
+        """Table, figure or section, and whether only notes of others have the number."""
+        return self.where if self.how != SECONDARY or NOTES in self.where else f"{self.where} ({NOTES} of others)"
 
     @property
     def words(self) -> str:

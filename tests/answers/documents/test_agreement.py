@@ -52,8 +52,8 @@ def test_number_unit_and_place_come_from_the_cells() -> None:
     assert (axis.value, axis.unit) == ((16.0,), "GB"), "the next tick"
     share = claim(cells=["DIP-T1-lm-mfu"], published=alone)
     assert (share.value, share.unit, share.judged_by) == ((40.0,), "%", "level")
-    secondary = claim(cells=["DT-mfu-gain-72b"])
-    assert secondary.where == "Section 7 (by notes) (notes of others)"
+    assert claim(cells=["DT-mfu-gain-72b"]).where == "Section 7 (by notes)"
+    assert claim(cells=["DT-reorder-min"]).where == "not traced (notes of others)"
 
 
 @pytest.mark.parametrize(
