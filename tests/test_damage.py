@@ -35,7 +35,7 @@ def test_a_trace_of_few_bytes_and_too_many_rows_is_not_read(tmp_path: Path, caps
         writer.write_table(pa.table({"text_tokens": pa.array(np.full(rows, 100, np.int32))}), row_group_size=rows)
     assert run(tmp_path / "results", "workload=trace", f"workload.path={path}") == 2
     assert capsys.readouterr().err.endswith(
-        f"{path}: has {rows} rows; must have at most 20000000 (workload.take=first:20000000 takes so many)\n"
+        "(workload.take=first:1000 reads fewer) would take 3.0 GiB of memory, at most 2 (ENTRAIN_BENCH_MEMORY_GIB)\n"
     )
 
 

@@ -31,6 +31,7 @@ NODES = {name: [*nodes(yaml.safe_load(text))] for name, text in TEXTS.items() if
 # What tells the choices of one class apart is meant to differ from its default.
 TRACES = ("chartqa", "chartqa_qa", "coco", "librispeech", "mathvision", "nextqa", "opencqa_ocr", "sroie")
 SYNTHETIC = ("synthetic", "synthetic_av", "uniform")
+FIELDS = {"audio", "images", "seconds", "text", "video"}
 MEANT = {
     # A trace of the user's takes the name of its file; ours have names of their own.
     **{f"workload/{name}.yaml": {"name"} for name in TRACES},
@@ -44,11 +45,9 @@ MEANT = {
     "workload/dflop_multi.yaml": {"images"},
     "workload/dflop_single.yaml": {"images"},
     "workload/dflop_video.yaml": {"video"},
-    # Sources are of fields; these say which a kind of data set has.
-    "source/parquet.yaml": {"images", "text"},
-    "source/hub.yaml": {"images", "text"},
-    "source/llava.yaml": {"id", "images", "text", "video"},
-    "source/manifest.yaml": {"audio", "seconds", "text"},
+    # The class alone reads no field; these find the usual ones.
+    **{f"source/{name}.yaml": FIELDS for name in ("parquet", "hub", "manifest")},
+    "source/llava.yaml": {"id", *FIELDS},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

@@ -19,7 +19,7 @@ from entrain_bench.specs.workload import Counts
 
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 # Between what decides a sentence: what became of a case.
-type Outcome = tuple[str, tuple[str, ...], tuple[str, ...]]
+type RunResult = tuple[str, tuple[str, ...], tuple[str, ...]]
 ONE_SEED = "With one seed, chance is not ruled out."
 WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its results"
 
@@ -38,7 +38,7 @@ def sentences(answer: Answer) -> list[str]:
     return found
 
 
-def outcome_of(answer: Answer, case: Case) -> Outcome:
+def outcome_of(answer: Answer, case: Case) -> RunResult:
     """What became of a case: the word, who is the fastest or might be, and who is as good."""
     names = {own: answer.variant(group) for own, group in case.groups.items()}
     verdicts = case.comparison.with_verdict
@@ -85,7 +85,7 @@ def losses(results: Sequence[StrategyResult]) -> str:
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
-    outcomes: dict[Outcome, list[Case]] = {}
+    outcomes: dict[RunResult, list[Case]] = {}
     for case in cases:
         outcomes.setdefault(outcome_of(answer, case), []).append(case)
     for (word, first, good), mine in sorted(outcomes.items(), key=lambda item: (item[0][0] != WON, -len(item[1]))):

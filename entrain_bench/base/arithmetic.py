@@ -45,12 +45,7 @@ def matmul(a: ArrayLike, b: ArrayLike) -> FloatArray:
 
 
 def solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
-    """Solution of a positive definite system ``[n]``, by elimination in the order of the rows.
-
-    Args:
-        matrix: ``[n, n]``.
-        right: ``[n]``.
-    """
+    """Solution of a positive definite system ``[n, n]`` ``[n]``, by elimination in the order of the rows."""
     rows = np.column_stack([matrix, right]).astype(np.float64)
     for pivot in range(len(rows)):
         below = rows[pivot + 1 :]
@@ -65,12 +60,7 @@ def solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
 def fit_polynomial(points: Iterable[int], values: FloatArray, degree: int) -> FloatArray:
     """Coefficients of the polynomial of least squares, highest power first ``[degree + 1]``; rounded once.
 
-    The normal equations are solved in rational numbers.
-
-    Args:
-        points: more than ``degree`` different places.
-        values: at the points ``[points]``.
-        degree: of the polynomial.
+    The normal equations are solved in rational numbers; there are more than ``degree`` different points.
     """
     powers = [[Fraction(int(x)) ** power for power in range(degree, -1, -1)] for x in points]
     rows = [

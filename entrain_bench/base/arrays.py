@@ -36,8 +36,10 @@ def take_rows(offsets: IntArray, rows: IntArray) -> tuple[NDArray[np.int64], NDA
 
 def sum_rows(offsets: IntArray, values: IntArray | FloatArray) -> FloatArray:
     """Sum of the entries of each CSR row ``[rows]``; an empty row sums to zero."""
-    totals = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
-    return totals[offsets[1:]] - totals[offsets[:-1]]
+    totals = np.zeros(len(values) + 1)
+    values.cumsum(dtype=np.float64, out=totals[1:])
+    bounds = totals[offsets]
+    return bounds[1:] - bounds[:-1]
 
 
 def freeze(*arrays: NDArray[np.generic]) -> None:

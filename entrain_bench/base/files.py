@@ -89,10 +89,7 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
     A small process sees to it (``sh``, in a session of its own, which no Ctrl-C reaches): the pipe to it closes with
     this process.
-
-    Args:
-        prefix: what its name begins with.
-        parent: where it is, such as ``/dev/shm`` for files that processes share; None: the system's temporary folder.
+    It is in ``parent``, such as ``/dev/shm`` for files that processes share, or else in the system's temporary folder.
     """
     folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
     guard = subprocess.Popen(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 
@@ -11,18 +9,14 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
-from entrain_bench.conformance.suite import VALID, Verdict, cases, examine
+from entrain_bench.conformance.suite import VALID, cases, examine
 
 EXIT_FAILED = 1
 VERB = Verb(NoKeys, RUN_KEYS, examples=["--config-dir my_folder strategy=mine"])
 
 
 def main(request: Request[NoKeys]) -> int:
-    """Check the strategy that the arguments choose; returns 0, or 1 if a check failed or no run was possible at all.
-
-    Raises:
-        UserError: for a strategy that cannot be composed.
-    """
+    """Check a strategy; returns 0, or 1 if a check failed or no run was possible; ``UserError`` if it has no config."""
     if not request.overrides:
         raise UserError("strategy: must be given: entrain-bench check strategy=NAME")
     composer = Composer(request.config_dir)
@@ -32,14 +26,7 @@ def main(request: Request[NoKeys]) -> int:
     for number, verdict in enumerate(examine(found), start=1):
         verdicts.append(verdict)
         say(f"[{number}/{len(found)}] {verdict.case.check}: {verdict.case.name}: {verdict.outcome}")
-    print_report(verdicts)
-    failed = any(verdict.outcome == "failed" for verdict in verdicts)
-    runs = any(verdict.outcome == "ok" for verdict in verdicts if verdict.case.check == VALID)
-    return 0 if runs and not failed else EXIT_FAILED
-
-
-def print_report(verdicts: Sequence[Verdict]) -> None:
-    """A row for every check, then whatever failed or was skipped, and why."""
+    # A row for every check, then whatever failed or was skipped, and why.
     table = Table("check", "ok", "skipped", "failed", "seconds")
     for check in dict.fromkeys(verdict.case.check for verdict in verdicts):
         rows = [verdict for verdict in verdicts if verdict.case.check == check]
@@ -51,3 +38,6 @@ def print_report(verdicts: Sequence[Verdict]) -> None:
         if verdict.detail:
             line = f"{verdict.outcome}: {verdict.case.check}: {verdict.case.name}: {verdict.detail}"
             console.print(line, markup=False, highlight=False)
+    failed = any(verdict.outcome == "failed" for verdict in verdicts)
+    runs = any(verdict.outcome == "ok" for verdict in verdicts if verdict.case.check == VALID)
+    return 0 if runs and not failed else EXIT_FAILED

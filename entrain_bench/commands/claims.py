@@ -18,12 +18,9 @@ VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end
 
 
 def main(request: Request[Folder]) -> int:
-    """Print a line per claim, the counts and mismatches, or everything on the named claims; returns 0.
+    """Print a line per claim, counts and mismatches, or all on the named ones; a matrix stands for its cases.
 
-    The name of a matrix stands for its cases, of which it prints the lines.
-
-    Raises:
-        UserError: for an unknown name, with the nearest one.
+    Returns 0; ``UserError`` for an unknown name.
     """
     claims, own = load_claims(request.config_dir), Path(request.keys.results_dir) / TABLE
     rows = read_rows(claims, own if own.exists() else REFERENCE / TABLE)

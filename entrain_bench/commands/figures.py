@@ -37,12 +37,8 @@ VERB = Verb(
 def main(request: Request[Storage]) -> int:
     """Bring the named figures and documents up to date, or all that are not made on request only.
 
-    Returns:
-        0, or 1 if a cell failed or data is missing.
-
-    Raises:
-        UserError: for unknown names, overrides that a figure does not take, data that cannot be read, and a folder that
-            cannot be written.
+    Returns 0, or 1 if a cell failed or data is missing; ``UserError`` for unknown names, overrides that a figure does
+    not take, data that cannot be read, and a folder that cannot be written.
     """
     keys, overrides = request.keys, request.overrides
     study = Study(Results(Path(keys.results_dir)), request.config_dir)

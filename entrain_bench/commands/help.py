@@ -40,19 +40,18 @@ OPTIONS = {
 
 
 def help_text(topic: str = "", config_dir: str | None = None) -> str:
-    """All in one screen, or a verb, or all keys, or the choices of a group, or one of them, or a key.
+    """Return the screen, or the text on a verb, all keys, a group, one of its choices (``harness/train``) or a key.
 
-    Args:
-        topic: a verb, ``keys``, a group, a choice (``harness/train``) or a key, with whatever value; empty for the
-            screen.
-        config_dir: a folder of the user's with further choices; None for none.
-
-    Raises:
-        UserError: for a topic that is none, with the groups.
+    A key may have a value, which is ignored. Groups include those of ``config_dir``, a folder of the user's.
+    ``UserError`` for any other topic.
     """
     name, known = topic.partition("=")[0], groups(config_dir)
     if not name:
-        return "\n\n".join(_screen())
+        shown = {command.split()[0] for command in TASKS.values()}
+        others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
+        tasks = columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
+        usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:"
+        return "\n\n".join([TITLE, tasks, f"{usage}\n{others}", columns(OPTIONS)])
     if name in verbs():
         return "\n\n".join(_verb(name, config_dir))
     if name == KEYS:
@@ -62,7 +61,16 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     group, _, choice = name.rpartition("/")
     if choice in known.get(group, {}):
         return text_of(group, choice, config_dir)
-    if lines := [*_key_lines(name, known, config_dir)]:
+    # The choices of a group that have a key: ``harness.dtype``.
+    place, _, last = name.rpartition(".")
+    group = place.replace(".", "/")
+    lines = [
+        f"{group}={choice}: {place}.{line}"
+        for choice in known.get(group, {})
+        for line in text_of(group, choice, config_dir).splitlines()
+        if line.startswith(f"{last}:")
+    ]
+    if lines:
         return "\n".join(lines)
     keys = [each for each in documented_keys() if f"{each.name}.".startswith(f"{name}.")]
     if not keys:
@@ -70,10 +78,16 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     return columns({f"{key.name}={key.default}": key.comment for key in keys})
 
 
-@cache
 def verbs() -> dict[str, str]:
-    """Every verb and what it does: the modules beside this one whose docstrings begin with their command line."""
-    return {name: found["purpose"] for name, found in _usages()}
+    """Every verb and what it does."""
+    return {name: found["purpose"] for name, found in _usages().items()}
+
+
+@cache
+def _usages() -> dict[str, re.Match[str]]:
+    """Usage lines of verbs: the modules beside this one whose docstrings begin with their command line."""
+    lines = ((path.stem, path.read_text().partition("\n")[0]) for path in sorted(Path(__file__).parent.glob("*.py")))
+    return {name: found for name, line in lines if (found := USAGE.match(line)) and found["verb"] == name}
 
 
 def takes(name: str) -> Verb[Any]:
@@ -82,26 +96,9 @@ def takes(name: str) -> Verb[Any]:
     return verb
 
 
-def _usages() -> Iterator[tuple[str, re.Match[str]]]:
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        with path.open() as file:
-            found = USAGE.match(file.readline().rstrip())
-        if found and found["verb"] == path.stem:
-            yield path.stem, found
-
-
-def _screen() -> Iterator[str]:
-    yield TITLE
-    yield columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
-    shown = {command.split()[0] for command in TASKS.values()}
-    others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
-    yield f"entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:\n{others}"
-    yield columns(OPTIONS)
-
-
 def _verb(name: str, config_dir: str | None) -> Iterator[str]:
     """Usage, keys and examples of a verb."""
-    verb, usage = takes(name), dict(_usages())[name]
+    verb, usage = takes(name), _usages()[name]
     documented = {key.name: key.meaning for key in documented_keys()}
     yield f"entrain-bench {usage['usage']}: {usage['purpose']}"
     own = {
@@ -141,13 +138,3 @@ def _group(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
     yield f"All keys of one: --help={group}/{next(iter(known[group]))}"
     if inside := [name for name in known if name.startswith(f"{group}/")]:
         yield f"Parts of it: {', '.join(f'--help={name}' for name in inside)}"
-
-
-def _key_lines(name: str, known: dict[str, dict[str, str]], config_dir: str | None) -> Iterator[str]:
-    """What the choices of a group that have a key say of it: ``harness.dtype``."""
-    *places, key = name.split(".")
-    group = "/".join(places)
-    for choice in known.get(group, {}):
-        for line in text_of(group, choice, config_dir).splitlines():
-            if line.startswith(f"{key}:"):
-                yield f"{group}={choice}: {'.'.join(places)}.{line}"

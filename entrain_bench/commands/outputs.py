@@ -12,6 +12,7 @@ from time import perf_counter
 from entrain_bench.answers.documents.claims import claims_output
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_of, tables_output
+from entrain_bench.answers.text import count as plural
 from entrain_bench.answers.tracking.local import store_path
 from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
@@ -52,14 +53,10 @@ def summaries(config_dir: str | None = None) -> dict[str, str]:
 
 
 def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Output]:
-    """The named figures and documents; without names all that are not made on request only.
+    """Return the named figures and documents; without names all that are not made on request only.
 
-    Args:
-        names: which; claims that are asked for by name are those of the user's folder alone, if it has any.
-        config_dir: a folder of the user's with further figures, tables and claims; None for none.
-
-    Raises:
-        UserError: for an unknown name.
+    Figures, tables and claims include those of ``config_dir``, a folder of the user's. If claims are named, they are
+    those of the folder alone, if it has any. ``UserError`` for an unknown name.
     """
     known = summaries(config_dir)
     for name in names:
@@ -93,16 +90,12 @@ def make(
     """
     results = study.results
     results.prepare()
-    incomplete, ran, watch = False, 0, None
-    started = perf_counter()
+    incomplete, watch = False, Watch(0)
 
     def count(done: Done, total: int) -> None:
-        nonlocal ran, watch
-        watch = watch or Watch(total)
         # Cells that are asked for their timelines, once others turned out to have none, come on top.
         watch.total = total
         watch(done)
-        ran += 1
 
     # There while something that was run may not have been logged, because it was ended or went wrong.
     pending = results.root / PENDING
@@ -113,9 +106,9 @@ def make(
 
     def log(output: Output, files: Sequence[Path]) -> None:
         cells = study.cells_by_key(output.sweeps)
-        if ran:
+        if watch.run:
             PlannedSweep(output.name, {key: " ".join(cell.overrides) for key, cell in cells.items()}).write(results)
-        if not mlflow or not (ran or unlogged):
+        if not mlflow or not (watch.run or unlogged):
             return
         with suppress(OSError):
             pending.touch()
@@ -137,15 +130,15 @@ def make(
         raise
     finally:
         for output in wanted:
-            if ran and output not in made:
+            if watch.run and output not in made:
                 log(output, ())
-        if ran:
+        if watch.run:
             write_tables(results)
         logging.shutdown(wait=not ended, cancel_futures=ended)
     if all(each.result() for each in logs):
         pending.unlink(missing_ok=True)
-    what = "figure or document" if len(wanted) == 1 else "figures and documents"
-    say(f"{len(wanted)} {what} in {results.root} ({perf_counter() - started:.0f} s, {ran} runs)")
+    what = plural(len(wanted), "figure or document", "figures and documents")
+    say(f"{what} in {results.root} ({perf_counter() - watch.started:.0f} s, {watch.run} runs)")
     return not incomplete
 
 

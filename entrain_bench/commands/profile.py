@@ -27,21 +27,12 @@ VERB = Verb(ProfileSettings, ("model",), examples=["model=tiny", "model=tiny tok
 def main(request: Request[ProfileSettings]) -> int:
     """Profile the device, or go on with an unfinished profile; returns 0.
 
-    Raises:
-        UserError: for bad options, a model that cannot be profiled, or a file of another profile.
-        ExecutionError: if communication between ranks fails.
+    ``UserError`` for bad options, a model that cannot be profiled, or a file of another profile.
     """
     settings, composer = request.keys, Composer(request.config_dir)
     model = ModelSpec.from_config(composer.run(request.overrides).model)
     composer.save()
     check_model(model)
-    profile, path = _measure(model, settings)
-    print_summary(profile, model)
-    print(f"{path}: cluster/device=profiled cluster.device.path={path}")
-    return 0
-
-
-def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile, Path]:
     # What libraries have to say about themselves.
     warnings.simplefilter("ignore")
     if settings.device == "cpu":
@@ -52,13 +43,13 @@ def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile
 
     import entrain_bench.train.launching.preload  # noqa: F401
     from entrain_bench.train.device import find_device
-    from entrain_bench.train.profiling.session import Session, default_path, dtype_of, ranks_of
+    from entrain_bench.train.profiling.recorder import ProfileRecorder, default_path, dtype_of, ranks_of
 
     device = find_device(settings.device)
     torch.set_num_threads(settings.threads)
     ranks = ranks_of(settings, device)
     path = Path(settings.output) if settings.output else default_path(model, device, dtype_of(settings, device))
-    session = Session.begin(model, settings, path, device)
+    session = ProfileRecorder.begin(model, settings, path, device)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("profile", total=len(session.packs()) + len(ranks))
@@ -69,7 +60,9 @@ def _measure(model: ModelSpec, settings: ProfileSettings) -> tuple[DeviceProfile
         profile = session.run(advance)
     for what in session.left_out:
         say(f"left out: {what}: longer than half of point_s={settings.point_s:g} s, or more than the memory")
-    return profile, path
+    print_summary(profile, model)
+    print(f"{path}: cluster/device=profiled cluster.device.path={path}")
+    return 0
 
 
 def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:

@@ -38,15 +38,8 @@ def publish(
 ) -> list[Record]:
     """Write the tables of all records, print those of some runs and log them under a name; returns them.
 
-    What a sweep was to leave is written down (``PlannedSweep``).
-
-    Args:
-        results: where the records are.
-        planned: the overrides of every run that was to leave a record, by its key.
-        name: what the runs are called together.
-        mlflow: whether they are logged.
-        mlflow_uri: to which server; None for the store in the results folder.
-        unbegun: the overrides of runs that the sweep did not come to.
+    ``planned`` has the overrides of every run that was to leave a record, by its key; ``unbegun`` those of runs that
+    the sweep did not come to. A sweep writes both (``PlannedSweep``). Without a URI the store is in the folder.
     """
     sweep = PlannedSweep(name, planned, unbegun)
     if len(planned) + len(unbegun) > 1:
@@ -70,26 +63,20 @@ def write_tables(results: Results) -> None:
 
 
 class GrowingTables:
-    """The tables of a folder while cells run: written anew once in a while, for a small share of the time.
+    """Rewrite the tables of a folder while cells run, once in a while, for a small share of the time.
 
     They are written whole, so a reader never sees half a row, and a cell that runs again has one row only.
-
-    Args:
-        results: the folder.
     """
 
     def __init__(self, results: Results) -> None:
-        self._results = results
-        self._due_s = perf_counter() + TABLES_EVERY_S
+        self._results, self._due_s = results, perf_counter() + TABLES_EVERY_S
 
     def __call__(self) -> None:
         """Write the tables if that is due."""
-        started_s = perf_counter()
-        if started_s < self._due_s:
-            return
-        write_tables(self._results)
-        ended_s = perf_counter()
-        self._due_s = ended_s + max(TABLES_EVERY_S, (ended_s - started_s) / TABLES_SHARE)
+        if (started_s := perf_counter()) >= self._due_s:
+            write_tables(self._results)
+            ended_s = perf_counter()
+            self._due_s = ended_s + max(TABLES_EVERY_S, (ended_s - started_s) / TABLES_SHARE)
 
 
 def log_to_mlflow(
@@ -100,10 +87,9 @@ def log_to_mlflow(
     files: Sequence[Path] = (),
     lost: Sequence[str] = (),
 ) -> bool:
-    """Log records that MLflow does not have; what goes wrong there is said, for MLflow is a view of the records.
+    """Log records that MLflow does not have; returns whether nothing went wrong.
 
-    Returns:
-        Whether nothing went wrong.
+    Errors are printed and not raised, for MLflow is a view of the records.
     """
     parts = urlsplit(uri or "")
     # A server's address without a password.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,25 +46,6 @@ REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line asks for.
-
-    Attributes:
-        overrides: of the job, without strategy and seed.
-        variants: who is considered, by name.
-        config: the first variant's run at the first seed.
-        orders: display order of each.
-        given: keys of all overrides.
-    """
-
-    overrides: Sequence[str]
-    variants: Mapping[str, StrategyVariant]
-    config: RunConfig
-    orders: Mapping[str, float | None]
-    given: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Keys:
     """Own keys."""
 
@@ -85,29 +66,23 @@ VERB = Verb(
 
 
 def main(request: Request[Keys]) -> int:
-    """Recommend, and write the plan; returns 0, or 2 if no strategy has a result.
-
-    Raises:
-        UserError: for bad input, data that cannot be read, and a folder that cannot be written.
-    """
+    """Recommend, and write the plan; returns 0, or 2 if no strategy has a result; ``UserError`` for bad input."""
     keys, composer = request.keys, Composer(request.config_dir)
-    asked = _asked(composer, request.overrides, keys.within is not None)
-    results, baseline = Results(Path(asked.config.results_dir)), baseline_of(asked.orders)
+    config, overrides, variants, baseline, given = _asked(composer, request.overrides, keys.within is not None)
+    results = Results(Path(config.results_dir))
     results.prepare()
     width, path = make_console().width, Path(keys.output or results.root / FILE)
     with (
-        Ticker(len(asked.variants)) as ticker,
-        StrategyRace(
-            asked.overrides, asked.config.seed, asked.variants, results, composer, num_processes(), ticker
-        ) as runner,
+        Ticker(len(variants)) as ticker,
+        StrategyRace(overrides, config.seed, variants, results, composer, num_processes(), ticker) as runner,
     ):
         refuse = partial(refusal, runner) if keys.within else lambda *_: ""
         raced = race(runner, [baseline], refuse, keys.seconds, ticker.end_of_round)
         ticker.say("changed assumptions")
-        answer = answer_of(runner, raced, baseline, asked.given)
+        answer = answer_of(runner, raced, baseline, given)
     composer.save()
     if answer:
-        plan = plan_of_answer(answer, asked.overrides, {key.name: key.default for key in documented_keys()})
+        plan = plan_of_answer(answer, overrides, {key.name: key.default for key in documented_keys()})
         _print(answer_lines(answer, width, str(results.root)))
         if keys.within:
             _print(flag_lines(runner, answer, plan, path, width))
@@ -121,15 +96,38 @@ def main(request: Request[Keys]) -> int:
         heading, *lines = no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
         _print(lines)
         say(f"entrain-bench: {heading}")
-    _publish(results, runner.keys, request.overrides, asked.config)
+    # It draws pictures: what that imports would take seconds before the first run.
+    from entrain_bench.commands.publish import log_to_mlflow, write_tables
+
+    write_tables(results)
+    records = [record for key in runner.keys if (record := results.read(key))]
+    for line in notices(records):
+        say(line)
+    if config.mlflow:
+        log_to_mlflow(results, records, sweep_name(["recommend", *request.overrides]), config.mlflow_uri)
     return 0 if answer else EXIT_NO_RESULT
 
 
-def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
-    """The job and its strategies, once all that can be wrong with them is known to be right."""
+def _asked(
+    composer: Composer, overrides: Sequence[str], within: bool
+) -> tuple[RunConfig, list[str], dict[str, StrategyVariant], str, frozenset[str]]:
+    """Check the job and its strategies.
+
+    Returns:
+        The first variant's run at the first seed, overrides of the job without strategy and seed, the variants by name,
+        the baseline's name, and the keys of all overrides.
+    """
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
-        _check(key, keys[key], several)
+        text, group = keys[key], key.replace("/", ".").partition(".")[0]
+        if group in REFUSED:
+            raise UserError(f"{text}: {REFUSED[group]}")
+        if group == "strategy" and key != "strategy":
+            raise UserError(
+                f"{text}: changes every strategy; name yours in a YAML of your --config-dir, or leave it out"
+            )
+        if several and key != "strategy":
+            raise UserError(f"{text}: must be one value; several are taken of strategy only")
     chosen = keys.pop("strategy", EVERY_STRATEGY)
     names = [cell[0].partition("=")[2] for cell in composer.sweep([chosen]).cells]
     first = composer.run([f"strategy={names[0]}", *keys.values()])
@@ -152,33 +150,10 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     else:
         found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
     orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
-    return Asked(texts, {each.name: each for each in found}, first, orders, frozenset(keys))
-
-
-def _check(key: str, text: str, several: bool) -> None:
-    group = key.replace("/", ".").partition(".")[0]
-    if group in REFUSED:
-        raise UserError(f"{text}: {REFUSED[group]}")
-    if group == "strategy" and key != "strategy":
-        raise UserError(f"{text}: changes every strategy; name yours in a YAML of your --config-dir, or leave it out")
-    if several and key != "strategy":
-        raise UserError(f"{text}: must be one value; several are taken of strategy only")
+    return first, texts, {each.name: each for each in found}, baseline_of(orders), frozenset(keys)
 
 
 def _print(lines: Iterable[str]) -> None:
     console = make_console()
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-def _publish(results: Results, keys: Iterable[str], overrides: Sequence[str], config: RunConfig) -> None:
-    """Tables and MLflow, as after a sweep; and what became of samples."""
-    # It draws pictures: what that imports would take seconds before the first run.
-    from entrain_bench.commands.publish import log_to_mlflow, write_tables
-
-    write_tables(results)
-    records = [record for key in keys if (record := results.read(key))]
-    for line in notices(records):
-        say(line)
-    if config.mlflow:
-        log_to_mlflow(results, records, sweep_name(["recommend", *overrides]), config.mlflow_uri)

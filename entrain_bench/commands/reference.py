@@ -28,29 +28,17 @@ COMPARED = ".csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """The committed results: files of ``results/reference``, documents in ``docs``, tables on its pages."""
-
-    results: Path
-    documents: Path
-
-    def check(self) -> None:
-        """Raise ``UserError`` unless both folders are there."""
-        for option, folder in (("reference_dir", self.results), ("docs_dir", self.documents)):
-            if not folder.is_dir():
-                raise UserError(f"{option}={folder}: must be a folder; run this where the repository is checked out")
-
-    def path_of(self, file: Path) -> Path:
-        """Where a generated file is committed, by its path in a folder of results."""
-        return self.documents / file if file.suffix == ".md" else self.results / file
-
-
-@dataclass(frozen=True, slots=True)
 class Committed:
-    """Keys that say where the committed results are."""
+    """Keys of the committed results: files of ``results/reference``, documents in ``docs``, tables on its pages."""
 
     reference_dir: str = own("results/reference", "folder of the committed table and figures")
     docs_dir: str = own("docs", "folder of the committed documents and pages")
+
+    def check(self) -> None:
+        """Raise ``UserError`` unless both folders are there."""
+        for option, folder in (("reference_dir", self.reference_dir), ("docs_dir", self.docs_dir)):
+            if not Path(folder).is_dir():
+                raise UserError(f"{option}={folder}: must be a folder; run this where the repository is checked out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,57 +53,48 @@ VERB = Verb(Keys, options=())
 
 
 def main(request: Request[Keys]) -> int:
-    """Make all outputs and commit them to the reference.
+    """Make all outputs and commit them to the reference; ``UserError`` for missing folders.
 
-    Returns:
-        0, or 1 if a cell failed or data is missing, and nothing was written then.
-
-    Raises:
-        UserError: for missing folders.
+    Returns 0, or 1, with nothing written, if a cell failed or data is missing.
     """
-    reference = reference_of(request.keys)
-    wanted = [*reference_outputs(), *(outputs([MEASURED]) if request.keys.measured else [])]
-    study = Study(Results(Path(request.keys.results_dir)))
+    keys = request.keys
+    keys.check()
+    wanted = [*reference_outputs(), *(outputs([MEASURED]) if keys.measured else [])]
+    study = Study(Results(Path(keys.results_dir)))
     if not make(wanted, study):
         say("results/reference and docs are left as they were")
         return EXIT_FAILED
-    changed = changes(reference, wanted, study)
+    changed = changes(keys, wanted, study)
     for line in changed:
         print(line)
-    for path, content in generated(reference, wanted, study):
+    for path, content in generated(keys, wanted, study):
         if not path.exists() or path.read_bytes() != content:
             write_atomically(path, content)
     print(f"{len(changed)} changes")
     return 0
 
 
-def reference_of(keys: Committed) -> Reference:
-    """The committed results; ``UserError`` for missing folders."""
-    reference = Reference(Path(keys.reference_dir), Path(keys.docs_dir))
-    reference.check()
-    return reference
-
-
-def generated(reference: Reference, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
+def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
     """Every committed file as the outputs have made it: tables of their runs, own files, pages with tables."""
+    results, documents = Path(committed.reference_dir), Path(committed.docs_dir)
     # Anchors differ in constants of their clusters, which a row of the table does not tell apart.
     apart = (MEASURED, "calibration")
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
-        yield reference.results / TABLE, parquet_of(table_of(records))
-        yield reference.results / ITERATIONS, iterations_parquet(records)
+        yield results / TABLE, parquet_of(table_of(records))
+        yield results / ITERATIONS, iterations_parquet(records)
     for output in wanted:
         for file in map(Path, output.committed):
-            yield reference.path_of(file), (study.results.root / file).read_bytes()
-    for page, text in pages_with_tables(reference.documents / PAGES, study.results.root):
+            yield (documents if file.suffix == ".md" else results) / file, (study.results.root / file).read_bytes()
+    for page, text in pages_with_tables(documents / PAGES, study.results.root):
         yield page, text.encode()
 
 
-def changes(reference: Reference, wanted: Sequence[Output], study: Study) -> list[str]:
+def changes(committed: Committed, wanted: Sequence[Output], study: Study) -> list[str]:
     """What is not as it is committed, a line for every value of the table, figure, document and page."""
     found = list[str]()
-    for path, content in generated(reference, wanted, study):
+    for path, content in generated(committed, wanted, study):
         before = path.read_bytes() if path.exists() else b""
         if path.name == TABLE:
             after = read_file(content)

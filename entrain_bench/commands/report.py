@@ -19,11 +19,7 @@ VERB = Verb(Folder)
 
 
 def main(request: Request[Folder]) -> int:
-    """Write ``report.html``, ``report.md`` and ``report.json``; returns 0.
-
-    Raises:
-        UserError: for a folder without successful runs, or one that cannot be written.
-    """
+    """Write ``report.html``, ``report.md`` and ``report.json``; ``UserError`` for a folder without successful runs."""
     results = Results(Path(request.keys.results_dir))
     results.prepare()
     add_config_dir(request.config_dir)

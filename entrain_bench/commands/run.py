@@ -27,7 +27,7 @@ from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
-from entrain_bench.records.records import Record, Results
+from entrain_bench.records.records import Results
 from entrain_bench.run import ray_workers
 from entrain_bench.run.cells import Done, attempt, run_cells, run_one
 from entrain_bench.run.study import is_beside
@@ -51,30 +51,17 @@ def main(request: Request[NoKeys]) -> int:
             check_overrides(request.overrides)
         _hand_to_hydra(request)
         return 0
-    _reject_unsupported(request)
-    composer = Composer(request.config_dir)
-    if request.multirun:
-        return _sweep(composer, request)
-    config = composer.run(request.overrides)
-    record = _single(Cell.of(request.overrides, config, request.config_dir or ""))
-    composer.save()
-    results = Results(Path(config.results_dir))
-    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
-    return 0
-
-
-def _reject_unsupported(request: Request[NoKeys]) -> None:
     if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
         raise UserError("figure: names a sweep; add --multirun")
     if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
         raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
     if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
-
-
-def _single(cell: Cell) -> Record:
-    """Run one cell, or read its finished record, with its Chrome trace; bad input raises and leaves nothing behind."""
-    results = Results(Path(cell.config.results_dir))
+    composer = Composer(request.config_dir)
+    if request.multirun:
+        return _sweep(composer, request)
+    config = composer.run(request.overrides)
+    cell, results = Cell.of(request.overrides, config, request.config_dir or ""), Results(Path(config.results_dir))
     record = results.read(cell.key)
     if record and record.status == "ok" and results.has_timeline(record):
         say(f"finished earlier: {results.record_path(cell.key)}")
@@ -82,25 +69,23 @@ def _single(cell: Cell) -> Record:
         results.prepare()
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task(f"{cell.config.strategy['name']} iterations", total=cell.config.iterations)
+            task = progress.add_task(f"{config.strategy['name']} iterations", total=config.iterations)
             record = run_one(cell, results, lambda done: progress.update(task, completed=done))
     if not results.trace_path(cell.key).exists():
         try:
             results.write_trace(cell.key)
         except OSError as error:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
-    return record
+    composer.save()
+    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    return 0
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
-    """Run the cells of a sweep and publish what they leave: a record each, whatever happens to it.
+    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed.
 
-    Returns:
-        0, or 1 if a cell failed.
-
-    Raises:
-        UserError: for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
-            folder, as soon as it is known; and at the end if a cell left no record.
+    ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
+    folder, as soon as it is known; and at the end if a cell left no record.
     """
     sweep = composer.sweep(request.overrides)
     folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}
@@ -117,7 +102,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         for overrides in waiting:
             cell = Cell.composed(overrides, composer, identifier)
             if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
-                watch.skip()
+                watch.finished += 1
             else:
                 # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
                 yield replace(cell, timeline=is_beside(cell.config, first))
@@ -131,7 +116,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         elif [*unfinished()]:
             _hand_to_hydra(request)
     except BaseException as error:
-        if watch.any_run:
+        if watch.run:
             # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
             mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # As they are now, for a thread may still add to them.

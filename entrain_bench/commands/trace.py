@@ -31,9 +31,7 @@ VERB = Verb(
 def main(request: Request[TraceKeys]) -> int:
     """Scan a data set, or go on with a scan that was interrupted; returns 0.
 
-    Raises:
-        UserError: for bad options, and data that is not there or has no good sample.
-        ExecutionError: for shards that could not be read this time; the others are kept.
+    ``UserError`` for bad options, missing data or none that is good; ``ExecutionError`` for unreadable shards.
     """
     command = compose_trace(request.keys, request.overrides, request.config_dir)
     if command.output.suffix != ".parquet":

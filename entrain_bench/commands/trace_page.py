@@ -47,16 +47,16 @@ def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
     yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in found.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
-        yield ""
-        yield from (f"- {many:,}: {reason}" for reason, many in sorted(found.counts.items(), key=lambda pair: -pair[1]))
-        yield ""
-        yield f"The first {len(found.listed)}:" if bad > len(found.listed) else "Which:"
-        yield ""
+        reasons = sorted(found.counts.items(), key=lambda pair: -pair[1])
+        yield from ("", *(f"- {many:,}: {reason}" for reason, many in reasons), "")
+        yield from (f"The first {len(found.listed)}:" if bad > len(found.listed) else "Which:", "")
         yield from (f"- `{name}` ({key}): {what}" for name, key, what in found.listed)
 
 
 def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> Iterator[str]:
-    overrides = ["workload=trace", f"workload.path={_quoted(command.output)}", *command.run]
+    path = str(command.output)
+    path = (path if "/" in path else f"./{path}").replace("\\", "\\\\").replace("'", "\\'")
+    overrides = ["workload=trace", f"workload.path='{path}'", *command.run]
     if rows > MAX_ROWS:
         overrides.append(f"workload.take='first:{MAX_ROWS}'")
     if not any(text.partition("=")[0] == "workload.on_overlong" for text in command.run):
@@ -77,11 +77,7 @@ def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> It
 
 
 def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
-    """What a model makes of samples: their tokens in the LLM, and the share of its encoders.
-
-    Raises:
-        UserError: for samples of modalities that the model does not have, and a layout that it has no room for.
-    """
+    """Summarize a model's view of samples: tokens in the LLM, share of its encoders; ``UserError`` for a misfit."""
     model = profile.job.model
     model.check_shapes(shapes)
     columns = {"text": shapes.text_tokens.astype(np.float64)}
@@ -114,20 +110,22 @@ def _columns(path: Path) -> dict[str, FloatArray]:
         rows = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)])
         groups = range(min(int(np.searchsorted(rows, MAX_ROWS)) + 1, len(rows)))
         table = file.read_row_groups([*groups])
-    kinds = {"text_tokens": "text (tokens)", "text_chars": "text (characters)", "n_images": "images"}
-    seconds = {f"{kind}_seconds": f"{kind} (s)" for kind in ("audio", "video")}
-    numbers = {
-        name: table.column(column).drop_null().to_numpy().astype(np.float64)
-        for column, name in (kinds | seconds).items()
-        if column in table.column_names
+    columns = {
+        "text_tokens": "text (tokens)",
+        "text_chars": "text (characters)",
+        "n_images": "images",
+        "megapixels": "image or frame (megapixels)",
+        "audio_seconds": "audio (s)",
+        "video_seconds": "video (s)",
     }
     width, height = (
         table.column(f"image_{side}s").combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
         for side in ("width", "height")
     )
-    found = {**numbers, "image or frame (megapixels)": width * height / MEGAPIXEL}
-    ordered = [*kinds.values(), "image or frame (megapixels)", *seconds.values()]
-    return {name: found[name] for name in ordered if name in found and len(found[name]) and found[name].max() > 0}
+    found = {"megapixels": width * height / MEGAPIXEL}
+    for name in columns.keys() & table.column_names:
+        found[name] = table.column(name).drop_null().to_numpy().astype(np.float64)
+    return {title: found[name] for name, title in columns.items() if name in found and found[name].max(initial=0) > 0}
 
 
 def _quantiles(values: FloatArray) -> list[float]:
@@ -139,9 +137,3 @@ def _quantile_table(columns: Mapping[str, FloatArray]) -> list[str]:
     heads = ["", *("max" if share == 1 else f"p{share * 100:.0f}" for share in PROBABILITIES)]
     rows = [[name, *(f"{value:,.4g}" for value in _quantiles(values))] for name, values in columns.items()]
     return markdown_table(heads, rows, heads[1:]).splitlines()
-
-
-def _quoted(path: Path) -> str:
-    text = str(path if path.is_absolute() else Path("./") / path)
-    text = text if "/" in text else f"./{text}"
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -49,15 +49,18 @@ VERB = Verb(Keys, options=())
 def main(request: Request[Keys]) -> int:
     """Serve the runs until interrupted; returns the server's exit code.
 
-    Raises:
-        UserError: where nothing is logged, and for a port that is taken.
-        ExecutionError: if the server does not start.
+    ``UserError`` if nothing is logged or the port is taken; ``ExecutionError`` if the server does not start.
     """
     port, results = request.keys.port, Results(Path(request.keys.results_dir))
     found = links(results, f"http://{HOST}:{port}")
     if not found:
         raise UserError(f"results_dir={results.root}: no runs are logged there; run some (make quick)")
-    _check_port(port)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UserError(f"port={port}: must be free ({error.strerror})") from error
     command = server_command(results, port)
     # Whoever ends this process ends the server.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -90,15 +93,6 @@ def links(results: Results, base: str) -> list[str]:
         summary = [f"  summary: {run_link(base, experiment, sweep)}"] if sweep else []
         lines += [name, *summary, f"  runs:    {runs_link(base, experiment)}"]
     return lines
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UserError(f"port={port}: must be free ({error.strerror})") from error
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:

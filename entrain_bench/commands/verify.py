@@ -22,14 +22,14 @@ import pandas as pd
 from entrain_bench.answers.text import count
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.commands.outputs import make, reference_outputs
-from entrain_bench.commands.reference import Committed, changes, reference_of
+from entrain_bench.commands.reference import Committed, changes
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
+from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.environment import current_commit, versions
 from entrain_bench.records.index import record_files
 from entrain_bench.records.keys import Identifier
-from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
 from entrain_bench.records.sweeps import read_sweeps
 from entrain_bench.records.tables import table_csv
@@ -59,50 +59,36 @@ VERB = Verb(Keys, examples=["verify results_dir=results sample=20 seed=0"])
 
 
 def main(request: Request[Keys]) -> int:
-    """Compare, or verify a folder.
+    """Compare with the reference, or verify a folder; ``UserError`` for missing folders.
 
-    Returns:
-        0 if all is as committed, or as the folder says, to the last digit, else 1.
-
-    Raises:
-        UserError: for missing folders.
+    Returns 0 if all values are as committed, or as the folder says, to the last digit, else 1.
     """
     keys = request.keys
     if not keys.results_dir:
         require(request.config_dir is None, "--config-dir", request.config_dir, "given with results_dir, or left out")
-        return _verify_reference(keys)
+        keys.check()
+        wanted = reference_outputs()
+        with TemporaryDirectory(prefix="entrain-bench-") as folder:
+            study = Study(Results(Path(folder)))
+            complete = make(wanted, study, mlflow=False)
+            drifted = changes(keys, wanted, study)
+        for line in drifted:
+            print(line)
+        lacking = "" if complete else "; some cells have no result"
+        print(f"{len(drifted)} drifts from {Path(keys.reference_dir)}{lacking}")
+        return EXIT_FAILED if drifted or not complete else 0
     verification = Verification(Path(keys.results_dir), request.config_dir or "")
     verification.read_all()
     verification.recompute(keys.sample, keys.seed)
-    for line in verification.problems:
-        print(line)
-    for line in (*verification.notes(), verification.verdict(keys.seed)):
+    for line in (*verification.problems, *verification.verdict(keys.seed)):
         print(line)
     return 0 if verification.right else EXIT_FAILED
 
 
-def _verify_reference(keys: Committed) -> int:
-    reference = reference_of(keys)
-    wanted = reference_outputs()
-    with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        study = Study(Results(Path(folder)))
-        complete = make(wanted, study, mlflow=False)
-        drifted = changes(reference, wanted, study)
-    for line in drifted:
-        print(line)
-    print(f"{len(drifted)} drifts from {reference.results}" + ("" if complete else "; some cells have no result"))
-    return EXIT_FAILED if drifted or not complete else 0
-
-
 class Verification:
-    """What is found out about a folder of results.
+    """Findings on a folder of results (``root``); ``problems`` has a line for each thing that is wrong.
 
-    Args:
-        root: the folder.
-        config_dir: the folder of the user's whose code may run for runs that name one; empty for none.
-
-    Attributes:
-        problems: what is wrong, a line each.
+    ``config_dir`` is the folder of the user's whose code may run for runs that name one; empty for none.
     """
 
     def __init__(self, root: Path, config_dir: str) -> None:
@@ -130,7 +116,7 @@ class Verification:
             if not results.has_timeline(record) and record.timeline and len(self.problems) == known:
                 self._name(path, "absent, though its run kept it")
         for path in sorted((root / "plans").glob("*.json")):
-            Plans(root, self._name).read(path.stem)
+            CachedLayouts(root, self._name).read(path.stem)
         for path, sweep in read_sweeps(results):
             self._counts["sweep"] += 1
             if sweep is None:
@@ -140,10 +126,7 @@ class Verification:
         table = root / "table.csv"
         if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records)).encode():
             self._name(table, "is not the table of the records; the next sweep writes it again")
-        self._compose()
-
-    def _compose(self) -> None:
-        """Compose every run as its record says that it was given."""
+        # Compose every run as its record says that it was given.
         composer, identifier = {"": Composer(None)}, Identifier()
         for record in self._records:
             path, theirs = self._results.record_path(record.key), self._config_dir if record.config_dir else ""
@@ -176,29 +159,25 @@ class Verification:
             record, cell = cells[key]
             again, timeline = run_or_explain(cell, None)
             self._counts["recomputed"] += 1
-            found = _difference(record, again, timeline)
-            if found:
+            if found := _difference(record, again, timeline):
                 self._counts["different"] += 1
                 self._name(self._results.record_path(key), f"{found} ({' '.join(cell.overrides)})")
 
-    def notes(self) -> list[str]:
-        """How to verify the runs that today's code would not make under their keys."""
+    def verdict(self, seed: int) -> list[str]:
+        """How to verify runs that today's code would not make under their keys, and one line to quote."""
         others = [record for record in self._records if record.key in self._others]
         made_by = Counter(f"commit {record.commit or 'unknown'} with {_listed(record.versions)}" for record in others)
-        return [f"{count(number, 'run')} of other code or libraries: {made}" for made, number in made_by.items()]
-
-    def verdict(self, seed: int) -> str:
-        """One line to quote."""
         counts, problems = self._counts, len(self.problems)
         commits = sorted({record.commit[:COMMIT_LETTERS] or "unknown" for record in self._records})
         other = f", {len(self._others)} of other code or libraries (not compared)" if self._others else ""
-        return (
+        return [
+            *(f"{count(number, 'run')} of other code or libraries: {made}" for made, number in made_by.items()),
             f"{'VERIFIED' if self.right else 'NOT VERIFIED'} {self._results.root}: {count(len(self._files), 'run')} of "
             f"{count(counts['sweep'], 'recorded sweep')}, {len(self._cells)} proved by hash and key{other}; "
             f"{counts['recomputed']} of {counts['simulated']} simulated again (seed {seed}), {counts['different']} "
             f"different; {count(problems, 'problem')}; entrain-bench {version('entrain-bench')} "
-            f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}"
-        )
+            f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}",
+        ]
 
     @property
     def right(self) -> bool:

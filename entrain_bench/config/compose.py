@@ -265,11 +265,9 @@ def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
-    """The run that overrides describe, as on the command line; without any the default one.
+    """The run that overrides ``key=value`` describe, as on the command line; without any the default one.
 
-    Args:
-        *overrides: ``key=value``.
-        config_dir: a folder of the user's with further choices.
+    ``config_dir`` is a folder of the user's with further choices.
 
     Raises:
         UserError: for unknown keys, unknown choices, wrong types and values out of range.
@@ -298,18 +296,13 @@ def check_overrides(overrides: Iterable[str]) -> None:
                 "yours is named by --config-dir"
             )
         value = override.value()
-        chosen = _choices_of(value) if group in GROUP_KEYS or "/" in group else []
+        several = value.list if isinstance(value, ChoiceSweep) else value
+        chosen = several if isinstance(several, list) else [several]
+        chosen = chosen if group in GROUP_KEYS or "/" in group else []
         if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
             raise UserError(f"{text}: must be one of the choices of that group")
         if any(len(str(choice)) > MAX_NAME for choice in chosen):
             raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
-
-
-def _choices_of(value: Any) -> list[Any]:
-    """The choices that a group's override names, one or several."""
-    if isinstance(value, ChoiceSweep):
-        return value.list
-    return value if isinstance(value, list) else [value]
 
 
 def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:

@@ -9,12 +9,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from entrain_bench.config.schema import ASIDE, NESTED
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 
 # Keys that no choice of a group depends on: cells that differ in them alone share one composition.
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
-    | {*Framework.__dataclass_fields__, "memory_fraction", *ASIDE}
+    | {*FrameworkOptions.__dataclass_fields__, "memory_fraction", *ASIDE}
     | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
 )
 

@@ -12,7 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import Speed
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import LayoutRequest
 
 # Keys that each group's choice must have.
@@ -55,7 +55,7 @@ class RunConfig:
     action_noise: float
     speed: Speed
     memory_fraction: float
-    framework: Framework
+    framework: FrameworkOptions
     results_dir: str
     mlflow: bool
     mlflow_uri: str | None
@@ -89,8 +89,8 @@ class RunConfig:
         given = {str(key): value for key, value in values.items()}
         given |= {"layout": LayoutRequest.from_values(values["layout"]), "speed": Speed(**values["speed"])}
         given.pop("figure", None)
-        framework = Framework.from_values(given)
-        for name in Framework.__dataclass_fields__:
+        framework = FrameworkOptions.from_values(given)
+        for name in FrameworkOptions.__dataclass_fields__:
             given.pop(name)
         return cls(**given, framework=framework)
 
@@ -126,7 +126,7 @@ def _hints() -> dict[str, Any]:
     """The types of a run's top-level keys; groups are checked later."""
     found: dict[str, Any] = {}
     for key, hint in get_type_hints(RunConfig).items():
-        found |= get_type_hints(Framework) if key == "framework" else {key: Any if key in GROUP_KEYS else hint}
+        found |= get_type_hints(FrameworkOptions) if key == "framework" else {key: Any if key in GROUP_KEYS else hint}
     return found
 
 

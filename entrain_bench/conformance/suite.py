@@ -17,8 +17,8 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.conformance.walls import trespasses
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.records import METRICS
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import Feed, Trainer, prepare, run_experiment
 from entrain_bench.specs.cluster import ClusterSpec
@@ -128,7 +128,7 @@ def require_walls(config: RunConfig) -> None:
         raise ViolationError("; ".join(found))
 
 
-def require_valid(config: RunConfig) -> Outcome:
+def require_valid(config: RunConfig) -> RunResult:
     """A run ends with a valid program within memory, all metrics, and no time below the lower bound.
 
     ``UserError`` names an invalid program, or one that does not fit memory; ``ViolationError`` impossible metrics.

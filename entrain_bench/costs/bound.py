@@ -90,12 +90,8 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
 def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTimes]) -> tuple[FloatArray, FloatArray]:
     """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
 
-    Row 0 is the slowest of its items through their encoders, 0 for text alone; items may run side by side.
-
-    Args:
-        truth: the cost truth.
-        shapes: the samples.
-        alone: times of every module's units as chunks of their own, each ``[units, stages]``.
+    Row 0 is the slowest of its items through their encoders, 0 for text alone; items may run side by side. ``alone``
+    has times of every module's units as chunks of their own, each ``[units, stages]``.
     """
     times = alone[truth.model.llm_index]
     num_stages = times.forward_s.shape[1]
@@ -233,12 +229,8 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> floa
     """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
 
     A sample passes an item's encoder, the LLM and an item's generator one after the other, each at the tensor and
-    context parallelism that suit it best; those of one role may run side by side.
-
-    Args:
-        truth: the cost truth.
-        shapes: the samples.
-        work: their GPU time (``least_gpu_s``).
+    context parallelism that suit it best; those of one role may run side by side. ``work`` is the GPU time of all
+    samples (``least_gpu_s``).
     """
     modules, ranks = truth.model.modules, truth.cluster.num_ranks
     longest, node = int(np.argmax(shapes.llm_tokens)), truth.cluster.gpus_per_node

@@ -78,11 +78,7 @@ def gather_stall_s(
 
     So does megatron-core without ``align_param_gather``, from the first layer on.
 
-    Args:
-        layer_s: forward time of each layer, first layer first ``[passes, layers]``.
-        layer_parameters: of each layer ``[layers]``.
-        parameters: of each bucket in the order of a backward ``[buckets]``.
-        bucket_s: time of each bucket's gather, in that order ``[buckets]``.
+    Arguments as for ``sync_lag_s``, of forwards and gathers; buckets are in the order of a backward here as well.
     """
     needed, bucket_s = _needed_s(layer_s, layer_parameters, parameters), bucket_s[::-1]
     stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)

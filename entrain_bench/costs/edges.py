@@ -9,7 +9,7 @@ import numpy as np
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Edges:
     fixed_s: FloatArray
 
 
-def edges_of(program: Program, cluster: ClusterSpec, framework: Framework) -> Edges:
+def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
     """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
 
     Inside a module every rank sends the hidden states that it has: without sequence parallelism those of all tokens of
@@ -41,20 +41,12 @@ def edges_of(program: Program, cluster: ClusterSpec, framework: Framework) -> Ed
     layout = program.layout
     action, target_action = program.dep_actions, rows_of(program.dep_offsets)
     width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])
-    low = np.concatenate([m.ranks.min(axis=2).ravel() for m in layout.modules])
-    high = np.concatenate([m.ranks.max(axis=2).ravel() for m in layout.modules])
+    low, high, rank_set = (
+        np.concatenate([getattr(blocks, name) for blocks in layout.blocks]) for name in ("low", "high", "rank_set")
+    )
     latency = np.array([tier.latency_s for tier in cluster.tiers])
     per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
-    first_block = np.cumsum([0, *(module.dp * module.pp for module in layout.modules)])
-    pp = np.array([module.pp for module in layout.modules])
-
-    def block(action: IntArray) -> IntArray:
-        module = program.module[action]
-        number: IntArray = first_block[module] + program.replica[action] * pp[module] + program.stage[action]
-        return number
-
-    a, b = block(action), block(target_action)
-    rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
+    a, b = program.blocks(action), program.blocks(target_action)
     travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
     tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
     own = [
@@ -93,10 +85,7 @@ def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatAr
 def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """How long each action sends its results, and receives its data, if nothing else does ``[actions]``.
 
-    Args:
-        program: the program.
-        link_s: how long links are busy for each dependency ``[dependencies]``; 0 for what takes no time of its ends.
-        fixed_s: what passes besides ``[dependencies]``.
+    Links are busy for ``link_s``, 0 for what takes no time of its ends; ``fixed_s`` pass besides ``[dependencies]``.
     """
     held = np.flatnonzero(link_s > 0)
     sends, receives = np.zeros(program.num_actions), np.zeros(program.num_actions)

@@ -15,15 +15,12 @@ class LayerTimes(Protocol):
     @property
     def beyond(self) -> LayerTimes:
         """The same times, also for what they are only known for by going on as they end."""
-        ...
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone."""
-        ...
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; see ``stages_s``."""
-        ...
 
     def stages_s(
         self,
@@ -47,22 +44,17 @@ class LayerTimes(Protocol):
                 each kind it does ``[chunks, stages, kinds]``.
             split: whether weights' gradients are made in a pass of their own.
         """
-        ...
 
     def work_s(
         self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
     ) -> FloatArray:
         """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``."""
-        ...
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Whether that tensor-parallel degree splits a module, and its times are known."""
-        ...
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
         """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``."""
-        ...
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
-        ...

@@ -15,7 +15,7 @@ from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -58,7 +58,7 @@ class Memory:
     """
 
     model: ModelSpec
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     element_bytes: int = BF16_BYTES
     # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
@@ -227,9 +227,10 @@ class Memory:
             target, np.where(inside | (program.kind[target] != Pass.FORWARD), 0, size), len(program.kind)
         )
         for index in range(len(modules)):
-            held[program.backward_actions(index)] = held[program.forward_actions(index)]
-        rank_set = _rank_sets(program)
-        moved = np.where(rank_set[source] == rank_set[target], 0.0, size)
+            forward, backward, _ = program.spans(index)
+            held[backward] = held[forward]
+        rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
+        moved = np.where(rank_set[program.blocks(source)] == rank_set[program.blocks(target)], 0.0, size)
         received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
         return Transfers(received, sent, held)
 
@@ -261,18 +262,19 @@ class Memory:
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
             remade = program.remade[index] if program.remade else None
-            kept, extra = (tokens[:, None] * per_token for per_token in self.token_bytes(module, placed, remade))
-            forward, backward = program.forward_actions(index), program.backward_actions(index)
+            each = self.token_bytes(module, placed, remade)
+            kept, extra = ((tokens[:, None] * per_token).ravel() for per_token in each)
+            forward, backward, weight = program.spans(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             if program.splits_backward(index):
-                left = tokens[:, None] * self.weight_token_bytes(module, placed)
+                left = (tokens[:, None] * self.weight_token_bytes(module, placed)).ravel()
                 change[backward] += left
-                change[program.weight_actions(index)] = -left
+                change[weight] = -left
             # A forward's input is kept, a backward's is the gradient of its output.
             working[forward] = extra + handed.sent[forward]
             # Nothing runs on stages without backward.
             shares = [kind.backward_share for kind in module.kinds]
-            runs = matmul(module.kind_counts(placed.layers_per_stage), shares) > 0
+            runs = np.tile((module.kind_counts(placed.layers_per_stage) * shares).any(axis=1), len(chunks))
             working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
             if placed.sharded:
                 whole, with_gradients = gathered_bytes(module, placed, self.element_bytes)
@@ -311,13 +313,3 @@ class Memory:
     def peak_bytes(self, program: Program) -> FloatArray:
         """Highest memory of a rank of each lane ``[lanes]``."""
         return np.maximum.reduceat(self.over_program(program)[0], program.lane_offsets[:-1])
-
-
-def _rank_sets(program: Program) -> IntArray:
-    """A number for the set of ranks that run each action of a forward or backward, 0 for others ``[actions]``."""
-    layout = program.layout
-    sets = np.concatenate([blocks.rank_set for blocks in layout.blocks])
-    stages = np.array([placed.pp for placed in layout.modules])
-    first = np.cumsum([0, *(len(blocks.rank_set) for blocks in layout.blocks)])
-    block = first[program.module] + program.replica * stages[program.module] + program.stage
-    return np.where(program.is_pass, sets[block], 0)

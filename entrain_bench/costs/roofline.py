@@ -20,7 +20,7 @@ from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
-from entrain_bench.specs.framework import SAMPLE, Framework
+from entrain_bench.specs.framework import SAMPLE, FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
@@ -124,10 +124,11 @@ def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = N
     areas = {name: score_area(attention, lengths) for name, attention in kinds.items()}
     if offsets is None:
         return Loads(np.asarray(lengths, np.float64), areas)
+    # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
     return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
 
 
-def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: Framework) -> Loads:
+def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: FrameworkOptions) -> Loads:
     """The loads with the sequences of their chunks, if context parallelism cuts them as a whole."""
     if offsets is None or framework.cp_split == SAMPLE:
         return loads
@@ -162,7 +163,7 @@ class Roofline:
     """Layer times on one cluster under the settings of the framework."""
 
     cluster: ClusterSpec
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     _known: dict[tuple[object, ...], tuple[ModuleSpec, list[PassTimes]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -229,11 +230,10 @@ class Roofline:
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
         columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
-        if not split:
-            comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns)
-            return PassTimes(forward, comm, backward, comm_backward)
-        weight = gemm if layer.learns else np.zeros_like(gemm)
-        backward = backward - weight
+        weight = None
+        if split:
+            weight = gemm if layer.learns else np.zeros_like(gemm)
+            backward = backward - weight
         comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns, split)
         return PassTimes(forward, comm, backward, comm_backward, weight)
 
@@ -249,14 +249,8 @@ class Roofline:
     ) -> tuple[FloatArray, FloatArray]:
         """Exposed communication inside one layer's forward and backward for each chunk ``[chunks]``.
 
-        Args:
-            layer: the layer.
-            tokens: of each chunk ``[chunks]``.
-            tp: tensor-parallel degree of the layer.
-            cp: context-parallel degree.
-            compute_s: its forward and backward without communication.
-            columns_s: forwards of its column-parallel products, under which communication hides; none if unknown.
-            split: whether weights' gradients are made in a pass of their own.
+        ``compute_s`` is its forward and backward without communication; ``columns_s`` are forwards of its
+        column-parallel products, under which communication hides, none if unknown.
         """
         comm = comm_backward = np.zeros_like(tokens)
         if tp > 1 and layer.num_gathers + layer.num_scatters:
@@ -319,31 +313,18 @@ class Roofline:
         weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed. Where weights'
         gradients wait for a pass of their own, the latter product is not there.
 
-        Args:
-            layer: the layer.
-            tokens: of each chunk ``[chunks]``.
-            tp: tensor-parallel degree, at least 2.
-            cp: context-parallel degree.
-            columns: forward times of the products whose inputs are gathered ``[products][chunks]``.
-            split: whether weights' gradients are made in a pass of their own.
+        ``columns`` are forward times of the products whose inputs are gathered ``[products][chunks]``.
         """
-        tier = self.cluster.group_tier(np.arange(tp))
-        one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, tier)
-        if not layer.learns:
-            # No product for weights that a gather would be for, or that would hide anything.
-            both = (layer.num_gathers + layer.num_scatters) * one
-            forward = both if self.framework.sequence_parallel else 2 * layer.num_scatters * one
-            return (
-                forward,
-                both if self.framework.sequence_parallel else 2 * layer.num_gathers * one,
-                np.zeros_like(one),
-            )
-        if not self.framework.sequence_parallel:
-            hidden = sum_in_order([np.minimum(2 * one, product) for product in columns if not split], tokens)
-            return 2 * layer.num_scatters * one, 2 * layer.num_gathers * one, hidden
-        hidden = sum_in_order([(1 if split else 2) * np.minimum(one, product) for product in columns], tokens)
-        forward = (layer.num_gathers + layer.num_scatters) * one
-        return forward, forward + layer.num_gathers * one, hidden
+        one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, self.cluster.group_tier(np.arange(tp)))
+        if self.framework.sequence_parallel:
+            forward = (layer.num_gathers + layer.num_scatters) * one
+            # Without a product for weights there is none that a second gather would be for, or that hides anything.
+            backward = forward + layer.num_gathers * one if layer.learns else forward
+            hidden = [(1 if split else 2) * np.minimum(one, product) for product in columns]
+        else:
+            forward, backward = 2 * layer.num_scatters * one, 2 * layer.num_gathers * one
+            hidden = [np.minimum(2 * one, product) for product in columns if not split]
+        return forward, backward, sum_in_order(hidden if layer.learns else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
         """What communication adds to compute, a part of it hidden by its place, ``tp_overlap`` of the rest besides.
@@ -365,9 +346,8 @@ class Roofline:
         """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
         totals = np.zeros((4 + split, len(loads.tokens), len(counts)))
         again = remade_layers(module, counts, recompute)
-        for index, (layer, times) in enumerate(
-            zip(module.kinds, self.layers_s(module, loads, tp, cp, split), strict=True)
-        ):
+        layers_s = self.layers_s(module, loads, tp, cp, split)
+        for index, (layer, times) in enumerate(zip(module.kinds, layers_s, strict=True)):
             for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * counts[:, index]
             if layer.backward_share and again[..., index].any():

@@ -24,7 +24,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
@@ -33,11 +33,9 @@ LAYERS_GATHERED = 2
 
 
 def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArray:
-    """Parameters of each layer before tensor parallelism, a tied embedding with the first ``[layers]``.
+    """Parameters, or those that learn, of each layer before tensor parallelism ``[layers]``.
 
-    Args:
-        module: the module, on one stage.
-        learning: whether only those that learn count.
+    The module is on one stage; a tied embedding counts with the first layer.
     """
     own = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
     if module.config.tied_embeddings and own[0]:
@@ -112,15 +110,12 @@ class Passes:
     left_s: FloatArray
 
 
-def exposed_s(program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: Framework) -> FloatArray:
+def exposed_s(
+    program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: FrameworkOptions
+) -> FloatArray:
     """What gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
 
-    Args:
-        program: the program.
-        layer_times: of the cluster.
-        cluster: the cluster.
-        framework: without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce``
-            no scatter does.
+    Without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce`` no scatter does.
     """
     added = np.zeros(program.num_actions)
     sets = [

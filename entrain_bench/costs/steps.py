@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -67,22 +67,18 @@ class Traffic:
     """What travels of a stage's weights, in buckets in the order of a backward.
 
     Attributes:
+        kinds: kind of each layer ``[layers]``.
         layer_parameters: parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it.
         parameters: of each bucket ``[buckets]``.
         sync_s: reduction of its fp32 gradients ``[buckets]``.
         gather_s: all-gather of its bf16 weights ``[buckets]``; 0 if they are not sharded.
     """
 
+    kinds: IntArray
     layer_parameters: FloatArray
     parameters: FloatArray
     sync_s: FloatArray
     gather_s: FloatArray
-
-    def sync_lag_s(self, layer_s: FloatArray) -> FloatArray:
-        """As ``buckets.sync_lag_s``; 0 if nothing is synchronised."""
-        if not self.sync_s.any():
-            return np.zeros(len(layer_s))
-        return sync_lag_s(layer_s, self.layer_parameters, self.parameters, self.sync_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +87,7 @@ class Ends:
 
     Attributes:
         traffic: what of its weights travels then.
+        exposed: what no overlap hides of it ``[stages]``.
         firsts: first forward of every replica ``[replicas]``.
         lasts: last backward, or weight pass, of every replica ``[replicas]``.
         forward_s: time of each layer in the former, communication included ``[replicas, layers]``.
@@ -98,6 +95,7 @@ class Ends:
     """
 
     traffic: list[Traffic]
+    exposed: ExposedStep
     firsts: list[IntArray]
     lasts: list[IntArray]
     forward_s: list[FloatArray]
@@ -173,19 +171,21 @@ class StepCosts:
         return exposed
 
     def _traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        framework, copies, sharing = self.memory.framework, self._copies(module, placed), self._sharing(module, placed)
+        framework, sharing = self.memory.framework, self._sharing(module, placed)
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
         across = self._ring_tiers(rings[:, ::sharing])
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
-        of_layers = np.split(self._layer_parameters(module, placed), np.cumsum(placed.layers_per_stage[:-1]))
+        layers = np.stack([module.layer_kind, self._layer_parameters(module, placed)])
+        of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
         found = list[Traffic]()
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
-        for layers, total, ring, instances in stages:
+        for (kinds, own), total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
             sync_s = gather_s = np.zeros(len(parameters))
@@ -196,19 +196,16 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
-            freeze(layers, parameters, sync_s, gather_s)
-            found.append(Traffic(layers, parameters, sync_s, gather_s))
+            found.append(Traffic(kinds.astype(np.int64), own.copy(), parameters, sync_s, gather_s))
+            freeze(*astuple(found[-1]))
         return found
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
         return remembered(self._rings, _content(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
-    def ends(self, program: Program, loads: Sequence[Loads]) -> list[Ends]:
-        """Where the passes of a program's modules begin and end, given what the chunks of each carry."""
-        return [self._ends(program, index, each) for index, each in enumerate(loads)]
-
-    def _ends(self, program: Program, index: int, loads: Loads) -> Ends:
+    def ends(self, program: Program, index: int, loads: Loads) -> Ends:
+        """Where the passes of one of a program's modules begin and end, given what its chunks carry."""
         module, placed = program.model.modules[index], program.layout.modules[index]
         firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
         split = program.splits_backward(index)
@@ -219,37 +216,39 @@ class StepCosts:
             [times.backward_s + times.backward_comm_s if times.weight_s is None else times.weight_s for times in kinds],
             axis=1,
         )
+        _, traffic, exposed = self._of(module, placed)
         # What is recomputed is there for the weight pass.
-        again_s = np.stack([times.again_s for times in kinds], axis=1)
-        again_s = again_s * [kind.recomputed and kind.backward_share > 0 and not split for kind in module.kinds]
+        again_s = np.zeros_like(backward_s)
+        if (placed.recompute or program.remade) and not split:
+            again_s = np.stack([times.again_s for times in kinds], axis=1)
+            again_s *= [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
         if placed.recompute:
             backward_s = backward_s + again_s
-        layers = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage[:-1]))
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
-            return [seconds[program.chunk[own][:, None], held] for own, held in zip(actions, layers, strict=True)]
+            return [
+                seconds[program.chunk[own]].take(stage.kinds, axis=1)
+                for own, stage in zip(actions, traffic, strict=True)
+            ]
 
         layer_s = of_stages(backward_s, lasts)
-        if program.remade:
+        if program.remade and again_s.any():
             covered = np.split(covered_layers(module), np.cumsum(placed.layers_per_stage[:-1]))
             for stage, (total, once_more) in enumerate(zip(layer_s, of_stages(again_s, lasts), strict=True)):
                 remade = program.remade[index][program.chunk[lasts[stage]], stage]
                 total += once_more * (covered[stage] & (covered[stage].cumsum() <= remade[:, None]))
-        return Ends(self.traffic(module, placed), firsts, lasts, of_stages(forward_s, firsts), layer_s)
+        return Ends(traffic, exposed, firsts, lasts, of_stages(forward_s, firsts), layer_s)
 
     def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:
-        """Times of a program's step.
-
-        Args:
-            program: the program.
-            ends: its ends.
-        """
+        """Times of a program's step."""
         framework = self.memory.framework
         modules = [*zip(program.model.modules, program.layout.modules, strict=True)]
         lags, tied, first_stage = [], [], 0
         for (module, placed), own in zip(modules, ends, strict=True):
             for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
-                lags.append(traffic.sync_lag_s(layer_s) if framework.overlap_grad_reduce else np.zeros(len(layer_s)))
+                lags.append(np.zeros(len(layer_s)))
+                if framework.overlap_grad_reduce and traffic.sync_s.any():
+                    lags[-1] = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
@@ -258,7 +257,7 @@ class StepCosts:
         return Steps(
             framework.overlap_grad_reduce,
             np.array([traffic.sync_s.sum() for traffic in stages]),
-            np.concatenate([self.optimizer_s(module, placed) for module, placed in modules]),
+            np.concatenate([own.exposed.optimizer_s for own in ends]),
             np.zeros_like(gather_s) if framework.overlap_param_gather else gather_s,
             tuple(last for own in ends for last in own.lasts),
             tuple(lags),
@@ -269,10 +268,6 @@ class StepCosts:
         """What the gathers of weights do to the first forward of every stage and replica ``[actions]``.
 
         Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.
-
-        Args:
-            program: the program.
-            ends: its ends.
 
         Returns:
             The earliest start of each action, and how long it waits once all else is ready.
@@ -296,12 +291,9 @@ class StepCosts:
                     stall[firsts] = gather_stall_s(*passes)
         return release, stall
 
-    def _copies(self, module: ModuleSpec, placed: ModuleLayout) -> int:
-        return module.weight_copies(placed.tp, placed.dp * placed.cp)
-
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same weights."""
-        copies = self._copies(module, placed)
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         if placed.sharded:
             return copies
         return copies // self.memory.framework.optimizer_instances(module, copies)

@@ -62,11 +62,7 @@ def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) 
 
     DFLOP (arXiv:2603.25120, section 4). One transfer in and one out for each LLM microbatch and direction, numbered by
     microbatch, forward before backward; the rank receives one and sends one at a time.
-
-    Args:
-        program: whose dependencies between modules are carried.
-        travels: dependencies along which bytes go from one set of ranks to another ``[dependencies]``.
-        tier: the rank's link to the others.
+    ``travels`` marks dependencies along which bytes go from one set of ranks to another ``[dependencies]``.
     """
     source, target = program.dep_actions, rows_of(program.dep_offsets)
     carried = np.flatnonzero(travels & (program.module[source] != program.module[target]))

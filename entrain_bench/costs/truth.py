@@ -21,7 +21,7 @@ from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -85,7 +85,7 @@ class CostTruth:
 
     model: ModelSpec
     cluster: ClusterSpec
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     noise: ActionNoise = field(default_factory=ActionNoise)
     measured: LayerTimes | None = None
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)
@@ -148,12 +148,11 @@ class CostTruth:
             split = program.splits_backward(index)
             loads.append(self._loads(module, program.shapes, program.chunks[index]))
             times = self._stages_s(module, placed, loads[index], remade, split)
-            first, size = int(program.first_action[index]), times.forward_s.size
-            forward, backward = slice(first, first + size), slice(first + size, first + 2 * size)
+            forward, backward, weight = program.spans(index)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
             if times.weight_s is not None:
-                duration[first + 2 * size : first + 3 * size] = times.weight_s.ravel()
+                duration[weight] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         together = None
         if any(placed.sharded for placed in layout.modules):
@@ -161,7 +160,7 @@ class CostTruth:
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
-        ends = costs.ends(program, loads)
+        ends = [costs.ends(program, index, own) for index, own in enumerate(loads)]
         release, stall = costs.gathers(program, ends)
         steps = costs.steps(program, ends)
         duration += comm

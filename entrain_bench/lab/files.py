@@ -1,4 +1,4 @@
-"""JSON files and figures that the lab leaves."""
+"""JSON files, tables and figures that the lab leaves."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def write_figure(
-    stem: Path,
+def write_outputs(
+    results: Path,
+    rows: pd.DataFrame,
     module: ModuleType,
     draw: Callable[[], tuple[Figure, pd.DataFrame]],
     command: str,
@@ -37,7 +38,12 @@ def write_figure(
     seeds: Sequence[int],
     costs: str,
 ) -> None:
-    """Write ``<stem>.{pdf,png,csv,json}`` as figures of runs have them; the module's first line is the title."""
-    title, source = (module.__doc__ or "").partition("\n")[0], {"ranks of this machine": costs}
-    for suffix, content in (render(draw) | {"json": described(title, command, setting, seeds, source)}).items():
-        write_atomically(stem.with_name(f"{stem.name}.{suffix}"), content)
+    """Write ``<name>.csv`` and ``figures/<name>.{pdf,png,csv,json}``, as figures of runs have them, into results.
+
+    The name is that of the module's package; the module's first line is the title.
+    """
+    name, title = module.__name__.split(".")[-2], (module.__doc__ or "").partition("\n")[0]
+    write_atomically(results / f"{name}.csv", rows.to_csv(index=False).encode())
+    described_as = {"json": described(title, command, setting, seeds, {"ranks of this machine": costs})}
+    for suffix, content in (render(draw) | described_as).items():
+        write_atomically(results / "figures" / f"{name}.{suffix}", content)

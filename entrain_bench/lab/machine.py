@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,8 +22,7 @@ from entrain_bench.lab.files import write_json
 from entrain_bench.records.environment import versions
 
 # Packages that decide what training does and how fast it is, in addition to those that decide simulated results.
-TRANSFORMER_ENGINE = ("transformer-engine", "transformer-engine-torch")
-PACKAGES = ("torch", "megatron-core", *TRANSFORMER_ENGINE, "flash-attn", "apex", "triton")
+PACKAGES = ("transformer-engine", "transformer-engine-torch", "flash-attn", "apex", "triton")
 # Variables that change what communication and kernels do; other variables may hold secrets.
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "NVTE_", "GLOO_", "OMP_")
 QUERY = "index,name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.max,pcie.link.width.max"
@@ -31,14 +31,10 @@ NVIDIA_SMI_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that trains.
+    """A machine that trains: properties of each GPU that torch sees, host facts (``host_facts``, CUDA, NCCL).
 
-    Attributes:
-        gpus: properties of each GPU that torch sees.
-        host: processor, memory, versions and so on (``host_facts``), CUDA and NCCL.
-        variables: environment variables that matter.
-        nvidia_smi: the GPUs as ``nvidia-smi`` lists them; empty without it.
-        topology: output of ``nvidia-smi topo -m``; empty without it.
+    ``variables`` are environment variables that matter. ``nvidia_smi`` lists the GPUs and ``topology`` is the output of
+    ``nvidia-smi topo -m``; both are empty without that tool.
     """
 
     gpus: list[dict[str, Any]]
@@ -46,17 +42,6 @@ class Machine:
     variables: dict[str, str] = field(default_factory=dict)
     nvidia_smi: str = ""
     topology: str = ""
-
-    @property
-    def listed(self) -> int:
-        """Number of GPUs that the driver lists."""
-        return max(len(self.nvidia_smi.splitlines()) - 1, 0)
-
-    @property
-    def identity(self) -> list[Any]:
-        """Everything that results depend on; load and kernel release are not part of it."""
-        fixed = {name: value for name, value in self.host.items() if name not in ("load average", "system")}
-        return [self.gpus, fixed, self.variables, self.nvidia_smi]
 
 
 def host_facts() -> dict[str, str]:
@@ -69,7 +54,11 @@ def host_facts() -> dict[str, str]:
         "load average": f"{os.getloadavg()[0]:.1f}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
-    return facts | versions() | {name: found for name in PACKAGES if (found := _version(name))}
+    facts |= versions()
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    return facts
 
 
 def find_machine() -> Machine:
@@ -93,13 +82,6 @@ def find_machine() -> Machine:
     }
     listed = _nvidia_smi(f"--query-gpu={QUERY}", "--format=csv")
     return Machine(gpus, host_facts() | libraries, variables, listed, _nvidia_smi("topo", "-m"))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _nvidia_smi(*arguments: str) -> str:

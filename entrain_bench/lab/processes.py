@@ -36,7 +36,14 @@ def run_python(arguments: Sequence[str], log: Path, timeout_s: float, environmen
         except subprocess.TimeoutExpired:
             return f"took longer than {timeout_s:g} s"
         finally:
-            _end(process)
+            # With all that it started.
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exit code {code}" if code else ""
@@ -46,14 +53,3 @@ def last_line(log: Path) -> str:
     """The last line of what a command printed that is not empty."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

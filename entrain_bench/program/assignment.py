@@ -78,16 +78,8 @@ def same_microbatches(
 ) -> Assignment:
     """The assignment of systems that move whole samples: the items of a sample stay together.
 
-    Generators share the LLM's microbatches.
-
-    Args:
-        model: the model.
-        shapes: the iteration's samples.
-        replica: replica of each sample ``[samples]``.
-        encoder: encoder microbatch of each sample ``[samples]``.
-        llm: LLM microbatch of each sample ``[samples]``.
-        encoder_replica: encoder replica of each sample ``[samples]``, if encoders have a DP of their own.
-        generator_replica: generator replica of each sample ``[samples]``, likewise.
+    Generators share the LLM's microbatches. Replicas and microbatches are ``[samples]``; encoders and generators with a
+    DP of their own have replicas of their own.
     """
     labels = {
         Role.ENCODER: (replica if encoder_replica is None else encoder_replica, encoder),
@@ -129,14 +121,7 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
 def group_chunks(
     module: ModuleSpec, shapes: SampleShapes, labels: ModuleAssignment, part: IntArray | None = None
 ) -> Chunks:
-    """Group a module's units into chunks by replica, microbatch and part.
-
-    Args:
-        module: the module.
-        shapes: the iteration's samples.
-        labels: the module's assignment.
-        part: splits microbatches further ``[units]``; None keeps them whole.
-    """
+    """Group a module's units into chunks by replica, microbatch and part ``[units]``; None keeps microbatches whole."""
     num_microbatches, num_parts = 1 + int(labels.microbatch.max(initial=0)), 1
     # One integer key sorts several times faster than lexsort; units keep their order inside a chunk.
     key = labels.replica.astype(np.int64) * num_microbatches + labels.microbatch

@@ -96,27 +96,38 @@ class Program:
         """Number of actions."""
         return len(self.module)
 
+    def spans(self, module: int) -> tuple[slice, slice, slice]:
+        """Where a module's forwards, backwards and weight passes are among the actions; the last may be empty."""
+        first, count = int(self.first_action[module]), len(self.chunks[module]) * self.layout.modules[module].pp
+        forward, backward = slice(first, first + count), slice(first + count, first + 2 * count)
+        return forward, backward, slice(backward.stop, int(self.first_action[module + 1]))
+
     def forward_actions(self, module: int) -> IntArray:
         """Action numbers of a module's forwards ``[chunks, stages]``; its backwards follow at + chunks * stages."""
-        stages = self.layout.modules[module].pp
-        count = len(self.chunks[module]) * stages
-        first = int(self.first_action[module])
-        return np.arange(first, first + count).reshape(-1, stages)
+        return self._actions(module, Pass.FORWARD)
 
     def backward_actions(self, module: int) -> IntArray:
         """Action numbers of a module's backwards ``[chunks, stages]``."""
-        forward = self.forward_actions(module)
-        return forward + forward.size
+        return self._actions(module, Pass.BACKWARD)
 
     def weight_actions(self, module: int) -> IntArray:
         """Action numbers of a module's weight passes ``[chunks, stages]``; ``[0, stages]`` if it has none."""
-        beyond_backwards = int(self.first_action[module]) + 2 * self.forward_actions(module).size
-        stages = self.layout.modules[module].pp
-        return np.arange(beyond_backwards, int(self.first_action[module + 1])).reshape(-1, stages)
+        return self._actions(module, -1)
+
+    def _actions(self, module: int, which: int) -> IntArray:
+        span = self.spans(module)[which]
+        return np.arange(span.start, span.stop).reshape(-1, self.layout.modules[module].pp)
 
     def splits_backward(self, module: int) -> bool:
         """Whether a module's backward is split into two passes."""
-        return bool(self.weight_actions(module).size)
+        weight = self.spans(module)[-1]
+        return bool(weight.start < weight.stop)
+
+    def blocks(self, actions: IntArray) -> IntArray:
+        """Block of each of the given passes, numbered through all modules."""
+        module = self.module[actions]
+        first, stages = self.layout.first_block[module], self.layout.num_stages[module]
+        return np.asarray(first + self.replica[actions] * stages + self.stage[actions])
 
     @property
     def is_pass(self) -> BoolArray:

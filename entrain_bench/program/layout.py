@@ -72,13 +72,15 @@ class ModuleLayout:
 class Blocks:
     """Lanes of each block (replica, stage) of one module, as CSR rows in replica-major order.
 
-    Blocks of any module with equal ``rank_set`` hold the same ranks.
+    Blocks of any module with equal ``rank_set`` hold the same ranks, ``low`` to ``high``.
     """
 
     offsets: IntArray
     lanes: IntArray
     num_stages: int
     rank_set: IntArray
+    low: IntArray
+    high: IntArray
 
     def first_lane(self) -> IntArray:
         """One lane of every block ``[replicas, stages]``."""
@@ -139,16 +141,22 @@ class Layout:
         return len(self.lane_width)
 
     @property
+    def num_stages(self) -> IntArray:
+        """Stages of each module ``[modules]``."""
+        return np.array([blocks.num_stages for blocks in self.blocks])
+
+    @property
+    def first_block(self) -> IntArray:
+        """First block of each module, numbered through all modules ``[modules + 1]``."""
+        return np.cumsum([0, *(len(blocks.rank_set) for blocks in self.blocks)])
+
+    @property
     def num_ranks(self) -> int:
         """Number of ranks in use."""
         return int(self.lane_width.sum())
 
     def lane_sums(self, per_stage: Sequence[FloatArray]) -> FloatArray:
-        """Sum of a quantity over all that a lane holds ``[lanes]``.
-
-        Args:
-            per_stage: the quantity of each stage, one array a module ``[stages]``.
-        """
+        """Sum of a quantity of each stage, one array a module ``[stages]``, over all that a lane holds ``[lanes]``."""
         total = np.zeros(self.num_lanes)
         for values, module, blocks in zip(per_stage, self.modules, self.blocks, strict=True):
             np.add.at(total, blocks.lanes, np.tile(values, module.dp)[rows_of(blocks.offsets)])
@@ -197,13 +205,15 @@ def _lanes(
     order = np.argsort(first, kind="stable")
     renumber = np.argsort(order, kind="stable")
     blocks = []
-    for row, (dp, pp, _), number, same in zip(block_of_rank[:, used], shapes, numbers, firsts, strict=True):
+    for row, ranks, number, same in zip(block_of_rank[:, used], modules, numbers, firsts, strict=True):
+        dp, pp, _ = ranks.shape
         inside = row >= 0
         block, block_lane = np.divmod(np.unique(row[inside] * len(order) + renumber[lane[inside]]), len(order))
         offsets = offsets_from_counts(np.bincount(block, minlength=dp * pp))
         offsets, entries = take_rows(offsets, same)
-        blocks.append(Blocks(offsets, block_lane[entries], pp, number))
-        freeze(offsets, blocks[-1].lanes, number)
+        low, high = ranks.min(axis=2).ravel(), ranks.max(axis=2).ravel()
+        blocks.append(Blocks(offsets, block_lane[entries], pp, number, low, high))
+        freeze(offsets, blocks[-1].lanes, number, low, high)
     lanes = width[order], used[first[order]]
     freeze(*lanes)
     return *lanes, tuple(blocks)

@@ -13,10 +13,6 @@ def parent_microbatches(program: Program, module: int) -> IntArray:
 
     An encoder's microbatches are parts of the LLM's (DIP, arXiv:2504.14145) where each feeds exactly one, of its own
     replica. Where any feeds several (deferral, windows of the batch) they are microbatches in their own right.
-
-    Args:
-        program: the program.
-        module: position among the model's modules.
     """
     model, shapes = program.model, program.shapes
     chunks, llm = program.chunks[module], program.chunks[model.llm_index]

@@ -27,11 +27,7 @@ def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: In
     """Layers of each kind that chunks recompute ``[chunks, stages, kinds]``.
 
     Of a stage's covered layers the first ones are recomputed, as with megatron-core's ``recompute_method=block``.
-
-    Args:
-        module: the module.
-        layers_per_stage: its layers of each stage.
-        remade: how many of them each chunk recomputes ``[chunks, stages]``.
+    ``remade`` is how many each chunk recomputes ``[chunks, stages]``.
     """
     covered, first = covered_layers(module), 0
     counts = np.zeros((*remade.shape, len(module.kinds)))

@@ -24,11 +24,11 @@ from entrain_bench.records.environment import made_by
 from entrain_bench.records.index import Index, Row, record_files
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
-from entrain_bench.records.outcome import Outcome
 from entrain_bench.records.ranges import check_results
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed
 from entrain_bench.records.time_shares import TIME_SHARES
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.workload import Counts
 
 # Processes that a run may take with it before sweeps leave it alone.
@@ -72,7 +72,7 @@ SETTINGS = (
     "action_noise",
     "speed",
     "memory_fraction",
-    *Framework.__dataclass_fields__,
+    *FrameworkOptions.__dataclass_fields__,
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 RECOMPUTE = "layout_recompute"
@@ -94,12 +94,12 @@ class Record:
         layout: short text a module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
-        samples: how many samples the workload lists, and what the model's context made of them (``Outcome.samples``).
+        samples: how many samples the workload lists, and what the model's context made of them (``RunResult.samples``).
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
         deaths: how many times in a row the process that ran it died.
         timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
         timeline_sha256: hash of the timeline's file; empty if none was kept.
-        execution: of a training run, what it ran with (``Outcome.execution``).
+        execution: of a training run, what it ran with (``RunResult.execution``).
         remarks: what a reader of its metrics should know, a line each.
         overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
         config_dir: the folder of the user's, as given, that they may choose from; empty for none.
@@ -184,7 +184,7 @@ def new_record(
     cell: Cell,
     status: str,
     reason: str = "",
-    outcome: Outcome | None = None,
+    outcome: RunResult | None = None,
     settled: bool = False,
     deaths: int = 0,
 ) -> Record:
@@ -206,7 +206,7 @@ def new_record(
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
 
 
-def _microbatches(config: RunConfig, outcome: Outcome) -> dict[str, str]:
+def _microbatches(config: RunConfig, outcome: RunResult) -> dict[str, str]:
     """The number of a replica's microbatches, where it was the planner's to choose."""
     return {"microbatches": str(outcome.layout.num_microbatches)} if config.microbatch_size is None else {}
 

@@ -24,9 +24,9 @@ from entrain_bench.base.errors import (
     explain,
 )
 from entrain_bench.config.compose import Composer
+from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
-from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run.experiment import run_experiment
 from entrain_bench.run.workers import Died, work_off
@@ -75,7 +75,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
         results: where its record goes.
         progress: called with the number of finished iterations.
     """
-    outcome = run_experiment(cell.config, progress, plans=Plans(results.root), keep_timeline=cell.timeline)
+    outcome = run_experiment(cell.config, progress, plans=CachedLayouts(results.root), keep_timeline=cell.timeline)
     record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
     return results.write(record, outcome.timeline)
 
@@ -133,7 +133,7 @@ def attempt(cell: Cell, results: Results) -> Done:
     started = perf_counter()
     try:
         known = results.read(cell.key)
-        record, timeline = run_or_explain(cell, Plans(results.root))
+        record, timeline = run_or_explain(cell, CachedLayouts(results.root))
         if known and known.status == "ok" != record.status:
             return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
         record = _merged(known, record)
@@ -143,7 +143,7 @@ def attempt(cell: Cell, results: Results) -> Done:
         return Done(cell, None, str(error) if ends else explain(error), perf_counter() - started, ends)
 
 
-def run_or_explain(cell: Cell, plans: Plans | None) -> tuple[Record, pd.DataFrame | None]:
+def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.DataFrame | None]:
     """What comes out of a cell: its record, not yet written, and its timeline if one is kept."""
     make = partial(new_record, cell)
     try:

@@ -21,11 +21,11 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.metrics import measure
-from entrain_bench.records.outcome import Outcome
-from entrain_bench.records.plans import Plan, Plans
 from entrain_bench.records.ranges import check_results
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.shared import SharedJob, shared_job
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
@@ -47,13 +47,13 @@ class Executor(Protocol):
 class Trainer(Protocol):
     """Runs whole experiments, on ranks of its own."""
 
-    def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+    def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Run all iterations; ``progress`` is called with the number of finished ones."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunContext:
     """Everything a run needs, built from its configuration."""
 
     shared: SharedJob
@@ -82,7 +82,7 @@ class Setting:
         return self.shared.source
 
 
-def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
+def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     """Build the objects a configuration describes.
 
     Args:
@@ -102,7 +102,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> Setting:
     if isinstance(executor, Trainer):
         require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
     profile = Profile(shared.job, truth.beyond, shared.source, config.seed, config.belief_error, config.belief_bias)
-    return Setting(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile)
+    return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile)
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Feed:
         strategy: the strategy, with what it has learnt.
     """
 
-    setting: Setting
+    setting: RunContext
     layout: Layout
     seed: int
     strategy: Strategy = field(init=False)
@@ -147,14 +147,14 @@ class Feed:
         self._executed = timeline
 
 
-def plan_of(setting: Setting, config: RunConfig, plans: Plans | None) -> Plan:
+def plan_of(setting: RunContext, config: RunConfig, plans: CachedLayouts | None) -> CachedLayout:
     """The plan of a run: one that an earlier run made of the same, or a new one."""
     key = plan_key(config) if plans else ""
     if plans and (known := plans.read(key)):
         return known
     started = perf_counter()
     layout = setting.strategy.plan(setting.profile)
-    plan = Plan(layout, perf_counter() - started)
+    plan = CachedLayout(layout, perf_counter() - started)
     if plans:
         plans.write(key, plan)
     return plan
@@ -182,9 +182,9 @@ def run_experiment(
     config: RunConfig,
     progress: Callable[[int], None] = lambda _: None,
     source: ShapeSource | None = None,
-    plans: Plans | None = None,
+    plans: CachedLayouts | None = None,
     keep_timeline: bool = True,
-) -> Outcome:
+) -> RunResult:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
     Args:
@@ -225,10 +225,10 @@ def run_experiment(
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
     metrics["planning_time_s"] = plan.planning_time_s
-    return _believable(Outcome(layout, metrics, tuple(measured), frame, counts_of(setting.source)))
+    return _believable(RunResult(layout, metrics, tuple(measured), frame, counts_of(setting.source)))
 
 
-def _believable(outcome: Outcome) -> Outcome:
+def _believable(outcome: RunResult) -> RunResult:
     """What a run found, unless its numbers cannot be: as a record they would count as no run."""
     try:
         check_results(outcome.metrics, outcome.iterations)

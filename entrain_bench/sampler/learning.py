@@ -14,7 +14,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.sampler.microbatches import Dealt
+from entrain_bench.sampler.microbatches import Dealt, as_assignment
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -32,10 +32,6 @@ class Lessons:
     def at(self, iteration: int) -> Strategy:
         """The strategy that assigns an iteration."""
         return self.strategies[max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)]
-
-    def learnt(self, first: int, strategy: Strategy) -> Lessons:
-        """With a strategy that assigns from an iteration on."""
-        return Lessons((*self.first, first), (*self.strategies, strategy))
 
     def since(self, iteration: int) -> list[list[Any]]:
         """What iterations from this one on are assigned by, as plain values ``[first, values of the assigner]``."""
@@ -64,7 +60,7 @@ def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Deal
         raise UserError("observe: layout: must have one stage and one DP for all modules; only there a rank times them")
     names = [module.name for module in model.modules]
     require(sorted(timings) == sorted(names), "observe: timings of", sorted(timings), f"of {sorted(names)}")
-    assignment = dealt.as_assignment(model, shapes)
+    assignment = as_assignment(dealt, model, shapes)
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout, model.llm_index))
     end_s = np.zeros(program.num_actions)
     for index, name in enumerate(names):
@@ -79,9 +75,9 @@ def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Deal
 
 def _checked(name: str, rows: Sequence[Sequence[Sequence[float]]], dealt: Dealt) -> list[FloatArray]:
     """Seconds of a module ``[microbatches, 2]`` for every rank."""
-    require(len(rows) == len(dealt.ranks), f"observe: {name}: ranks", len(rows), f"all {len(dealt.ranks)}")
+    require(len(rows) == len(dealt), f"observe: {name}: ranks", len(rows), f"all {len(dealt)}")
     arrays = []
-    for rank, (row, microbatches) in enumerate(zip(rows, dealt.ranks, strict=True)):
+    for rank, (row, microbatches) in enumerate(zip(rows, dealt, strict=True)):
         array = np.asarray(row, np.float64)
         where, shape = f"observe: {name}: rank {rank}", (len(microbatches), 2)
         require(array.shape == shape, f"{where}: shape", array.shape, f"{shape}, forward and backward of a microbatch")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.specs.model import ModelSpec
@@ -18,27 +16,18 @@ FIXED, EQUAL, ASSIGNED = "fixed", "equal", "assigned"
 COUNTS = (FIXED, EQUAL, ASSIGNED)
 
 
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """Microbatches of a global batch: of every rank, the positions of each microbatch's samples, in order."""
+# Microbatches of a global batch: of every rank, the positions of each microbatch's samples, in order.
+type Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 
-    ranks: tuple[tuple[tuple[int, ...], ...], ...]
 
-    def of(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Those of one rank."""
-        return self.ranks[rank]
-
-    def as_assignment(self, model: ModelSpec, shapes: SampleShapes) -> Assignment:
-        """What a rank runs that holds the whole model: every module on the samples of each microbatch."""
-        replica, place = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
-        for rank, microbatches in enumerate(self.ranks):
-            for index, positions in enumerate(microbatches):
-                replica[list(positions)], place[list(positions)] = rank, index
-        modules = []
-        for module in model.modules:
-            owner = module.owners(shapes, module.units(shapes))
-            modules.append(ModuleAssignment(replica[owner], place[owner]))
-        return Assignment(tuple(modules))
+def as_assignment(dealt: Dealt, model: ModelSpec, shapes: SampleShapes) -> Assignment:
+    """What ranks run that hold the whole model each: every module on the samples of each microbatch."""
+    replica, place = np.empty((2, len(shapes)), np.int64)
+    for rank, microbatches in enumerate(dealt):
+        for index, positions in enumerate(microbatches):
+            replica[list(positions)], place[list(positions)] = rank, index
+    owners = [module.owners(shapes, module.units(shapes)) for module in model.modules]
+    return Assignment(tuple(ModuleAssignment(replica[owner], place[owner]) for owner in owners))
 
 
 def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
@@ -71,7 +60,7 @@ def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_m
                 f"counts={counts}: rank {rank} has {samples} samples in {len(microbatches)} microbatches, which cannot "
                 f"become {count} by splitting; counts={EQUAL if counts == FIXED else ASSIGNED} asks for less"
             )
-    return Dealt(tuple(tuple(split(rows, count)) for rows in of_rank))
+    return tuple(tuple(split(rows, count)) for rows in of_rank)
 
 
 def split(microbatches: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
@@ -83,9 +72,3 @@ def split(microbatches: Sequence[tuple[int, ...]], count: int) -> list[tuple[int
         middle = -(-len(row) // 2)
         rows[largest : largest + 1] = [row[:middle], row[middle:]]
     return rows
-
-
-def batches_of(order: IntArray, global_batch: int) -> IntArray:
-    """Samples of every whole global batch of an epoch ``[iterations, global_batch]``; what is over is left out."""
-    iterations = len(order) // global_batch
-    return order[: iterations * global_batch].reshape(iterations, global_batch)

@@ -18,7 +18,7 @@ from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_to_json
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.sampler.microbatches import COUNTS, Dealt, deal
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.shapes import SampleShapes
@@ -34,7 +34,7 @@ OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global
 class BatchPlan:
     """How global batches become microbatches, the same on every rank; ``name`` is a hash of all that decides."""
 
-    setting: Setting
+    setting: RunContext
     layout: Layout
     shapes: SampleShapes
     counts: str
@@ -119,7 +119,7 @@ def fingerprint(shapes: SampleShapes) -> str:
 
 def _setting(
     shapes: SampleShapes | str | Path, overrides: Sequence[str], config_dir: str | None
-) -> tuple[Setting, str]:
+) -> tuple[RunContext, str]:
     """The objects of the configuration, and what of it decides assignments as text."""
     listed = isinstance(shapes, SampleShapes)
     if not listed and not isinstance(shapes, str | Path):

@@ -16,7 +16,7 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.given_plan import checked_plan
 from entrain_bench.program.layout import Layout
 from entrain_bench.sampler.learning import Lessons, Timings, executed
-from entrain_bench.sampler.microbatches import FIXED, Dealt, batches_of
+from entrain_bench.sampler.microbatches import FIXED, Dealt
 from entrain_bench.sampler.planning import BatchPlan, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import stable_rng
@@ -197,7 +197,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         epoch = self._epoch if epoch is None else epoch
         dealt = self._deal(epoch, iteration)
         samples = self._samples(epoch)[iteration]
-        return [samples[list(row)].tolist() for row in dealt.of(self.rank if rank is None else rank)]
+        return [samples[list(row)].tolist() for row in dealt[self.rank if rank is None else rank]]
 
     def believed_s(self, iteration: int, epoch: int | None = None) -> FloatArray:
         """Seconds that each rank's samples of an iteration are believed to take forward, one by one ``[ranks]``.
@@ -207,7 +207,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Iterations count from 0, in the present epoch by default.
         """
         epoch = self._epoch if epoch is None else epoch
-        ranks = self._deal(epoch, iteration).ranks
+        ranks = self._deal(epoch, iteration)
         placed = self.layout.modules[self._plan.setting.job.model.llm_index]
         batch = self._plan.shapes.take(self._samples(epoch)[iteration])
         encoder_s, llm_s = self._plan.setting.profile.estimate_samples(batch, placed.tp, placed.cp)
@@ -248,7 +248,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         batch = self._plan.shapes.take(self._samples(self._epoch)[iteration])
         dealt = self._deal(self._epoch, iteration)
         timeline = executed(setting.job.model, batch, self.layout, dealt, timings)
-        self._lessons = self._lessons.learnt(first, strategy.observe(timeline, setting.profile))
+        learnt = strategy.observe(timeline, setting.profile)
+        self._lessons = Lessons((*self._lessons.first, first), (*self._lessons.strategies, learnt))
 
     def state_dict(self, iteration: int | None = None) -> dict[str, Any]:
         """Where the sampler stands, as plain values; the same on every rank after the same iterations.
@@ -313,7 +314,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
             order = np.arange(num_samples)
             if self._stream["shuffle"]:
                 order = stable_rng("sampler", self._stream["seed"], epoch).permutation(num_samples)
-            self._batches = epoch, batches_of(order, self.global_batch)
+            whole = order[: self.num_iterations * self.global_batch]
+            self._batches = epoch, whole.reshape(self.num_iterations, self.global_batch)
         return self._batches[1]
 
     def _count(self, epoch: int, iteration: int) -> int:

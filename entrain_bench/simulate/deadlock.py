@@ -18,12 +18,8 @@ def describe_deadlock(
 ) -> str:
     """Follow stuck lanes, each to a lane it waits for, until one repeats.
 
-    Args:
-        program: a program that came to a halt.
-        transfers: those that queue for links.
-        position: actions that each lane ran ``[lanes]``.
-        done: whether each action ran ``[actions]``.
-        together: group of the actions that begin together, -1 for none ``[actions]``; None if there are no groups.
+    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` (as ``Prices`` has it) are
+    ``[actions]``.
     """
 
     def next_action(lane: int) -> int:

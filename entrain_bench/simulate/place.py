@@ -35,10 +35,7 @@ def place_program(program: Program, prices: Prices) -> tuple[FloatArray, FloatAr
 def timeline_of(program: Program, prices: Prices, memory: FloatArray) -> Timeline:
     """When every action of a priced program runs.
 
-    Args:
-        program: the program.
-        prices: what its actions cost.
-        memory: of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
+    ``memory`` is of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
 
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.

@@ -17,10 +17,6 @@ LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
 def replay(program: Program, measured: pd.DataFrame) -> pd.DataFrame:
     """The timeline of a program whose actions take as long as they did, start at once, and hand over at no cost.
 
-    Args:
-        program: what was measured.
-        measured: its timeline as a table (``metrics.timeline_frame``).
-
     Raises:
         UserError: if the table is of another program.
     """

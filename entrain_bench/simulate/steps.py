@@ -16,22 +16,14 @@ def place_steps(
 
     Overlapped synchronisations queue beside the lanes, last stages first, in the order in which a backward comes to
     them; as actions they take no time, at the moment when they end. The norm of all gradients is needed before any
-    optimizer steps, so all wait for the last synchronisation; that wait counts as one for transfers.
-
-    Args:
-        program: the program.
-        steps: times of its steps.
-        hold_s: how long lanes are held after each action ``[actions]``.
-        start: of each action ``[actions]``.
-        end: of each action ``[actions]``.
-        wait: of each action for transfers alone ``[actions]``.
+    optimizer steps, so all wait for the last synchronisation; that wait counts as one for transfers. ``hold_s`` is how
+    long lanes are held after each action; all are ``[actions]``.
     """
     layout = program.layout
     lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
     num_stages = len(lanes)
     first = int(program.first_action[-1])
-    passes = np.where(np.arange(program.num_actions) < first, end, 0.0)
-    computed_s = float(passes.max(initial=0.0))
+    computed_s = float(end[:first].max(initial=0.0))
     held = np.where(np.arange(program.num_actions) < first, end + hold_s, 0.0)
     lane_free = np.maximum.reduceat(held[program.lane_actions], program.lane_offsets[:-1])
     links_free = np.zeros(layout.num_lanes)

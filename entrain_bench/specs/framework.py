@@ -18,7 +18,7 @@ RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Framework:
+class FrameworkOptions:
     """Settings with the defaults that users of Megatron-type stacks have; the simulator prices and training runs them.
 
     Attributes:
@@ -77,7 +77,7 @@ class Framework:
         """Actions whose receives count as posted while the present one runs."""
         return RECEIVES_AHEAD[self.p2p]
 
-    def of(self, module: ModuleSpec) -> Framework:
+    def of(self, module: ModuleSpec) -> FrameworkOptions:
         """The same settings with the sequence parallelism that the module has."""
         if self.encoder_sp or not module.is_encoder:
             return self
@@ -125,7 +125,7 @@ class Framework:
         require({*self.freeze} != {*names}, "freeze", [*self.freeze], "some modules only: something must learn")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Framework:
+    def from_values(cls, values: Mapping[str, Any]) -> FrameworkOptions:
         """The settings among the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})

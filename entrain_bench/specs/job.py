@@ -10,7 +10,7 @@ from typing import Any
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 
 # Largest microbatch that planners consider where its size is theirs to choose.
@@ -79,7 +79,7 @@ class Job:
     microbatch_size: int
     request: LayoutRequest
     memory_budget_bytes: float
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     free_microbatch_size: bool = False
 
     def __post_init__(self) -> None:

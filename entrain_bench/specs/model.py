@@ -246,7 +246,7 @@ class ModelSpec:
         return replace(self, modules=tuple(modules))
 
     def with_recomputation(self, granularity: str) -> ModelSpec:
-        """The model with blocks that recomputation covers as ``Framework.recompute_granularity`` says."""
+        """The model with blocks that recomputation covers as ``FrameworkOptions.recompute_granularity`` says."""
         if granularity == FULL:
             return self
         return replace(self, modules=tuple(module.selectively_recomputed() for module in self.modules))

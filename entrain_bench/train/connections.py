@@ -1,9 +1,8 @@
 """How ranks reach their GPU and each other: hardware queues, and the interface that they listen on.
 
-CUDA maps streams to a GPU's queues, and what waits in one holds up all behind it.
-
-No order of actions gets stuck in any number of queues (``messages/transfers.py``). But with one a rank sends, receives
-and computes one after the other, so that ``p2p=overlapped`` would measure what it is not.
+CUDA maps streams to a GPU's queues, and what waits in one holds up all behind it. No order of actions gets stuck in any
+number of queues (``messages/transfers.py``). But with one a rank sends, receives and computes one after the other, so
+that ``p2p=overlapped`` would measure what it is not.
 """
 
 from __future__ import annotations

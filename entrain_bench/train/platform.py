@@ -41,6 +41,7 @@ MODULES = (
     "megatron.core.utils",
 )
 _FACTORIES = ("empty", "tensor", "zeros")
+_MAKERS = ("new_group", "new_subgroups_by_enumeration")
 _TYPE_CALLER = "megatron.core.optimizer."
 _original_type: Callable[..., Any] = torch.Tensor.type
 
@@ -71,12 +72,15 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
     if torch.cuda.is_available():
         return
     torch.compiler.set_stance("force_eager")
+    cuda = _Overlay(torch.cuda, current_device=lambda: torch.device("cpu"), current_stream=lambda: None)
+    factories = {name: _replacing(getattr(torch, name), "device", "cuda", "cpu") for name in _FACTORIES}
+    makers = {name: _replacing(getattr(torch.distributed, name), "backend", "nccl", None) for name in _MAKERS}
     for name in modules:
         module: Any = importlib.import_module(name)
         if not isinstance(module.torch, _Overlay):
-            module.torch = _torch_on_cpu()
+            module.torch = _Overlay(torch, cuda=cuda, **factories)
             if hasattr(module, "dist"):
-                module.dist = _distributed_on_cpu()
+                module.dist = _Overlay(torch.distributed, **makers)
     if torch.Tensor.type is not _type:
         torch.Tensor.type = _type  # type: ignore[assignment, method-assign]
 
@@ -113,20 +117,6 @@ def _type(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
     if not args and not options and asked_by.startswith(_TYPE_CALLER):
         return answer.replace("torch.", "torch.cuda.")
     return answer
-
-
-@functools.cache
-def _torch_on_cpu() -> _Overlay:
-    cuda = _Overlay(torch.cuda, current_device=lambda: torch.device("cpu"), current_stream=lambda: None)
-    factories = {name: _replacing(getattr(torch, name), "device", "cuda", "cpu") for name in _FACTORIES}
-    return _Overlay(torch, cuda=cuda, **factories)
-
-
-@functools.cache
-def _distributed_on_cpu() -> _Overlay:
-    makers = ("new_group", "new_subgroups_by_enumeration")
-    changed = {name: _replacing(getattr(torch.distributed, name), "backend", "nccl", None) for name in makers}
-    return _Overlay(torch.distributed, **changed)
 
 
 def _replacing(function: Callable[..., Any], option: str, value: str, instead: str | None) -> Callable[..., Any]:

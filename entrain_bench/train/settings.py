@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import cos, pi
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.train.learning_rate import DECAYS
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
+DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
 PER_CHANNEL, ONE = P2P_GROUPS = ("per_channel", "one")
 PREPROCESSING = ("inline", "thread", "processes")
@@ -99,3 +100,19 @@ class TrainSettings:
             raise UserError(
                 f"harness.num_ranks={self.num_ranks}: must be the {cluster.num_ranks} ranks of cluster={cluster.name}"
             )
+
+    def rate_at(self, iteration: int, num_iterations: int) -> float:
+        """The learning rate of an iteration of a run, counted from 0.
+
+        It rises in equal steps to ``learning_rate``, which the last of the warm-up has. A decay along half a cosine is
+        that of arXiv:1608.03983, equation 5, without restarts.
+        """
+        peak, least, warmup = self.learning_rate, self.min_learning_rate, self.warmup_iterations
+        if iteration < warmup:
+            return peak * (iteration + 1) / warmup
+        if self.learning_rate_decay == "constant":
+            return peak
+        top, last = max(warmup - 1, 0), (self.decay_iterations or num_iterations) - 1
+        done = min(1.0, (iteration - top) / max(1, last - top))
+        left = 1.0 - done if self.learning_rate_decay == "linear" else (1.0 + cos(pi * done)) / 2
+        return least + (peak - least) * left

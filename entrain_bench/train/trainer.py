@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.connections import ON_LOOPBACK, check_connections, connections_unless_given
 from entrain_bench.train.settings import TrainSettings
 
@@ -17,7 +17,7 @@ from entrain_bench.train.settings import TrainSettings
 class DistributedTrainer(TrainSettings):
     """Trains on ranks that torch.distributed joins."""
 
-    def train(self, config: RunConfig, progress: Callable[[int], None]) -> Outcome:
+    def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
         from entrain_bench.train.device import device_of

@@ -23,7 +23,7 @@ from entrain_bench.specs.model import ModuleSpec
 from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
 from .space import (
     BUFFER,
-    Plan,
+    DflopDegrees,
     accepted_plans,
     enumerate_degrees,
     microbatches,
@@ -100,7 +100,7 @@ class DflopPlanner:
         candidates = (self.build(profile, shapes, *each) for each in chain([first], ranked))
         return fastest_in_trials(sized, lambda _: candidates, make_program, self.num_trials)
 
-    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
+    def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
         ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
@@ -123,9 +123,9 @@ class DflopPlanner:
         row, count, seconds, choices = (np.concatenate(column) for column in zip(*found, strict=True))
         for index in np.lexsort((row, choices, seconds)):
             theta = (*degrees[row[index]].tolist(), int(count[index]))
-            yield float(seconds[index]), Plan(*theta), recompute[choices[index]]
+            yield float(seconds[index]), DflopDegrees(*theta), recompute[choices[index]]
 
-    def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, Plan, tuple[bool, ...]]]:
+    def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
         """The public code's preference (``space``)."""
         degrees = enumerate_degrees(profile.job, any_dp=True)
         degrees = degrees[walking_order(degrees)]
@@ -144,7 +144,7 @@ class DflopPlanner:
         others = np.argsort(seconds, kind="stable")
         for index in (*accepted[::-1], *others[fits[others] & ~np.isin(others, accepted)].tolist()):
             theta = (*degrees[index].tolist(), int(count[index]))
-            yield float(seconds[index]), Plan(*theta), again
+            yield float(seconds[index]), DflopDegrees(*theta), again
 
     @staticmethod
     def _largest_fit(
@@ -263,7 +263,7 @@ class DflopPlanner:
         return slowest_stages_s(layer_s) * np.arange(1, len(layer_s) + 1) / layer_s.sum()
 
     def build(
-        self, profile: Profile, shapes: DataShapes, seconds: float, plan: Plan, recompute: tuple[bool, ...]
+        self, profile: Profile, shapes: DataShapes, seconds: float, plan: DflopDegrees, recompute: tuple[bool, ...]
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
         batch, layers = profile.job.global_batch, []

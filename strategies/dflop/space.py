@@ -21,7 +21,7 @@ from .profiling import DataShapes
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DflopDegrees:
     """Theta: degrees of the encoder and of the LLM, and LLM microbatches of a replica."""
 
     encoder_tp: int
@@ -101,7 +101,7 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
 
 
 def place_plan(
-    job: Job, plan: Plan, layers: list[tuple[int, ...]], recompute: tuple[bool, ...], single_rank: bool
+    job: Job, plan: DflopDegrees, layers: list[tuple[int, ...]], recompute: tuple[bool, ...], single_rank: bool
 ) -> Layout:
     """The layout of a plan; ``layers`` are those of each stage, for every module, ``recompute`` is by group."""
     islands = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.answers.commands import commands_of, decisive_overrides, num_unknown, quoted
+from entrain_bench.answers.commands import commands_of, decisive_overrides, quoted
 from entrain_bench.config.overrides import parse
 from support.records import record, runs
 from support.sweeps import make_folder, sweep_problem
@@ -54,7 +54,7 @@ def test_values_that_a_figure_sets_for_single_runs_are_kept(tmp_path: Path) -> N
 
 def test_of_older_records_no_command_is_known() -> None:
     older = replace(record("first", 1.0), overrides=(), made_at="")
-    assert (commands_of([older]), num_unknown([older])) == ([], 1)
+    assert commands_of([older]) == []
     plain = replace(older, made_at="2026-11-23T00:00:00+00:00")
     assert commands_of([plain]) == ["entrain-bench"], "the defaults have no overrides"
 

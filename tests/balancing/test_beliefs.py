@@ -8,14 +8,14 @@ import pytest
 from entrain_bench.balancing.beliefs import sync_after_s
 from entrain_bench.balancing.schedules import three_phase_program
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model, uniform_batch
 
 
 @pytest.mark.parametrize("overlapped", [True, False])
 def test_overlapped_synchronisations_go_on_beside_other_modules(overlapped: bool) -> None:
     model = tiny_model(encoder=2, llm=4)
-    framework = Framework(overlap_grad_reduce=overlapped)
+    framework = FrameworkOptions(overlap_grad_reduce=overlapped)
     profile = profile_of(tiny_job(model, tiny_cluster(1, 8), framework=framework), samples((10, [40])))
     vision, llm = model.modules
     # Two replicas: the encoder on the ranks of the LLM's first stage.

@@ -15,7 +15,7 @@ from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from support.builders import TOKENS as TOKEN_RULES
@@ -284,7 +284,7 @@ def test_parts_of_a_step_add_up_on_every_lane() -> None:
 @pytest.mark.parametrize("p2p", ["blocking", "overlapped"])
 def test_handovers_are_what_the_truth_charges_for_transfers(p2p: str) -> None:
     model = tiny_model(encoder=2, llm=4)
-    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), framework=Framework(p2p=p2p)), samples((10, [40])))
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), framework=FrameworkOptions(p2p=p2p)), samples((10, [40])))
     layout = chain_layout(model, 1, 2, 4, dp=2)
     shapes, assignment = uniform_batch(model, 4, dp=2)
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout))

@@ -15,7 +15,7 @@ from entrain_bench.config.tree import choices
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import PLANNING_SHARE
 from support.builders import chain_layout, no_delay, profile_of, tiny_job, tiny_model, uniform_batch
@@ -77,7 +77,7 @@ def test_memory_limits_extra_forwards_before_the_cap_does() -> None:
 
 
 @cache
-def planned(strategy: str) -> tuple[Setting, Layout]:
+def planned(strategy: str) -> tuple[RunContext, Layout]:
     (cell,) = compose_cells([*SMALL, f"strategy={strategy}"])
     setting = prepare(cell.config)
     return setting, setting.strategy.plan(setting.profile)

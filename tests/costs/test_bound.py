@@ -17,9 +17,9 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from support.builders import generating_model, placed, rngs, samples, tiny_cluster, tiny_model
 from support.programs import frameworks, random_layout, random_program
@@ -28,7 +28,7 @@ SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2"
 
 
 @cache
-def setting(*overrides: str) -> Setting:
+def setting(*overrides: str) -> RunContext:
     return prepare(compose_cells([*SMALL, *overrides])[0].config)
 
 
@@ -189,7 +189,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=60, deadline=None)
 @given(rng=rngs, framework=frameworks)
-def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framework: Framework) -> None:
+def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framework: FrameworkOptions) -> None:
     model, cluster = MODELS[name], tiny_cluster(4, 8, launch_s=(1e-6, 1e-9)[rng.integers(2)])
     layout = random_layout(rng, model)
     # A few samples, one of them much longer at times, so that each part of a bound decides now and then.

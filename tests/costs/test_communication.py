@@ -10,7 +10,7 @@ import pytest
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
 from entrain_bench.costs.roofline import Roofline, loads_of
 from entrain_bench.specs.cluster import LinkTier
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import tiny_cluster, tiny_model
 
 # 1e12 FLOP/s of products, 5e11 and 4e11 of attention forward and backward, 1e9 bytes/s of memory, launches of 1e-6 s.
@@ -53,13 +53,13 @@ QKV, MLP = (2 * (12800 + 100 * n + 128 * n) / 1e9 for n in (16, 32))
     ("framework", "forward", "backward"),
     [
         # Under each product hide a gather and a scatter, or an all-reduce of the same volume under one.
-        (Framework(), 4 * WIDE, 6 * WIDE - 2 * (QKV + MLP)),
-        (Framework(sequence_parallel=False), 4 * WIDE, 4 * WIDE - (QKV + MLP)),
+        (FrameworkOptions(), 4 * WIDE, 6 * WIDE - 2 * (QKV + MLP)),
+        (FrameworkOptions(sequence_parallel=False), 4 * WIDE, 4 * WIDE - (QKV + MLP)),
     ],
     ids=["sequence parallel", "all-reduced"],
 )
 def test_products_hide_tensor_parallel_communication_of_backward(
-    framework: Framework, forward: float, backward: float
+    framework: FrameworkOptions, forward: float, backward: float
 ) -> None:
     loads = loads_of(LLM, np.array([100]))
     times = Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1)
@@ -69,12 +69,14 @@ def test_products_hide_tensor_parallel_communication_of_backward(
 
 def test_no_more_communication_hides_than_there_is_compute() -> None:
     loads = loads_of(LLM, np.array([100]))
-    times = Roofline(CLUSTER, Framework(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 16, 1)
+    times = Roofline(CLUSTER, FrameworkOptions(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 16, 1)
     assert seconds(times.forward_s + times.forward_comm_s) == pytest.approx(4 * WIDE, rel=1e-12)
     assert seconds(times.backward_s + times.backward_comm_s) == pytest.approx(6 * WIDE, rel=1e-12)
-    near = Roofline(CLUSTER, Framework(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 2, 1)
+    near = Roofline(CLUSTER, FrameworkOptions(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 2, 1)
     assert seconds(near.forward_comm_s) == seconds(near.backward_comm_s) == 0.0
-    plain, some = (Roofline(CLUSTER, Framework(tp_overlap=f)).layer_s(LLM.kinds[1], loads, 2, 1) for f in (0.0, 0.25))
+    plain, some = (
+        Roofline(CLUSTER, FrameworkOptions(tp_overlap=f)).layer_s(LLM.kinds[1], loads, 2, 1) for f in (0.0, 0.25)
+    )
     for column in ("forward_comm_s", "backward_comm_s"):
         assert seconds(getattr(some, column)) == pytest.approx(0.75 * seconds(getattr(plain, column)), rel=1e-12)
 
@@ -99,12 +101,12 @@ def test_a_split_backward_leaves_one_product_for_each_to_the_weight_pass(kind: i
     ("framework", "backward"),
     [
         # Gathers still hide under the products for inputs; what happens to inputs' gradients hides no more.
-        (Framework(), 6 * WIDE - (QKV + MLP)),
-        (Framework(sequence_parallel=False), 4 * WIDE),
+        (FrameworkOptions(), 6 * WIDE - (QKV + MLP)),
+        (FrameworkOptions(sequence_parallel=False), 4 * WIDE),
     ],
     ids=["sequence parallel", "all-reduced"],
 )
-def test_a_split_backward_hides_less_communication(framework: Framework, backward: float) -> None:
+def test_a_split_backward_hides_less_communication(framework: FrameworkOptions, backward: float) -> None:
     loads = loads_of(LLM, np.array([100]))
     whole, split = (Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1, flag) for flag in (False, True))
     assert seconds(split.backward_comm_s) == pytest.approx(backward, rel=1e-12)

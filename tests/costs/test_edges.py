@@ -7,13 +7,13 @@ import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, rows_of
-from entrain_bench.costs.edges import edges_of, held_after_s
+from entrain_bench.costs.edges import edges_of, held_s, moved_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     as_ints,
     chain_layout,
@@ -55,7 +55,7 @@ def held_by(program: Program, hold_s: FloatArray) -> dict[str, float]:
 def test_a_lane_is_held_for_what_it_sends_or_what_its_next_action_receives() -> None:
     # Encoder: F0 F1 B0 B1 (what fills a pipeline of two); LLM: F0 B0 F1 B1. Every transfer takes 3 + 1 s.
     program = chain(2)
-    hold = held_by(program, held_after_s(program, *of_travelling(program, 3.0, 1.0)))
+    hold = held_by(program, held_s(program, *moved_s(program, *of_travelling(program, 3.0, 1.0))))
     assert hold == {
         "vision F0": 4.0,
         "vision F1": 4.0,
@@ -74,9 +74,9 @@ def test_the_longer_of_both_holds() -> None:
     source = program.dep_actions == find(program, "llm", Pass.BACKWARD, 0, [0])
     target = rows_of(program.dep_offsets) == find(program, "llm", Pass.FORWARD, 0, [1])
     link_s[source & (link_s > 0)] = 7.0
-    assert held_by(program, held_after_s(program, link_s, fixed_s))["llm B0"] == 8.0
+    assert held_by(program, held_s(program, *moved_s(program, link_s, fixed_s)))["llm B0"] == 8.0
     link_s[target & (link_s > 0)] = 9.0
-    hold = held_by(program, held_after_s(program, link_s, fixed_s))
+    hold = held_by(program, held_s(program, *moved_s(program, link_s, fixed_s)))
     assert (hold["llm B0"], hold["vision F1"], hold["vision F0"]) == (10.0, 10.0, 4.0)
 
 
@@ -90,7 +90,7 @@ def test_links_add_up_and_latencies_go_by_together() -> None:
     link_s, fixed_s = of_travelling(program, 3.0, 0.0)
     into = rows_of(program.dep_offsets) == find(program, "llm", Pass.FORWARD, 0, [1, 2, 3])
     fixed_s[into & (link_s > 0)] = [1.0, 5.0, 2.0]
-    hold = held_after_s(program, link_s, fixed_s)
+    hold = held_s(program, *moved_s(program, link_s, fixed_s))
     assert hold[find(program, "llm", Pass.BACKWARD, 0, [0])] == 3 * 3.0 + 5.0
     assert hold[find(program, "vision", Pass.FORWARD, 0, [0], replica=0)] == 3.0 + 1.0
     assert hold[find(program, "llm", Pass.BACKWARD, 0, [1, 2, 3])] == 9.0
@@ -98,7 +98,9 @@ def test_links_add_up_and_latencies_go_by_together() -> None:
 
 def test_what_holds_nobody_does_not_count() -> None:
     program = chain(2)
-    assert not held_after_s(program, np.zeros(len(program.dep_actions)), np.ones(len(program.dep_actions))).any()
+    assert not held_s(
+        program, *moved_s(program, np.zeros(len(program.dep_actions)), np.ones(len(program.dep_actions)))
+    ).any()
 
 
 def test_all_lanes_of_an_action_are_held_for_the_slowest_of_what_follows() -> None:
@@ -108,7 +110,7 @@ def test_all_lanes_of_an_action_are_held_for_the_slowest_of_what_follows() -> No
     program = chain_program(MODEL, shapes, layout, assignment, [as_ints([0]), as_ints([0])])
     forward = find(program, "vision", Pass.FORWARD, 0, [0])
     assert program.num_lanes[forward] == 2
-    hold = held_after_s(program, *of_travelling(program, 3.0, 1.0))
+    hold = held_s(program, *moved_s(program, *of_travelling(program, 3.0, 1.0)))
     assert hold[forward] == 4.0
     assert hold[find(program, "llm", Pass.FORWARD, 0, [0])] == 0.0
 
@@ -116,7 +118,7 @@ def test_all_lanes_of_an_action_are_held_for_the_slowest_of_what_follows() -> No
 def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
     program = chain(2)
     link_s, fixed_s = of_travelling(program, 3.0, 1.0)
-    hold = held_after_s(program, link_s, fixed_s)
+    hold = held_s(program, *moved_s(program, link_s, fixed_s))
     took = durations(program, lambda _: 10.0)
     start, end, wait = place_actions(program, took, link_s + fixed_s, hold_s=hold)
     # encoder F0 0-10, held to 14, F1 14-24; LLM F0 14-24, B0 24-34, held to 38; F1 38-48 (its data are there at 28).
@@ -132,11 +134,11 @@ def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
 
 def test_the_truth_holds_lanes_for_links_and_latency_if_transfers_block() -> None:
     cluster, program = tiny_cluster(), chain(2)
-    edges = edges_of(program, cluster, Framework())
-    prices = CostTruth(MODEL, cluster, Framework(p2p="blocking")).price(program)
+    edges = edges_of(program, cluster, FrameworkOptions())
+    prices = CostTruth(MODEL, cluster, FrameworkOptions(p2p="blocking")).price(program)
     assert prices.transfers is None
     assert prices.delay_s.tolist() == (edges.link_s + edges.fixed_s).tolist()
-    assert prices.hold_s.tolist() == held_after_s(program, edges.link_s, edges.fixed_s).tolist()
+    assert prices.hold_s.tolist() == held_s(program, *moved_s(program, edges.link_s, edges.fixed_s)).tolist()
     # 10 LLM tokens of 128 bf16 values over a pair.
     assert prices.hold_s[find(program, "vision", Pass.FORWARD, 0, [0])] == pytest.approx(1e-6 + 2560 / 1e9, rel=1e-12)
 
@@ -150,7 +152,7 @@ def test_blocking_costs_the_more_the_longer_transfers_take() -> None:
     program = chain_program(MODEL, shapes, layout, assignment, [as_ints([4]), as_ints([0])])
     seconds = {}
     for p2p in ("blocking", "overlapped"):
-        truth = CostTruth(MODEL, tiny_cluster(2, 8), Framework(p2p=p2p))
+        truth = CostTruth(MODEL, tiny_cluster(2, 8), FrameworkOptions(p2p=p2p))
         seconds[p2p] = Simulator(truth, 1e15).execute(program).iteration_time_s
     transfer_s = 1e-5 + 1000 * 256 / 1e8
     assert seconds["blocking"] > seconds["overlapped"] + 8 * transfer_s

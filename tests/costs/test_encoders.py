@@ -13,7 +13,7 @@ from entrain_bench.costs.roofline import Roofline, loads_of
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModuleSpec
 from support.builders import placed, samples, tiny_cluster, tiny_model
 
@@ -21,11 +21,11 @@ from support.builders import placed, samples, tiny_cluster, tiny_model
 CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
 MODEL = tiny_model()
 VISION, LLM = MODEL.modules
-WHOLE_SEQUENCES = Framework(encoder_cp=False)
-WHOLE_STATES = Framework(encoder_sp=False)
+WHOLE_SEQUENCES = FrameworkOptions(encoder_cp=False)
+WHOLE_STATES = FrameworkOptions(encoder_sp=False)
 
 
-def layer_seconds(framework: Framework, module: ModuleSpec, tp: int, cp: int) -> list[list[float]]:
+def layer_seconds(framework: FrameworkOptions, module: ModuleSpec, tp: int, cp: int) -> list[list[float]]:
     """The four columns of every kind of layer on one pack."""
     times = Roofline(CLUSTER, framework).layers_s(module, loads_of(module, np.array([100, 260])), tp, cp)
     return [[*own.forward_s, *own.forward_comm_s, *own.backward_s, *own.backward_comm_s] for own in times]
@@ -33,9 +33,9 @@ def layer_seconds(framework: Framework, module: ModuleSpec, tp: int, cp: int) ->
 
 def test_every_context_parallel_rank_encodes_whole_sequences() -> None:
     for tp in (1, 2):
-        assert layer_seconds(WHOLE_SEQUENCES, VISION, tp, 4) == layer_seconds(Framework(), VISION, tp, 1)
-        assert layer_seconds(WHOLE_SEQUENCES, LLM, tp, 4) == layer_seconds(Framework(), LLM, tp, 4)
-    assert layer_seconds(Framework(), VISION, 2, 4) != layer_seconds(Framework(), VISION, 2, 1)
+        assert layer_seconds(WHOLE_SEQUENCES, VISION, tp, 4) == layer_seconds(FrameworkOptions(), VISION, tp, 1)
+        assert layer_seconds(WHOLE_SEQUENCES, LLM, tp, 4) == layer_seconds(FrameworkOptions(), LLM, tp, 4)
+    assert layer_seconds(FrameworkOptions(), VISION, 2, 4) != layer_seconds(FrameworkOptions(), VISION, 2, 1)
 
 
 def test_it_keeps_their_activations_and_a_share_of_the_states() -> None:
@@ -49,11 +49,11 @@ def test_it_keeps_their_activations_and_a_share_of_the_states() -> None:
 
 
 def test_encoders_alone_are_without_sequence_parallelism() -> None:
-    without = Framework(sequence_parallel=False)
+    without = FrameworkOptions(sequence_parallel=False)
     assert layer_seconds(WHOLE_STATES, VISION, 2, 1) == layer_seconds(without, VISION, 2, 1)
-    assert layer_seconds(WHOLE_STATES, LLM, 2, 1) == layer_seconds(Framework(), LLM, 2, 1)
-    assert layer_seconds(without, VISION, 2, 1) != layer_seconds(Framework(), VISION, 2, 1)
-    for module, same in ((VISION, without), (LLM, Framework())):
+    assert layer_seconds(WHOLE_STATES, LLM, 2, 1) == layer_seconds(FrameworkOptions(), LLM, 2, 1)
+    assert layer_seconds(without, VISION, 2, 1) != layer_seconds(FrameworkOptions(), VISION, 2, 1)
+    for module, same in ((VISION, without), (LLM, FrameworkOptions())):
         place = placed(module, [[[0, 1]]], tp=2)
         kept, working = Memory(MODEL, WHOLE_STATES).token_bytes(module, place)
         expected = Memory(MODEL, same).token_bytes(module, place)
@@ -63,14 +63,14 @@ def test_encoders_alone_are_without_sequence_parallelism() -> None:
 @pytest.mark.parametrize(
     ("framework", "parts"),
     [
-        (Framework(), 4),
+        (FrameworkOptions(), 4),
         (WHOLE_SEQUENCES, 2),
         (WHOLE_STATES, 2),
-        (Framework(encoder_cp=False, encoder_sp=False), 1),
+        (FrameworkOptions(encoder_cp=False, encoder_sp=False), 1),
     ],
     ids=["split", "whole sequences", "whole states", "both"],
 )
-def test_a_stage_of_an_encoder_sends_what_each_of_its_ranks_has(framework: Framework, parts: int) -> None:
+def test_a_stage_of_an_encoder_sends_what_each_of_its_ranks_has(framework: FrameworkOptions, parts: int) -> None:
     layout = Layout(
         (placed(VISION, [[[0, 1, 2, 3], [4, 5, 6, 7]]], tp=2, cp=2), placed(LLM, [[[8, 9, 10, 11]]], tp=2, cp=2)), 1
     )
@@ -87,7 +87,7 @@ def test_a_stage_of_an_encoder_sends_what_each_of_its_ranks_has(framework: Frame
 def test_two_instances_of_the_optimizer_by_hand() -> None:
     # DP 4 on ranks 0, 1, 8 and 9: an instance a node, a pair each; each shard is reduced over both.
     place = placed(VISION, [[[0]], [[1]], [[8]], [[9]]])
-    framework = Framework(encoder_optimizers=2)
+    framework = FrameworkOptions(encoder_optimizers=2)
     costs, held = CostTruth(MODEL, CLUSTER, framework).step_costs, VISION.parameters
     scatter, gather = (1e-6 + size * held / 2 / 1e9 for size in (4, 2))
     over_both = 2 * (1e-5 + 4 * held / 2 / 2 / 1e8)
@@ -103,11 +103,11 @@ def test_two_instances_of_the_optimizer_by_hand() -> None:
 
 @pytest.mark.parametrize(("asked", "copies", "found"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (4, 18, 2), (2, 9, 1)])
 def test_instances_divide_the_ranks_with_the_same_weights(asked: int, copies: int, found: int) -> None:
-    framework = Framework(encoder_optimizers=asked)
+    framework = FrameworkOptions(encoder_optimizers=asked)
     assert framework.optimizer_instances(VISION, copies) == found
     assert framework.optimizer_instances(LLM, copies) == 1
 
 
 def test_no_instance_is_refused() -> None:
     with pytest.raises(UserError, match="encoder_optimizers=0: must be at least 1"):
-        Framework(encoder_optimizers=0)
+        FrameworkOptions(encoder_optimizers=0)

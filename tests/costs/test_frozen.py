@@ -18,7 +18,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import TRAINING_FLOPS
 from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
@@ -106,7 +106,7 @@ def test_model_flops_count_what_gradients_need() -> None:
 
 
 @cache
-def setting(*overrides: str) -> tuple[Setting, Layout]:
+def setting(*overrides: str) -> tuple[RunContext, Layout]:
     (cell,) = compose_cells([*SMALL, *overrides])
     made = prepare(cell.config)
     return made, made.strategy.plan(made.profile)

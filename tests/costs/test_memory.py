@@ -16,7 +16,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks, same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from support.builders import (
     chain_layout,
@@ -57,7 +57,7 @@ def test_parameters_of_the_layers_by_hand() -> None:
 def test_states_of_a_stage_by_hand(distributed: bool, bytes_a_parameter: float) -> None:
     # 6 layers on 2 stages, TP 2, CP 2, DP 2.
     place = placed(LLM, np.arange(16).reshape(2, 2, 4), tp=2, cp=2)
-    state = Memory(MODEL, Framework(distributed)).stage_state_bytes(LLM, place)
+    state = Memory(MODEL, FrameworkOptions(distributed)).stage_state_bytes(LLM, place)
     parameters = [EMBEDDING + 2 * BLOCK, 2 * BLOCK + HEAD]
     assert state == pytest.approx([p / 2 * bytes_a_parameter for p in parameters], rel=1e-12)
 
@@ -101,7 +101,7 @@ def test_activation_bytes_of_a_token_by_hand() -> None:
 
 def test_hidden_states_are_whole_without_sequence_parallelism() -> None:
     place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
-    split, whole = (Memory(MODEL, Framework(sequence_parallel=flag)) for flag in (True, False))
+    split, whole = (Memory(MODEL, FrameworkOptions(sequence_parallel=flag)) for flag in (True, False))
     (kept, working), (more, less) = (memory.token_bytes(LLM, place) for memory in (split, whole))
     hidden = 2 * 128
     assert more - kept == pytest.approx([2 * 4 * hidden / 2, (2 * 4 + 2) * hidden / 2], rel=1e-12)
@@ -115,7 +115,7 @@ def test_bytes_of_a_token_between_the_passes_of_a_split_backward_by_hand() -> No
     whole, divided = 4 * 128, (128 + 2 * 64) + 128 + 512 + 256
     for tp, ranks in ((1, [[[0], [1]]]), (2, [[[0, 1], [2, 3]]])):
         place = placed(LLM, ranks, tp=tp)
-        for framework in (Framework(), Framework(sequence_parallel=False)):
+        for framework in (FrameworkOptions(), FrameworkOptions(sequence_parallel=False)):
             left = Memory(MODEL, framework).weight_token_bytes(LLM, place)
             block = 2 * (whole + divided / tp)
             assert left == pytest.approx([2 * block, 2 * block + 2 * (128 + 1000 / tp)], rel=1e-12)
@@ -187,7 +187,7 @@ def handed_bytes(program: Program) -> tuple[list[float], list[float], list[float
 
 def replayed_peaks(program: Program, model: ModelSpec, distributed: bool) -> list[float]:
     """Highest memory of a rank of every lane, from single actions in order."""
-    memory = Memory(model, Framework(distributed))
+    memory = Memory(model, FrameworkOptions(distributed))
     received, sent, given = handed_bytes(program)
     columns = list(zip(program.module.tolist(), program.chunk.tolist(), program.stage.tolist(), strict=True))
     given_to = {columns[action]: given[action] for action in np.flatnonzero(program.kind == Pass.FORWARD).tolist()}
@@ -252,7 +252,7 @@ def test_peaks_equal_a_replay_of_every_lane(
         backward = forward + rng.integers(0, 6, shape)
         slots.append(Slots(forward, backward, backward + rng.integers(0, 3, shape) if rng.integers(2) else None))
     program = build_program(MODEL, layout, shapes, chunks, slots)
-    memory = Memory(MODEL, Framework(distributed))
+    memory = Memory(MODEL, FrameworkOptions(distributed))
     assert memory.peak_bytes(program) == pytest.approx(replayed_peaks(program, MODEL, distributed), rel=1e-9)
 
 

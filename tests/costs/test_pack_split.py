@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.costs.roofline import Roofline
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention
 from support.builders import tiny_cluster, tiny_model
 
 MODEL = tiny_model()
-PACK = Framework(cp_split="pack")
+PACK = FrameworkOptions(cp_split="pack")
 
 
 def attention_of(module: int) -> Attention:
@@ -89,4 +89,4 @@ def test_what_really_runs_refuses_packs_over_several_ranks() -> None:
     with pytest.raises(IncompatibleError, match="cp_split=pack: harness=train splits every sample of llm"):
         PACK.check_executable(MODEL.llm, 2, "train")
     with pytest.raises(UserError, match="cp_split=document: unknown"):
-        Framework(cp_split="document")
+        FrameworkOptions(cp_split="document")

@@ -14,7 +14,7 @@ from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of, score_ar
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention, Gemm, Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from support.builders import TOKENS as TOKEN_RULES
@@ -197,7 +197,9 @@ def test_a_llama_block_by_hand() -> None:
 def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
     loads = loads_of(LLM, np.array([100]))
     split, whole = (
-        seconds(Roofline(CLUSTER, Framework(sequence_parallel=flag)).layer_s(LLM.kinds[1], loads, 2, 1).forward_s)
+        seconds(
+            Roofline(CLUSTER, FrameworkOptions(sequence_parallel=flag)).layer_s(LLM.kinds[1], loads, 2, 1).forward_s
+        )
         for flag in (True, False)
     )
     # Two norms and two residual additions: 10 h a token, at 1e9 bytes/s.
@@ -207,7 +209,7 @@ def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize(("kind", "passes"), [("embed", (1, 0)), ("head", (0, 1))])
 def test_ends_of_the_llm_sum_over_tensor_parallel_ranks(kind: str, passes: tuple[int, int], split: bool) -> None:
-    framework = Framework(sequence_parallel=split)
+    framework = FrameworkOptions(sequence_parallel=split)
     times = Roofline(COMPUTE_BOUND, framework).layer_s(layer_of("llm", kind)[1], loads_of(LLM, np.array([1])), 16, 1)
     one = 15 * 1e-5 + 256 * 15 / 16 / 1e8
     ahead, back = seconds(times.forward_comm_s), seconds(times.backward_comm_s)

@@ -29,7 +29,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.place import place_program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from support.builders import as_ints, placed, random_samples, rngs, samples, tiny_cluster, tiny_model, uniform_batch
 
@@ -104,7 +104,7 @@ def test_states_and_gathered_layers_by_hand() -> None:
         assert during[entry] - without[entry] == pytest.approx(more, rel=1e-9), str(view)
 
 
-def walk_s(program: Program, lane: int, framework: Framework, truth: CostTruth) -> float:
+def walk_s(program: Program, lane: int, framework: FrameworkOptions, truth: CostTruth) -> float:
     """Seconds of a lane's passes: micro-steps one after the other, each layer beside what the links do meanwhile."""
     steps: list[list[tuple[float, float, float]]] = []
     before = Pass.BACKWARD
@@ -145,7 +145,7 @@ def walk_s(program: Program, lane: int, framework: Framework, truth: CostTruth) 
 def test_passes_take_what_a_walk_through_their_layers_takes(
     gathers: bool, scatters: bool, recompute: bool, dp: int, tied: bool
 ) -> None:
-    framework = Framework(overlap_param_gather=gathers, overlap_grad_reduce=scatters)
+    framework = FrameworkOptions(overlap_param_gather=gathers, overlap_grad_reduce=scatters)
     model = tiny_model(tied_embeddings=tied)
     truth = CostTruth(model, CLUSTER, framework)
     program = two_microbatches(dp, model, recompute=recompute)
@@ -157,14 +157,14 @@ def test_passes_take_what_a_walk_through_their_layers_takes(
 
 def test_one_replica_gathers_nothing() -> None:
     program = two_microbatches(1)
-    truth = CostTruth(MODEL, CLUSTER, Framework())
-    assert not exposed_s(program, truth.layer_times, CLUSTER, Framework()).any()
+    truth = CostTruth(MODEL, CLUSTER, FrameworkOptions())
+    assert not exposed_s(program, truth.layer_times, CLUSTER, FrameworkOptions()).any()
     assert collective_passes(program).tolist() == [-1] * program.num_actions
 
 
 def test_nothing_is_left_to_synchronise_at_the_end() -> None:
     program = two_microbatches()
-    steps = CostTruth(MODEL, CLUSTER, Framework(distributed_optimizer=False)).price(program).steps
+    steps = CostTruth(MODEL, CLUSTER, FrameworkOptions(distributed_optimizer=False)).price(program).steps
     assert not steps.sync_s.any()
     assert not steps.gather_s.any()
     assert steps.optimizer_s == pytest.approx([m.parameters / 2 * 30 / 1e9 for m in MODEL.modules], rel=1e-12)
@@ -176,7 +176,7 @@ def test_backwards_are_whole() -> None:
     behind = stages_behind(layout)
     program = chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind)
     with pytest.raises(IncompatibleError, match="scheduler: splits the backward of vision, whose weights are sharded"):
-        Simulator(CostTruth(MODEL, CLUSTER, Framework()), 1e12).execute(program)
+        Simulator(CostTruth(MODEL, CLUSTER, FrameworkOptions()), 1e12).execute(program)
 
 
 def uneven() -> Program:
@@ -190,7 +190,7 @@ def uneven() -> Program:
 
 def test_a_pass_begins_on_all_replicas_when_the_slowest_is_there() -> None:
     program = uneven()
-    truth = CostTruth(MODEL, CLUSTER, Framework())
+    truth = CostTruth(MODEL, CLUSTER, FrameworkOptions())
     start, end, _ = place_program(program, truth.price(program))
     group = collective_passes(program)
     ready = {}
@@ -216,7 +216,7 @@ def test_no_time_below_the_bound_and_items_may_change_replicas(rng: np.random.Ge
     labels = ModuleAssignment(rng.integers(0, 2, items), microbatch[shapes.item_sample[VISION.units(shapes)]])
     assignment = Assignment((labels, ModuleAssignment(rng.integers(0, 2, 8), microbatch)))
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(MODEL, CLUSTER, Framework())
+    truth = CostTruth(MODEL, CLUSTER, FrameworkOptions())
     timeline = Simulator(truth, 1e12).execute(program)
     assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes) * (1 - 1e-9)
 

@@ -14,7 +14,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from support.builders import as_ints, chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
 
@@ -27,7 +27,7 @@ WIDE = tiny_model(encoder=0, llm=1, vocab_size=60_000_000 // 128)
 
 
 def truth_of(model: ModelSpec = MODEL, **settings: object) -> CostTruth:
-    return CostTruth(model, CLUSTER, Framework(**settings))  # type: ignore[arg-type]
+    return CostTruth(model, CLUSTER, FrameworkOptions(**settings))  # type: ignore[arg-type]
 
 
 def test_steps_with_the_distributed_optimizer_by_hand() -> None:

@@ -17,7 +17,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     StuckError,
     as_ints,
@@ -245,7 +245,7 @@ def test_modules_on_the_same_rank_need_no_transfer() -> None:
 
 
 def test_the_simulator_charges_the_relay() -> None:
-    framework = Framework(overlap_grad_reduce=False, overlap_param_gather=False)
+    framework = FrameworkOptions(overlap_grad_reduce=False, overlap_param_gather=False)
     simulator = Simulator(CostTruth(MODEL, tiny_cluster(), framework), 1e12)
     program = boundary_program(single=True)
     prices = simulator.truth.price(program)
@@ -375,7 +375,7 @@ def test_overlapped_transfers_of_the_truth_queue_and_take_latency_besides() -> N
     zero = np.zeros(2, np.int64)
     assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(MODEL, cluster, Framework(overlap_param_gather=False, p2p="overlapped"))
+    truth = CostTruth(MODEL, cluster, FrameworkOptions(overlap_param_gather=False, p2p="overlapped"))
     prices, edges = truth.price(program), edges_of(program, cluster, truth.framework)
     travels = program.dep_bytes > 0
     assert prices.transfers is not None

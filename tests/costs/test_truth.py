@@ -12,7 +12,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
 
 # 1e9 bytes/s of memory; pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.
@@ -30,7 +30,7 @@ def test_prices_put_steps_and_passes_where_they_belong(split: bool) -> None:
     shapes, assignment = uniform_batch(MODEL, 4, dp=2)
     behind = stages_behind(layout)
     program = chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind if split else None)
-    truth = CostTruth(MODEL, CLUSTER, Framework(overlap_grad_reduce=False, overlap_param_gather=False))
+    truth = CostTruth(MODEL, CLUSTER, FrameworkOptions(overlap_grad_reduce=False, overlap_param_gather=False))
     prices, costs = truth.price(program), truth.step_costs
     for action in range(program.num_actions):
         view = program.view(action)

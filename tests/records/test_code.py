@@ -80,7 +80,7 @@ def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> No
     before = tree.versions(cells)
     (tree.roots["entrain_bench_strategies"] / "mine.py").write_text("class Mine:\n    size = 1\n")
     (tree.roots["entrain_bench"] / "figures" / "mine.py").write_text("SIZE = 1\n")
-    tree.change("entrain_bench/train/measuring/seen.py", "from __future__", "# A comment.\nfrom __future__")
+    tree.change("entrain_bench/train/measuring/metrics.py", "from __future__", "# A comment.\nfrom __future__")
     tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = (  # rows and columns\n    128\n)")
     tree.change("entrain_bench/costs/truth.py", '"""The cost truth of a program:', '"""Another docstring of a program:')
     tree.change("entrain_bench/answers/console_table.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141")
@@ -102,7 +102,7 @@ def test_a_constant_of_the_cost_model_moves_all_keys(tree: Tree, cells: dict[str
         ("entrain_bench_strategies/dip/search.py", "MOVED = 8.0", "MOVED = 9.0", {"dip", "optimus"}),
         ("entrain_bench_strategies/dflop/assigner.py", "PATIENCE = 16", "PATIENCE = 17", {"dflop"}),
         ("entrain_bench_workloads/tokens.py", "_TOKEN_DECIMALS = 3", "_TOKEN_DECIMALS = 4", None),
-        ("entrain_bench/train/measuring/seen.py", "MOST_NAMED = 8", "MOST_NAMED = 9", {"train"}),
+        ("entrain_bench/train/measuring/metrics.py", "MOST_NAMED = 8", "MOST_NAMED = 9", {"train"}),
     ],
 )
 def test_a_key_moves_with_the_code_that_its_run_uses(

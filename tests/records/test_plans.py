@@ -8,8 +8,8 @@ import pytest
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.keys import plan_key
-from entrain_bench.records.plans import Plans
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 
@@ -52,7 +52,7 @@ def test_a_plan_is_made_once_and_its_time_is_that_of_the_run_that_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cell,) = compose_cells([*SMALL, "strategy=megatron", "iterations=1"])
-    plans = Plans(tmp_path)
+    plans = CachedLayouts(tmp_path)
     first = run_experiment(cell.config, plans=plans)
 
     def plan(*_: object) -> None:
@@ -73,5 +73,5 @@ def test_a_plan_that_cannot_be_read_is_made_anew(content: str, tmp_path: Path) -
     (tmp_path / "plans").mkdir()
     path = tmp_path / "plans" / f"{plan_key(cell.config)}.json"
     path.write_text(content)
-    run_experiment(cell.config, plans=Plans(tmp_path))
+    run_experiment(cell.config, plans=CachedLayouts(tmp_path))
     assert path.read_text() != content

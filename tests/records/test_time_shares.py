@@ -23,7 +23,7 @@ from entrain_bench.program.recomputation import covered_per_stage, recompute_chu
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import TIME_SHARES, fill_and_drain_s, remade_share, time_shares
 from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     chain_layout,
     durations,
@@ -193,7 +193,9 @@ def execute(program: Program, truth: CostTruth) -> Timeline | None:
 @pytest.mark.wide
 @settings(max_examples=100, deadline=None)
 @given(rngs, frameworks, st.sampled_from([0.0, 0.3]))
-def test_the_classes_of_any_program_are_its_time(rng: np.random.Generator, framework: Framework, noise: float) -> None:
+def test_the_classes_of_any_program_are_its_time(
+    rng: np.random.Generator, framework: FrameworkOptions, noise: float
+) -> None:
     num_gpus = 48  # As many as two modules of a random layout may have.
     truth = CostTruth(BOTH, tiny_cluster(6, 8), framework, ActionNoise(noise, 1))
     program = random_program(rng, random_layout(rng, BOTH), BOTH)

@@ -14,7 +14,6 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.program import Pass
 from entrain_bench.sampler import BalancedBatchSampler
 from entrain_bench.sampler.learning import Lessons, executed, values_of, with_values
-from entrain_bench.sampler.microbatches import Dealt
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner
 from entrain_bench_strategies.entrain import EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
@@ -45,7 +44,7 @@ def test_what_ran_becomes_a_timeline() -> None:
     shapes = samples((5, [8]), (5, [4]), (5, [8]))
     layout = replace(chain_layout(MODEL, 1, 1, 2, dp=2))
     layout = replace(layout, modules=tuple(replace(m, ranks=np.array([[[0]], [[1]]])) for m in layout.modules))
-    dealt = Dealt((((0, 2),), ((1,),)))
+    dealt = (((0, 2),), ((1,),))
     timings = {"vision": [[[1.0, 2.0]], [[3.0, 4.0]]], "llm": [[[5.0, 6.0]], [[7.0, 8.0]]]}
     timeline = executed(MODEL, shapes, layout, dealt, timings)
     seen = {
@@ -67,7 +66,7 @@ def test_what_ran_becomes_a_timeline() -> None:
 
 def test_only_one_stage_can_be_timed() -> None:
     with pytest.raises(UserError, match="must have one stage and one DP for all modules"):
-        executed(MODEL, samples((5, [8])), chain_layout(MODEL, 1, 2, 1), Dealt((((0,),),)), {})
+        executed(MODEL, samples((5, [8])), chain_layout(MODEL, 1, 2, 1), (((0,),),), {})
 
 
 def test_what_is_observed_changes_assignments_after_the_lag_and_not_before() -> None:
@@ -164,7 +163,7 @@ def test_lessons_hold_from_their_iteration_on() -> None:
     first, second = (
         Strategy("one", MegatronPlanner(), DflopAssigner(shuffle=seed), EntrainScheduler()) for seed in (1, 2)
     )
-    lessons = Lessons((0,), (first,)).learnt(5, second)
+    lessons = Lessons((0, 5), (first, second))
     assert [lessons.at(i) for i in (0, 4, 5, 9)] == [first, first, second, second]
     assert [row[0] for row in lessons.since(4)] == [0, 5]
     assert [row[0] for row in lessons.since(5)] == [5]

@@ -8,20 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.sampler.microbatches import batches_of, deal, split
+from entrain_bench.sampler.microbatches import as_assignment, deal, split
 from support.builders import labels, rngs, samples, tiny_model
 
 
 def test_ranks_get_their_microbatches_in_order_and_samples_in_order_of_arrival() -> None:
     dealt = deal(labels([1, 0, 1, 0, 1], [4, 0, 2, 0, 4]), 2)
-    assert dealt.ranks == (((1, 3),), ((2,), (0, 4)))
-    assert dealt.of(1) == ((2,), (0, 4))
+    assert dealt == (((1, 3),), ((2,), (0, 4)))
 
 
 @pytest.mark.parametrize("counts", ["fixed", "equal"])
 def test_ranks_with_fewer_microbatches_split_those_with_most_samples(counts: str) -> None:
     dealt = deal(labels([0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1, 2]), 2, counts, 3)
-    assert dealt.ranks == (((0, 1), (2,), (3, 4)), ((5,), (6,), (7,)))
+    assert dealt == (((0, 1), (2,), (3, 4)), ((5,), (6,), (7,)))
 
 
 def test_of_equally_large_microbatches_the_first_is_split() -> None:
@@ -34,7 +33,7 @@ def test_splitting_loses_no_sample_and_levels_sizes(rng: np.random.Generator, nu
     size = num_ranks * count * 3
     replica = np.arange(size) % num_ranks
     dealt = deal(labels(replica, rng.integers(0, count, size)), num_ranks, "fixed", count)
-    for rank, rows in enumerate(dealt.ranks):
+    for rank, rows in enumerate(dealt):
         assert len(rows) == count
         assert all(rows)
         assert sorted(index for row in rows for index in row) == np.flatnonzero(replica == rank).tolist()
@@ -66,11 +65,6 @@ def test_what_cannot_be_dealt_is_one_line(replica: list[int], microbatch: list[i
 def test_every_module_runs_on_the_samples_of_a_microbatch() -> None:
     model, shapes = tiny_model(), samples((5, [8, 8]), (5, []), (5, [4]))
     dealt = deal(labels([0, 1, 1], [0, 1, 0]), 2)
-    vision, llm = dealt.as_assignment(model, shapes).modules
+    vision, llm = as_assignment(dealt, model, shapes).modules
     assert (llm.replica.tolist(), llm.microbatch.tolist()) == ([0, 1, 1], [0, 1, 0])
     assert (vision.replica.tolist(), vision.microbatch.tolist()) == ([0, 0, 1], [0, 0, 0])
-
-
-def test_the_last_batch_is_left_out_unless_whole() -> None:
-    assert batches_of(np.arange(7), 3).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert batches_of(np.arange(6), 3).shape == (2, 3)

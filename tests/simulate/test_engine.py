@@ -17,7 +17,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment, group
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import (
     FRAMEWORK,
@@ -212,7 +212,7 @@ def test_two_encoders_with_their_own_dp_equal_the_reference(rng: np.random.Gener
 # The simulator around it
 
 
-def simulated(budget_bytes: float, framework: Framework = FRAMEWORK) -> tuple[Simulator, Program]:
+def simulated(budget_bytes: float, framework: FrameworkOptions = FRAMEWORK) -> tuple[Simulator, Program]:
     layout = chain_layout(MODEL, 1, 1, 3)
     shapes, assignment = uniform_batch(MODEL, 3)
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
@@ -221,7 +221,7 @@ def simulated(budget_bytes: float, framework: Framework = FRAMEWORK) -> tuple[Si
 
 def test_simulator_times_equal_the_reference_under_the_cost_truth() -> None:
     # One replica on a chain, whose equal samples never share a link at a time: transfers are mere delays.
-    framework = Framework(overlap_grad_reduce=False, overlap_param_gather=False, p2p="overlapped")
+    framework = FrameworkOptions(overlap_grad_reduce=False, overlap_param_gather=False, p2p="overlapped")
     simulator, program = simulated(1e12, framework)
     timeline = simulator.execute(program)
     prices = simulator.truth.price(program)

@@ -22,7 +22,7 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
@@ -36,17 +36,17 @@ SMALL += ("layout.tp=2", "layout.dp=2")
 # What two orders of adding up may differ by, relative to the iteration.
 AGREE = 1e-9
 FRAMEWORKS = {
-    "default": Framework(),
-    "overlapped transfers": Framework(p2p="overlapped"),
-    "weights gathered late": Framework(align_param_gather=False),
-    "nothing overlaps": Framework(overlap_grad_reduce=False, overlap_param_gather=False),
-    "all-reduce": Framework(distributed_optimizer=False, p2p="overlapped"),
-    "gradients after all": Framework(overlap_grad_reduce=False, distributed_optimizer=False),
-    "whole hidden states": Framework(sequence_parallel=False),
-    "whole hidden states in turn": Framework(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
-    "products split": Framework(tp_overlap=0.7),
-    "encoders whole": Framework(encoder_sp=False, encoder_cp=False),
-    "two instances": Framework(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
+    "default": FrameworkOptions(),
+    "overlapped transfers": FrameworkOptions(p2p="overlapped"),
+    "weights gathered late": FrameworkOptions(align_param_gather=False),
+    "nothing overlaps": FrameworkOptions(overlap_grad_reduce=False, overlap_param_gather=False),
+    "all-reduce": FrameworkOptions(distributed_optimizer=False, p2p="overlapped"),
+    "gradients after all": FrameworkOptions(overlap_grad_reduce=False, distributed_optimizer=False),
+    "whole hidden states": FrameworkOptions(sequence_parallel=False),
+    "whole hidden states in turn": FrameworkOptions(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
+    "products split": FrameworkOptions(tp_overlap=0.7),
+    "encoders whole": FrameworkOptions(encoder_sp=False, encoder_cp=False),
+    "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
 
@@ -71,7 +71,7 @@ def decided(strategy: str, *overrides: str) -> Case:
     return Case(program, setting.job.cluster, cell.config.model, cell.config.cluster)
 
 
-def disagreement(case: Case, framework: Framework, program: Program | None = None) -> float:
+def disagreement(case: Case, framework: FrameworkOptions, program: Program | None = None) -> float:
     """Largest difference between any times of the two simulators, relative to the iteration.
 
     Args:
@@ -212,8 +212,8 @@ def tiles_are_larger(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_held(patch: pytest.MonkeyPatch) -> None:
-    held = truth.held_after_s
-    patch.setattr(truth, "held_after_s", lambda *given: 0 * held(*given))
+    held = truth.held_s
+    patch.setattr(truth, "held_s", lambda *given: 0 * held(*given))
 
 
 def gradients_wait_for_the_end_of_a_backward(patch: pytest.MonkeyPatch) -> None:
@@ -343,4 +343,4 @@ def test_a_fault_in_what_programs_derive_is_noticed(fault: str) -> None:
         wrong = replace(program, dep_offsets=offsets, **without)
     else:
         wrong = replace(program, dep_bytes=np.where(np.arange(len(program.dep_bytes)) == edge, 1, program.dep_bytes))
-    assert disagreement(case, Framework(), wrong) > 1e3 * AGREE
+    assert disagreement(case, FrameworkOptions(), wrong) > 1e3 * AGREE

@@ -19,7 +19,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment, group
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
@@ -45,7 +45,7 @@ UNLIMITED: dict[str, Any] = {
     "attention_half_tokens": 0.0,
     "attention_half_head_dim": 0.0,
 }
-FRAMEWORK = Framework()
+FRAMEWORK = FrameworkOptions()
 rngs = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
@@ -126,7 +126,7 @@ def tiny_job(
     microbatch_size: int = 2,
     request: LayoutRequest | None = None,
     budget_bytes: float = 16 * GIB,
-    framework: Framework = FRAMEWORK,
+    framework: FrameworkOptions = FRAMEWORK,
 ) -> Job:
     asked = request or LayoutRequest()
     return Job(model, cluster or tiny_cluster(), global_batch, microbatch_size, asked, budget_bytes, framework)

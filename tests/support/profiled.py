@@ -20,7 +20,7 @@ from entrain_bench.costs.profiled.points import (
 )
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.profiling.packs import packs_of, targets_of
+from entrain_bench.train.profiling.stages import packs_of, targets_of
 
 TOKENS = (1, 16, 256, 4096, 65536, 1048576)
 # Seconds of a layer's forward: once, a token, a score, a segment; and of a stage once and a token.

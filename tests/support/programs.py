@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import P2P, Framework
+from entrain_bench.specs.framework import P2P, FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 # Everything that moves gradients, weights and what stages hand on.
 frameworks = st.builds(
-    Framework,
+    FrameworkOptions,
     distributed_optimizer=st.booleans(),
     overlap_grad_reduce=st.booleans(),
     overlap_param_gather=st.booleans(),

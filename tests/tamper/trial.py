@@ -26,8 +26,8 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands.verify import Verification
 from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.plans import Plan, Plans
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.sweeps import PlannedSweep, read_sweeps
 from entrain_bench.records.tables import write_tables
@@ -60,7 +60,7 @@ class Folder:
 
     root: Path
     records: dict[str, Record]
-    plans: dict[str, Plan]
+    plans: dict[str, CachedLayout]
     sweep: PlannedSweep
     cells: Sequence[Cell]
 
@@ -71,7 +71,7 @@ class Folder:
             assert run_command(["--multirun", *SWEEP, f"results_dir={root}"]) == 0
         results = Results(root)
         records = {record.key: record for record in results.records()}
-        plans = {path.stem: Plans(root).read(path.stem) for path in (root / "plans").glob("*.json")}
+        plans = {path.stem: CachedLayouts(root).read(path.stem) for path in (root / "plans").glob("*.json")}
         ((_, sweep),) = read_sweeps(results)
         assert sweep
         cells = compose_cells(SWEEP, multirun=True)
@@ -129,7 +129,7 @@ def _check(folder: Folder, root: Path) -> None:
             assert timeline is not None or path in named or not path.exists(), f"{path} is left out in silence"
     assert found.keys() <= folder.records.keys()
     for key, plan in folder.plans.items():
-        read = Plans(root, named.__setitem__).read(key)
+        read = CachedLayouts(root, named.__setitem__).read(key)
         path = root / "plans" / f"{key}.json"
         assert read is None or _plan_text(read) == _plan_text(plan), f"{path} is believed"
         assert read is not None or path in named or not path.exists(), f"{path} is left out in silence"
@@ -138,7 +138,7 @@ def _check(folder: Folder, root: Path) -> None:
     _same_winners(folder, results, list(found.values()))
 
 
-def _plan_text(plan: Plan) -> str:
+def _plan_text(plan: CachedLayout) -> str:
     return f"{layout_to_json(plan.layout)} {plan.planning_time_s!r}"
 
 

@@ -13,7 +13,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.train import device as device_module
 from entrain_bench.train.connections import VARIABLE, check_connections, connections_unless_given
 from entrain_bench.train.launching import launch
-from entrain_bench.train.launching.processes import environment_of_ranks
+from entrain_bench.train.launching.launch import environment_of_ranks
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.runs import DISJOINT, SETTING
 

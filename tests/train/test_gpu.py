@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.running import loop
-from entrain_bench.train.running.made_up import made_up_features
-from entrain_bench.train.running.row_keys import row_keys
+from entrain_bench.train.running.content import row_keys
+from entrain_bench.train.running.data import made_up_features
 from support.train.alone import groups_of_one
 from support.train.handover import config_from_json
 from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of
@@ -108,7 +108,7 @@ def test_the_tiny_model_is_profiled(tmp_path: Path) -> None:
     assert all(point.kept_bytes > 0 for point in profile.stages if point.kind == "block")
 
 
-def trained(*overrides: str) -> Outcome:
+def trained(*overrides: str) -> RunResult:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     try:
         config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", *overrides)

@@ -16,7 +16,6 @@ import entrain_bench
 PACKAGE = Path(str(entrain_bench.__file__)).parent
 # Rooms of entrain_bench.train; each imports those before it only.
 ROOMS = (
-    ("learning_rate",),
     ("settings", "platform", "features", "connections"),
     ("device",),
     ("modules", "messages"),

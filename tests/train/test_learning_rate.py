@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.learning_rate import LearningRate
+from entrain_bench.train.settings import TrainSettings
 
 
 def rates(decay: str, **changes: Any) -> list[float]:
-    given = {"peak": 8.0, "least": 2.0, "warmup_iterations": 2, "decay": decay, "last_iteration": 5} | changes
-    return [LearningRate(**given).at(iteration) for iteration in range(8)]
+    truth = Mock(model=Mock(generators=()), cluster=Mock(num_ranks=4))
+    given = {"learning_rate": 8.0, "min_learning_rate": 2.0, "warmup_iterations": 2} | changes
+    settings = TrainSettings(truth, 1.0, learning_rate_decay=decay, **given)
+    return [settings.rate_at(iteration, 6) for iteration in range(8)]
 
 
 def test_rates_by_hand() -> None:
@@ -23,7 +26,7 @@ def test_rates_by_hand() -> None:
     # Half a cosine from iteration 1 to 5: 5 + 3 cos(pi k / 4).
     assert rates("cosine") == pytest.approx([4, 8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5, 2, 2, 2])
     assert rates("linear", warmup_iterations=0) == pytest.approx([8, 6.8, 5.6, 4.4, 3.2, 2, 2, 2])
-    assert rates("cosine", warmup_iterations=0, last_iteration=0) == [8, 2, 2, 2, 2, 2, 2, 2]
+    assert rates("cosine", warmup_iterations=0, decay_iterations=1) == [8, 2, 2, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.wide

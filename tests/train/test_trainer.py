@@ -11,11 +11,11 @@ import torch
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout_json import layout_to_json
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import device_of, dtype_name, dtype_on
-from entrain_bench.train.launching.handover import read_outcome, write_outcome
+from entrain_bench.train.launching.worker import read_outcome, write_outcome
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.four_ranks import LAYOUTS
 from support.train.handover import config_from_json
@@ -80,7 +80,7 @@ def test_an_outcome_comes_back_as_it_was_left(tmp_path: Path) -> None:
     frame = pd.DataFrame({"action": [0, 1]})
     layout = LAYOUTS["chain"]
     execution, remarks = {"device": "a GPU", "dtype": "bfloat16"}, ("no mfu", "another kernel")
-    outcome = Outcome(layout, {"loss": 2.0}, ({"loss": 1.0}, {"loss": 3.0}), frame, {}, execution, remarks)
+    outcome = RunResult(layout, {"loss": 2.0}, ({"loss": 1.0}, {"loss": 3.0}), frame, {}, execution, remarks)
     write_outcome(tmp_path, outcome)
     found = read_outcome(tmp_path)
     assert found.timeline is not None

@@ -27,8 +27,8 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
+from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.plans import Plans
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import run_cells
 from entrain_bench.run.experiment import plan_of, prepare
@@ -154,7 +154,7 @@ class StrategyRace:
     def layout(self, name: str, seed: int) -> Layout:
         """The layout that a strategy planned at a seed: as its run kept it, or planned again."""
         config = self.config(name, seed)
-        return plan_of(prepare(config), config, Plans(self.results.root)).layout
+        return plan_of(prepare(config), config, CachedLayouts(self.results.root)).layout
 
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
         return (*self.variants[name].overrides, *self.overrides, f"seed={seed}", *changed)

@@ -20,7 +20,7 @@ from entrain_bench.answers.tracking.words import describe_sweep, shortened, summ
 from entrain_bench.records.leaves import parameters_text
 from entrain_bench.records.records import LABELS, METRICS, Record, Results
 from entrain_bench.records.tables import table_csv
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 
 # Other pages are made for generative models.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -67,7 +67,7 @@ PARTS = ("planner", "assigner", "scheduler")
 MAX_NAME, MAX_TEXT = 250, 6000
 # Of a run: more columns than that are not read.
 MAX_PARAMETERS = 30
-USUAL = asdict(Framework())
+USUAL = asdict(FrameworkOptions())
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.

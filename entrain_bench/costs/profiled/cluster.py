@@ -16,7 +16,7 @@ from entrain_bench.costs.profiled.layers import MEDIAN
 from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, Constants, DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.parse import check_mapping, parse
 
@@ -82,7 +82,7 @@ class ProfiledDevice:
 
 
 def cluster_with_times(
-    config: Mapping[str, Any], model: ModelSpec, framework: Framework, speed: Speed
+    config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
 ) -> tuple[ClusterSpec, ProfiledTimes | None]:
     """The cluster of a configuration with its constants multiplied, and its layer times where they are profiled.
 

@@ -25,7 +25,7 @@ from entrain_bench.costs.roofline import (
     sum_in_order,
 )
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -59,7 +59,7 @@ class ProfiledTimes:
         profile: DeviceProfile,
         model: ModelSpec,
         cluster: ClusterSpec,
-        framework: Framework,
+        framework: FrameworkOptions,
         where: str,
         extrapolate: bool = False,
     ) -> ProfiledTimes:

@@ -1,16 +1,222 @@
-"""All cases by name, with their targets."""
+"""All cases with their targets: parts of runs, and daily use in CPU seconds, which other work hardly changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+from typing import Any
 
+import numpy as np
+from hydra.utils import get_method
+
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.bench import measures
-from entrain_bench.lab.bench.measures import Measure
+from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.records.records import Results
+from entrain_bench.run.cells import Done, attempt, compose_cells, run_cells
+from entrain_bench.run.experiment import RunContext, prepare, run_experiment
+from entrain_bench.simulate import Simulator
+from entrain_bench.specs.shapes import SampleShapes
+
+REPEATS, WARM_UPS = 10, 2
+# A call is repeated less often once its repetitions have taken this long.
+LONG_S = 3.0
+
+# What was measured, and its values by name; units are part of the names.
+type Measure = tuple[str, dict[str, float]]
+
+
+def seconds_of(
+    call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
+) -> list[float]:
+    """Seconds of repeated calls (at least three, after warm-ups), each of which receives its index."""
+    times: list[float] = []
+    for index in range(WARM_UPS + repeats):
+        started = timer()
+        call(index)
+        times.append(timer() - started)
+        if len(times) >= WARM_UPS + 3 and sum(times) > LONG_S:
+            break
+    return times[WARM_UPS:]
+
+
+def peak_rss_gb() -> float:
+    """Peak resident memory of this process, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS) -> Iterator[Measure]:
+    """Seconds of planning (once) and of each part of an iteration (median), for each strategy on a job.
+
+    The last value is the iteration time on the simulated clock, behind which assignment and schedule have to hide.
+    """
+    for name in strategies:
+        setting = prepare(compose_cells([f"strategy={name}", *job])[0].config)
+        strategy, started = setting.strategy, perf_counter()
+        layout = strategy.plan(setting.profile)
+        plan_s, profile = perf_counter() - started, setting.profile.under(layout)
+        batches = _batches(setting, WARM_UPS + repeats)
+        assigned = strategy.assigner.assign(batches[0], layout, profile)
+        program = strategy.scheduler.schedule(batches[0], layout, assigned, profile)
+        simulator = Simulator(setting.truth, setting.job.memory_budget_bytes)
+        calls: dict[str, Callable[[int], Any]] = {
+            "assign_s": lambda i: strategy.assigner.assign(batches[i], layout, profile),  # noqa: B023
+            "schedule_s": lambda _: strategy.scheduler.schedule(batches[0], layout, assigned, profile),  # noqa: B023
+            "execute_s": lambda _: simulator.execute(program),  # noqa: B023
+        }
+        yield (
+            name,
+            {
+                "plan_s": plan_s,
+                **{label: median(seconds_of(call, repeats)) for label, call in calls.items()},
+                "iteration_time_s": simulator.execute(program).iteration_time_s,
+                "num_actions": program.num_actions,
+                "peak_rss_gb": peak_rss_gb(),
+            },
+        )
+
+
+def solver_limit(limits_s: Sequence[float], job: Sequence[str], num_samples: int = 512) -> Iterator[Measure]:
+    """The longest of several assignments as a share of the solver's time limit, with too much work for any limit."""
+    for limit_s in limits_s:
+        given = (f"strategy.assigner.solver_seconds={limit_s}", "strategy.assigner.solver_work_per_sample=1e9")
+        setting = prepare(compose_cells([*job, *given, f"global_batch={num_samples}"])[0].config)
+        layout = setting.strategy.plan(setting.profile)
+        batches, assign = _batches(setting, WARM_UPS + 3), setting.strategy.assigner.assign
+        assign_s = max(seconds_of(lambda i: assign(batches[i], layout, setting.profile), 3))  # noqa: B023
+        yield f"solver_limit_{limit_s}_s", {"assign_s": assign_s, "share": assign_s / limit_s}
+
+
+def lpt(
+    workloads: Sequence[str], job: Sequence[str], target: str, num_samples: int = 2048, repeats: int = REPEATS
+) -> Iterator[Measure]:
+    """A function that fills buckets ``[samples]`` by costs ``[samples, 2]``; encoder and LLM have one DP."""
+    fill: Callable[[FloatArray, int], IntArray] = get_method(target)
+    for workload in workloads:
+        setting = prepare(compose_cells([*job, f"global_batch={num_samples}", f"workload={workload}"])[0].config)
+        layout = setting.strategy.plan(setting.profile)
+        encoder, llm = layout.modules[0], layout.modules[-1]
+        # A pipeline advances at the pace of its stages: cost of a sample on one stage.
+        costs = [
+            np.stack(setting.profile.estimate_samples(shapes, llm.tp, llm.cp), axis=1) / [encoder.pp, llm.pp]
+            for shapes in _batches(setting, WARM_UPS + repeats)
+        ]
+        count = layout.num_microbatches * llm.dp
+        times = seconds_of(lambda i: fill(costs[i], count), repeats)  # noqa: B023
+        gap = max(bucket_gap(cost, fill(cost, count), count) for cost in costs)
+        sizes = {"num_samples": num_samples, "num_buckets": count}
+        yield f"lpt_{workload}", {**sizes, "fill_s": median(times), "worst_gap": gap}
+
+
+def bucket_gap(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
+    """Relative excess of the fullest bucket, by either cost ``[samples, 2]``, over the trivial lower bound.
+
+    No bucket can hold less than the mean of all buckets or the largest sample.
+    """
+    fullest = max(float(np.bincount(bucket, weights=column).max()) for column in cost.T)
+    return fullest / max(float(cost.max()), float(cost.sum(axis=0).max()) / num_buckets) - 1.0
+
+
+def _batches(setting: RunContext, count: int) -> list[SampleShapes]:
+    return [setting.source.batch(index, setting.job.global_batch, 0) for index in range(count)]
+
+
+def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int = 15) -> Iterator[Measure]:
+    """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
+    # torch would count as memory of the other cases.
+    from entrain_bench.lab.bench.training import take_turns
+    from entrain_bench.train.launching.launch import on_ranks
+
+    first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
+    found = first | last
+    ratios = {"ratio": ("ours_s", "megatron_s"), "shortest_ratio": ("ours_shortest_s", "megatron_shortest_s")}
+    yield "1f1b", found | {name: found[ours] / found[theirs] for name, (ours, theirs) in ratios.items()}
+
+
+COMMAND_S = 280.0
+
+
+def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
+    """CPU seconds of one run of a job per strategy, configuration and record included; then their sum."""
+    spent_s = dict[str, float]()
+    with TemporaryDirectory(prefix="entrain-bench-") as folder:
+        for name in strategies or choices("strategy"):
+            started = process_time()
+            (cell,) = compose_cells([f"strategy={name}", *job])
+            _check(attempt(cell, Results(Path(folder))))
+            spent_s[name] = process_time() - started
+            yield name, {"cpu_s": spent_s[name]}
+    yield "all", {"cpu_s": sum(spent_s.values())}
+
+
+def _check(done: Done) -> None:
+    if done.record is None or done.record.status == "failed":
+        reason = done.record.reason if done.record else done.problem
+        raise RuntimeError(f"{' '.join(done.cell.overrides)}: {reason}")
+
+
+def sweep_of_jobs(jobs: Sequence[Sequence[str]], strategies: Sequence[str] = ()) -> Iterator[Measure]:
+    """CPU seconds of the runs of all strategies on several jobs in one process, where the runs of a job share work."""
+    names = strategies or choices("strategy")
+    with TemporaryDirectory(prefix="entrain-bench-") as folder:
+        started = process_time()
+        sweeps = [compose_cells([f"strategy={','.join(names)}", *job], multirun=True) for job in jobs]
+        spent_s = {"compose": process_time() - started} | dict.fromkeys(names, 0.0)
+        plain = [replace(cell, timeline=False) for swept in sweeps for cell in swept]
+        for done in run_cells(plain, Results(Path(folder))):
+            _check(done)
+            now = process_time() - started
+            spent_s[done.cell.overrides[0].partition("=")[2]] += now - sum(spent_s.values())
+    yield from ((name, {"cpu_s": seconds}) for name, seconds in spent_s.items())
+    yield "all", {"cpu_s": sum(spent_s.values())}
+
+
+def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
+    """Cost of a run in a sweep beyond its experiment in CPU seconds, and growth of the peak memory over the sweep."""
+    composed = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
+    experiment_s = median(seconds_of(lambda _: run_experiment(composed[0].config), timer=process_time))
+    with TemporaryDirectory(prefix="entrain-bench-") as folder:
+        done = run_cells(composed, Results(Path(folder)))
+        first = [next(done) for _ in range(num_cells // 5)]
+        held_gb, started = peak_rss_gb(), process_time()
+        others = [*done]
+    overhead_s = (process_time() - started) / len(others) - experiment_s
+    yield "run", {"experiment_s": experiment_s, "overhead_s": overhead_s}
+    growth = peak_rss_gb() / held_gb - 1.0
+    yield f"memory_{len(first) + len(others)}_runs", {"peak_rss_gb": peak_rss_gb(), "growth": growth}
+
+
+def commands(overrides: Sequence[str]) -> Iterator[Measure]:
+    """CPU seconds of commands, their worker processes included."""
+    with TemporaryDirectory(prefix="entrain-bench-") as name:
+        folder = Path(name)
+        yield "help", _command(["--help"], folder)
+        yield "one_run", _command([*overrides, f"results_dir={folder}/runs", "mlflow=false"], folder)
+        quick = ["figures", "quick", f"results_dir={folder}/quick"]
+        for label in ("quick_from_nothing", "quick_nothing_to_do"):
+            yield label, _command(quick, folder)
+
+
+def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
+    """CPU seconds of a command and of all its processes; ``RuntimeError`` if it fails."""
+    log, before = folder / "log", _children_s()
+    environment = {"XDG_CACHE_HOME": str(folder / "cache")}
+    if problem := run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment):
+        raise RuntimeError(f"{' '.join(arguments)}: {problem} ({last_line(log)})")
+    return {"cpu_s": _children_s() - before}
+
+
+def _children_s() -> float:
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
 
 # Against hangs: on an idle machine with two cores no measure takes as long.
 CASE_TIMEOUT_S = 300.0
@@ -74,26 +280,22 @@ class Case:
 
 
 CASES = {
-    "cells": Case("CPU seconds of one run per strategy", measures.cells),
-    "shared_cells": Case("CPU seconds of all strategies on three jobs", partial(measures.sweep_of_jobs, SHARED)),
-    "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(measures.sweep, 100, TINY)),
+    "cells": Case("CPU seconds of one run per strategy", cells),
+    "shared_cells": Case("CPU seconds of all strategies on three jobs", partial(sweep_of_jobs, SHARED)),
+    "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(sweep, 100, TINY)),
     "commands": Case(
-        "CPU seconds of a command; quick: from nothing <= 60, with nothing to do <= 6", partial(measures.commands, TINY)
+        "CPU seconds of a command; quick: from nothing <= 60, with nothing to do <= 6", partial(commands, TINY)
     ),
     "parts_64_gpus": Case(
-        "assign_s <= 0.020, schedule_s + execute_s <= 0.010", partial(measures.parts, choices("strategy"), ())
+        "assign_s <= 0.020, schedule_s + execute_s <= 0.010", partial(parts, choices("strategy"), ())
     ),
     "parts_16384_gpus": Case(
         "assign_s <= 0.5, schedule_s + execute_s <= 2, peak_rss_gb <= 4",
-        partial(measures.parts, ("megatron", "entrain"), WIDE, repeats=3),
+        partial(parts, ("megatron", "entrain"), WIDE, repeats=3),
     ),
-    "lpt": Case(
-        "fill_s <= 0.100, worst_gap <= 0.01", partial(measures.lpt, ("opencqa_ocr", "synthetic"), BUCKETS, LPT)
-    ),
-    "solver": Case("share <= 1.1", partial(measures.solver_limit, (0.2, 1.0), BUCKETS)),
-    "training_against_megatron": Case(
-        "ratio <= 1.05, loss_difference <= 1e-5", partial(measures.against_megatron, TRAINED)
-    ),
+    "lpt": Case("fill_s <= 0.100, worst_gap <= 0.01", partial(lpt, ("opencqa_ocr", "synthetic"), BUCKETS, LPT)),
+    "solver": Case("share <= 1.1", partial(solver_limit, (0.2, 1.0), BUCKETS)),
+    "training_against_megatron": Case("ratio <= 1.05, loss_difference <= 1e-5", partial(against_megatron, TRAINED)),
 }
 
 

@@ -81,9 +81,15 @@ class MegatronSchedule:
         module, stage = program.model.modules[0], self.pipeline.pp_group.rank()
         # As ahead as for our runtime.
         inputs = runtime.loader.load([MakeInputs(data, module, stage, members) for members in microbatches])
+
+        def step(inputs: Iterator[Inputs], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
+            output = model.trained.buffers(model.hidden, next(inputs).pack)
+            scaled = output / data.num_loss_tokens if self.pipeline.is_pp_last_stage else output
+            return scaled, lambda loss: (loss, 0, loss.detach())
+
         trained.zero_grad()
         losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
-            forward_step_func=self._forward_step(data.num_loss_tokens),
+            forward_step_func=step,
             data_iterator=inputs,
             model=self.model,
             num_microbatches=len(microbatches),
@@ -99,26 +105,14 @@ class MegatronSchedule:
             trained.step(runtime.settings.clip_grad, norm)
         return losses
 
-    def _forward_step(self, num_loss_tokens: int) -> Callable[..., tuple[Tensor, Callable[..., Any]]]:
-        def loss_of(output: Tensor) -> tuple[Tensor, int, Tensor]:
-            return output, 0, output.detach()
-
-        def step(inputs: Iterator[Inputs], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
-            output = model.trained.buffers(model.hidden, next(inputs).pack)
-            return output / num_loss_tokens if self.pipeline.is_pp_last_stage else output, loss_of
-
-        return step
-
 
 def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
     """Time both runtimes on this rank; collective, over gloo.
 
     Each trains weights of its own from the same start. They run in turn, each first as often as the other. The
-    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size.
-
-    Returns:
-        Median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
-        relative difference of the losses.
+    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size. Returns
+    median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
+    relative difference of the losses.
     """
     prepare_platform((*MODULES, *SCHEDULE_MODULES))
     setting = prepare(compose_cells(overrides)[0].config)
@@ -128,7 +122,7 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
     megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
     runs: dict[str, Callable[[Program], list[Tensor]]] = {
-        "ours": lambda program: [row.loss for row in ours.run(ours.prepare(program), clock).losses],
+        "ours": lambda program: [loss for _, loss in ours.run(ours.prepare(program), clock).losses],
         "megatron": megatron.run,
     }
     times, differences = {name: list[float]() for name in runs}, list[float]()

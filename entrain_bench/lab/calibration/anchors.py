@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from entrain_bench.base.errors import require
+from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.calibration.kernels import KernelAnchor, parse_kernels
+from entrain_bench.costs.roofline import Roofline, score_area
+from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec
+from entrain_bench.specs.layer import Attention, Gemm
 from entrain_bench.specs.parse import check_mapping, parse
 
 HALVES = ("fit", "test")
@@ -19,6 +24,9 @@ HALVES = ("fit", "test")
 NODE = 8
 # Memory is not what is tested: every published run fitted its devices.
 MEMORY_BYTES = 1e13
+TERA = 1e12
+# Heads of a batch in which no kernel is bound by its launch.
+LARGE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +113,77 @@ class ForwardAnchor:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product ``[m, k] @ [k, n]`` and its published rate."""
+
+    m: int
+    n: int
+    k: int
+    tflops: float
+
+    def predicted_s(self, roofline: Roofline) -> float:
+        """Its time on the roofline's device."""
+        return float(roofline.gemm_s(Gemm(self.k, self.n), np.array([float(self.m)]), 1, 1)[0])
+
+    @property
+    def published_s(self) -> float:
+        """Its published time."""
+        return 2.0 * self.m * self.n * self.k / (self.tflops * TERA)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """Attention over sequences of one length and the published rate of a pass, by the FLOPs that masks leave."""
+
+    head_dim: int
+    causal: bool
+    backward: bool
+    tokens: int
+    tflops: float
+
+    def predicted_s(self, roofline: Roofline) -> float:
+        """Time of one head of one sequence on the roofline's device, as part of a large batch."""
+        attention = Attention(self.head_dim * LARGE, self.head_dim * LARGE, self.causal, head_dim=self.head_dim)
+        lengths = np.array([self.tokens])
+        passes = roofline.attention_s(attention, score_area(attention, lengths), lengths.astype(np.float64), 1, 1)
+        return float(passes[self.backward][0]) / LARGE
+
+    @property
+    def published_s(self) -> float:
+        """Its published time; a backward has 2.5 times the FLOPs."""
+        attention = Attention(self.head_dim, self.head_dim, self.causal)
+        flops = float(attention.flops(np.array([self.tokens]))[0])
+        return flops * (2.5 if self.backward else 1.0) / (self.tflops * TERA)
+
+
+type Kernel = Product | AttentionKernel
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPoint:
+    """A published kernel on a cluster's device."""
+
+    cluster: ClusterSpec
+    kernel: Kernel
+
+    @classmethod
+    def of(cls, device: str, kernel: Kernel, composer: Composer) -> KernelPoint:
+        """Return the kernel on the device that it was published for, by the name of its YAML."""
+        return cls(ClusterSpec.from_config(composer.run((f"cluster={device}x64",)).cluster), kernel)
+
+    def ratio(self, device: DeviceSpec) -> float:
+        """Predicted over published; kernels alone run at the full clock, so nothing of training is in it."""
+        alone = replace(self.cluster, device=replace(device, sustained_fraction=1.0))
+        return self.kernel.predicted_s(Roofline(alone)) / self.kernel.published_s
+
+
+@dataclass(frozen=True, slots=True)
 class Anchors:
-    """All published times; ``toggles`` are overrides in place of a run's own, by what they assume."""
+    """All published times, kernels with their device; ``toggles`` replace overrides of a run, by what they assume."""
 
     iterations: tuple[Anchor, ...]
     forwards: tuple[ForwardAnchor, ...]
-    kernels: tuple[KernelAnchor, ...]
+    kernels: tuple[tuple[str, Kernel], ...]
     toggles: Mapping[str, tuple[str, ...]]
 
     @property
@@ -118,11 +191,17 @@ class Anchors:
         """Overrides of the run behind every iteration and every forward."""
         return [*(each.overrides for each in self.iterations), *(each.overrides for each in self.forwards)]
 
+    def toggled(self) -> Iterator[tuple[Anchor, list[tuple[str, ...]]]]:
+        """The first anchor of every group, and its overrides under every toggle."""
+        for _, rows in groupby(self.iterations, key=lambda anchor: anchor.group):
+            anchor = next(rows)
+            yield anchor, [toggled(anchor.overrides, changes) for changes in self.toggles.values()]
+
     @property
-    def devices(self) -> list[str]:
-        """Names of the YAMLs of all devices, in the order of the file."""
+    def groups(self) -> list[Group]:
+        """All groups, in the order of the file."""
         groups = [*(anchor.group for anchor in self.iterations), *(anchor.group for anchor in self.forwards)]
-        return [*dict.fromkeys(group.device for group in groups)]
+        return [*dict.fromkeys(groups)]
 
 
 def load_anchors(path: Path | None = None) -> Anchors:
@@ -133,15 +212,14 @@ def load_anchors(path: Path | None = None) -> Anchors:
     return Anchors(
         tuple(_iteration(*row) for row in _grouped(values["iterations"], path.name)),
         tuple(_forward(group, row, where) for group, _, where, row in _grouped(values["forwards"], path.name)),
-        tuple(parse_kernels(values, path.name)),
+        tuple(_kernels(values, path.name)),
         toggles,
     )
 
 
 def toggled(overrides: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
     """A run's overrides with others in place of those of the same keys."""
-    merged = {text.partition("=")[0]: text for text in (*overrides, *changes)}
-    return tuple(merged.values())
+    return tuple({text.partition("=")[0]: text for text in (*overrides, *changes)}.values())
 
 
 def _grouped(groups: Sequence[Mapping[str, Any]], file: str) -> Iterator[tuple[Group, Mapping[str, Any], str, Any]]:
@@ -169,3 +247,16 @@ def _forward(group: Group, row: Mapping[str, Any], where: str) -> ForwardAnchor:
     ends = anchor.published_ms
     require(len(ends) == 2 and 0 < ends[0] <= ends[1], f"{where}: published_ms", [*ends], "the least and the greatest")
     return anchor
+
+
+def _kernels(values: Mapping[str, Any], file: str) -> Iterator[tuple[str, Kernel]]:
+    """Products from rows of m, n, k and TFLOP/s; attention from rows of rates, one for each of the lengths."""
+    for group in values["products"]:
+        for row in group["rows"]:
+            product = dict(zip(("m", "n", "k", "tflops"), row, strict=True))
+            yield group["device"], parse(Product, product, f"{file}: products of {group['device']}")
+    for group in values["attention"]:
+        for row in group["rows"]:
+            for tokens, tflops in zip(group["tokens"], row["tflops"], strict=True):
+                kernel = {**row, "tokens": tokens, "tflops": tflops}
+                yield group["device"], parse(AttentionKernel, kernel, f"{file}: attention of {group['device']}")

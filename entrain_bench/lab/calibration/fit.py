@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -13,7 +13,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.calibration.anchors import Anchor, ForwardAnchor
-from entrain_bench.lab.programs import first_program
+from entrain_bench.lab.fidelity.programs import first_program
 from entrain_bench.program import Program
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import DeviceSpec
@@ -31,16 +31,10 @@ DIFFERENCE = 1e-3
 DIGITS = 2
 
 
-class Ratio(Protocol):
-    """Something published that a device predicts."""
-
-    def ratio(self, device: DeviceSpec) -> float:
-        """Predicted over published."""
-        ...
-
-
-def fit_device(device: DeviceSpec, points: Sequence[Ratio], start: dict[str, float]) -> DeviceSpec:
-    """The device that predicts the points, all of it, best by the squares of their relative errors.
+def fit_device(
+    device: DeviceSpec, ratios: Sequence[Callable[[DeviceSpec], float]], start: dict[str, float]
+) -> DeviceSpec:
+    """Return the device whose ratios of predicted to published time have the least squared errors.
 
     ``start`` has the constants that are fitted and where the search begins; they get ``DIGITS`` significant digits.
     """
@@ -52,26 +46,18 @@ def fit_device(device: DeviceSpec, points: Sequence[Ratio], start: dict[str, flo
 
     def residuals(scales: FloatArray) -> FloatArray:
         tried = with_constants(scales)
-        return np.array([point.ratio(tried) - 1.0 for point in points])
+        return np.array([ratio(tried) - 1.0 for ratio in ratios])
 
     bounds = (0.01, np.where(at < MOST, MOST / at, np.inf))
     found = with_constants(least_squares(residuals, np.ones(len(at)), bounds=bounds, diff_step=[DIFFERENCE]).x)
-    values: dict[str, Any] = {name: rounded(getattr(found, name)) for name in names}
+    values: dict[str, Any] = {name: float(f"{getattr(found, name):.{DIGITS - 1}e}") for name in names}
     return replace(found, **values)
-
-
-def rounded(value: float) -> float:
-    """A number to ``DIGITS`` significant digits."""
-    return float(f"{value:.{DIGITS - 1}e}")
 
 
 def interval(points: Sequence[ForwardPoint], device: DeviceSpec, name: str, values: FloatArray) -> tuple[float, float]:
     """Least and greatest of the tried values of a constant at which every prediction lies in its published range."""
-    good = []
-    for value in values.tolist():
-        changed: dict[str, Any] = {name: value}
-        if all(point.inside(replace(device, **changed)) for point in points):
-            good.append(value)
+    devices: dict[float, DeviceSpec] = {value: replace(device, **{name: value}) for value in values.tolist()}
+    good = [value for value, tried in devices.items() if all(point.inside(tried) for point in points)]
     return (min(good), max(good)) if good else (np.nan, np.nan)
 
 
@@ -88,11 +74,6 @@ class ReferencePoint[Published: (Anchor, ForwardAnchor)]:
         """Plan the layout of an anchor and build its program."""
         setting, program = first_program(composer.run(anchor.overrides))
         return cls(anchor, setting.truth, program)
-
-    @property
-    def device(self) -> DeviceSpec:
-        """The configured device."""
-        return self.truth.cluster.device
 
     def on(self, device: DeviceSpec) -> CostTruth:
         """Return the cost model of another device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
@@ -13,8 +13,7 @@ from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.figures.forward_variability import microbatch_forward
-from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, load_anchors, toggled
-from entrain_bench.lab.calibration.kernels import AttentionKernel, KernelPoint, Product
+from entrain_bench.lab.calibration.anchors import Anchor, Anchors, ForwardAnchor, KernelPoint, Product, load_anchors
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 
@@ -62,7 +61,7 @@ def calibration_output() -> Output:
     """The document; the anchors are read once."""
     anchors = load_anchors()
     sweeps = [*anchors.runs]
-    sweeps += [overrides for anchor in _first_of_groups(anchors) for overrides in _toggles(anchors, anchor).values()]
+    sweeps += [overrides for _, changed in anchors.toggled() for overrides in changed]
 
     def timelines(study: Study) -> list[list[Cell]]:
         return [group for anchor in anchors.forwards for group in by_strategy(study.cells(*anchor.overrides))]
@@ -91,7 +90,9 @@ def write_calibration(anchors: Anchors, study: Study) -> str:
         _sensitivity(anchors, study),
         UNDETERMINED,
         "## Sources\n",
-        _sources(anchors),
+        markdown_table(
+            ["group", "what ran", "source"], [[each.name, each.framework, each.source] for each in anchors.groups]
+        ),
     ]
     write_atomically(study.results.root / "calibration.md", "\n".join(parts).encode())
     problems = [study.problem(*overrides) for overrides in anchors.runs]
@@ -119,11 +120,10 @@ def _iterations(anchors: Sequence[Anchor], errors: dict[Anchor, float]) -> str:
     rows = []
     for anchor in anchors:
         own, error = anchor.settings, errors.get(anchor)
-        degrees = [str(value) for value in (anchor.gpus, own.tp, own.cp, own.pp, own.virtual_stages)]
-        sizes = [str(anchor.global_batch), str(own.microbatch_size), f"{anchor.published_s:.2f}"]
+        sizes = (anchor.gpus, own.tp, own.cp, own.pp, own.virtual_stages, anchor.global_batch, own.microbatch_size)
         shown = [NOT_RUN, ""] if error is None else [f"{anchor.published_s * (1 + error):.2f}", f"{100 * error:+.1f}%"]
         name = f"{anchor.group.name} ({anchor.group.device.upper()})"
-        rows.append([name, *degrees, *sizes, *shown, anchor.half])
+        rows.append([name, *map(str, sizes), f"{anchor.published_s:.2f}", *shown, anchor.half])
     return markdown_table([*PLACES, "error", "half"], rows, right=[*PLACES[1:], "error"])
 
 
@@ -135,10 +135,8 @@ def _scaling(errors: dict[Anchor, float]) -> str:
         for anchor in others:
             published = anchor.published_s / first.published_s - 1.0
             predicted = (1 + published) * (1 + errors[anchor]) / (1 + errors[first]) - 1.0
-            spans = f"{first.gpus} to {anchor.gpus}"
-            points = 100 * (predicted - published)
-            shown = [f"{100 * published:+.1f}%", f"{100 * predicted:+.1f}%", f"{points:+.1f}"]
-            rows.append([anchor.group.name, spans, *shown])
+            shown = [f"{100 * published:+.1f}%", f"{100 * predicted:+.1f}%", f"{100 * (predicted - published):+.1f}"]
+            rows.append([anchor.group.name, f"{first.gpus} to {anchor.gpus}", *shown])
     heading = ["group", "GPUs", "published", "predicted", "points apart"]
     return markdown_table(heading, rows, right=heading[1:])
 
@@ -160,36 +158,20 @@ def _forwards(anchors: Sequence[ForwardAnchor], study: Study) -> str:
 
 def _kernels(anchors: Anchors, study: Study) -> str:
     rows = []
-    for (device, what), listed in groupby(anchors.kernels, key=lambda each: (each.device, type(each.kernel))):
-        cases = [KernelPoint.of(each, study.composer) for each in listed]
-        errors = [abs(case.ratio(case.device) - 1.0) for case in cases]
-        name = {Product: "products", AttentionKernel: "attention"}[what]
+    for (device, what), listed in groupby(anchors.kernels, key=lambda each: (each[0], type(each[1]))):
+        cases = [KernelPoint.of(*each, study.composer) for each in listed]
+        errors = [abs(case.ratio(case.cluster.device) - 1.0) for case in cases]
+        name = "products" if what is Product else "attention"
         rows.append([device, name, str(len(cases)), f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%"])
     heading = ["device", "kernels", "number", "median error", "largest error"]
     return markdown_table(heading, rows, right=heading[2:])
 
 
-def _first_of_groups(anchors: Anchors) -> Iterator[Anchor]:
-    for _, rows in groupby(anchors.iterations, key=lambda anchor: anchor.group):
-        yield next(rows)
-
-
-def _toggles(anchors: Anchors, anchor: Anchor) -> dict[str, tuple[str, ...]]:
-    """The overrides of an anchor under every other assumption."""
-    return {name: toggled(anchor.overrides, changes) for name, changes in anchors.toggles.items()}
-
-
 def _sensitivity(anchors: Anchors, study: Study) -> str:
     rows = []
-    for anchor in _first_of_groups(anchors):
-        own, changed = _predicted_s(anchor.overrides, study), _toggles(anchors, anchor).values()
+    for anchor, changed in anchors.toggled():
+        own = _predicted_s(anchor.overrides, study)
         times = [_predicted_s(overrides, study) for overrides in changed]
         shown = ["" if own is None or time is None else f"{100 * (time / own - 1):+.1f}%" for time in times]
         rows.append([f"{anchor.group.name}, {anchor.gpus} GPUs", *shown])
     return markdown_table(["run", *anchors.toggles], rows, right=[*anchors.toggles])
-
-
-def _sources(anchors: Anchors) -> str:
-    groups = dict.fromkeys(anchor.group for anchor in anchors.iterations)
-    groups |= dict.fromkeys(anchor.group for anchor in anchors.forwards)
-    return markdown_table(["group", "what ran", "source"], [[g.name, g.framework, g.source] for g in groups])

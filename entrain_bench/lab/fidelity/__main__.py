@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
@@ -18,14 +19,12 @@ import pandas as pd
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.base.errors import UserError
-from entrain_bench.base.files import write_atomically
 from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP, all_rows
-from entrain_bench.lab.fidelity.predict import predict_group, simulated
+from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group, simulated
 from entrain_bench.lab.fidelity.programs import NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
-from entrain_bench.lab.files import read_json, write_figure, write_json
-from entrain_bench.train.launching.group import on_ranks
+from entrain_bench.lab.files import read_json, write_json, write_outputs
+from entrain_bench.train.launching.launch import on_ranks
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience
 
@@ -77,7 +76,7 @@ def measure(programs: Sequence[FidelityProgram], repeats: int, folder: Path, cor
         write_json(folder / "links.json", links)
     done = 0
     # Background load changes over minutes: predictions are measured right after what they predict.
-    for (num_ranks, workload, seed), some in groupby(programs, key=lambda one: one.group):
+    for (num_ranks, workload, seed), some in groupby(programs, attrgetter("num_ranks", "workload", "seed")):
         members = [*some]
         if untrained := [one for one in members if not (folder / f"{one.key}.json").exists()]:
             on_ranks(train_programs, num_ranks, untrained, repeats, folder, cores=cores)
@@ -92,14 +91,13 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
 
     The figure and the verdict are those of the simulated predictions where there are any.
     """
-    write_atomically(results / "fidelity.csv", rows.assign(load_average=load).to_csv(index=False).encode())
     missed: list[str] = []
     console, columns = make_console(), ["num_ranks", "workload", "seed", "strategy"]
     for prediction, own in rows.groupby("prediction", sort=False):
         pairs, seeds = pair_rows(own), sorted(own["seed"].unique().tolist())
         setting = {name: own[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
-        draw = partial(figure.draw, own, pairs)
-        write_figure(results / "figures" / "fidelity", figure, draw, COMMAND, setting, seeds, COSTS[str(prediction)])
+        table, draw = rows.assign(load_average=load), partial(figure.draw, own, pairs)
+        write_outputs(results, table, figure, draw, COMMAND, setting, seeds, COSTS[str(prediction)])
         values = summary(own, pairs)
         console.print(f"{prediction}:")
         for name, value in values.items():

@@ -10,18 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
-    FAINT,
-    GRID,
-    INK,
-    Colour,
-    legend_above,
-    marker_of,
-    strategy_colours,
-)
-from entrain_bench.figures._style import panels as make_panels
-from entrain_bench.lab.fidelity.compare import TARGET_ITERATION, TARGET_SPEEDUP
+from entrain_bench.figures import _style as style
+from entrain_bench.figures._style import FAINT, GRID, INK, Colour
+from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import STRATEGIES
 
 NUM_NAMED = 3
@@ -40,9 +31,9 @@ QUANTITIES = {
 def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
     # In the order in which other figures show them.
-    colours = strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
-    markers = marker_of(rows["num_ranks"].unique())
-    figure, (times, gains, errors) = make_panels(1, 3, DOUBLE_COLUMN_IN, 2.7)
+    colours = style.strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
+    markers = style.marker_of(rows["num_ranks"].unique())
+    figure, (times, gains, errors) = style.panels(1, 3, style.DOUBLE_COLUMN_IN, 2.7)
     _draw_times(times, rows, colours, markers)
     _draw_gains(gains, pairs, markers)
     _draw_errors(errors, rows.assign(bubble_error=rows["predicted_bubble"] - rows["measured_bubble"]), colours)
@@ -51,7 +42,7 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
         handles.append(Line2D([], [], color=FAINT, marker=marker, ls="", ms=4, label=f"{number} ranks"))
     if pairs["sign_error"].any():
         handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
-    legend_above(figure, handles)
+    style.legend_above(figure, handles)
     return figure, pairs
 
 
@@ -61,27 +52,21 @@ def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], mar
         mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
         noise_s = row["noise"] * row["measured_s"]
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
-    worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
-    texts = [f"{row['strategy']} {row['workload']} {row['iteration_error']:+.0%}" for row in worst.to_dict("records")]
-    _name(panel, worst[["measured_s", "predicted_s"]], texts)
-    panel.set(title="Iteration time (s)", xlabel="Measured", ylabel="Predicted")
+    _name_worst(panel, rows, ["measured_s", "predicted_s", "iteration_error"], "{strategy} {workload}")
+    panel.set_title("Iteration time (s)")
 
 
 def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> None:
-    measured, predicted = pairs["measured_speedup"], pairs["predicted_speedup"]
-    _diagonal(panel, measured, predicted, TARGET_SPEEDUP)
-    for line in (panel.axhline, panel.axvline):
-        line(1.0, color=FAINT, linewidth=0.6)
+    _diagonal(panel, pairs["measured_speedup"], pairs["predicted_speedup"], TARGET_SPEEDUP)
+    panel.axhline(1.0, color=FAINT, linewidth=0.6)
+    panel.axvline(1.0, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
-        colour = MISSED if row["sign_error"] else INK
+        gain, colour = row["measured_speedup"], MISSED if row["sign_error"] else INK
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
-        gain = row["measured_speedup"]
         interval = [[gain - row["low"]], [row["high"] - gain]]
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
-    worst = pairs.loc[pairs["error"].abs().nlargest(NUM_NAMED).index]
-    texts = [f"{row['fast']} over {row['slow']} {row['error']:+.0%}" for row in worst.to_dict("records")]
-    _name(panel, worst[["measured_speedup", "predicted_speedup"]], texts)
-    panel.set(title="Speed-ups between strategies", xlabel="Measured", ylabel="Predicted")
+    _name_worst(panel, pairs, ["measured_speedup", "predicted_speedup", "error"], "{fast} over {slow}")
+    panel.set_title("Speed-ups between strategies")
 
 
 def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
@@ -105,12 +90,15 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
     below, above = ([share * end for end in ends] for share in (1 - target, 1 + target))
     panel.fill_between(ends, below, above, color=GRID, alpha=0.5, lw=0)
     panel.plot(ends, ends, color=FAINT, linewidth=0.6)
-    panel.set(xlim=ends, ylim=ends)
+    panel.set(xlim=ends, ylim=ends, xlabel="Measured", ylabel="Predicted")
 
 
-def _name(panel: Axes, points: pd.DataFrame, texts: Sequence[str]) -> None:
-    """Number the worst points, and say in a corner what they are."""
-    for number, point in enumerate(points.itertuples(index=False, name=None), start=1):
+def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: str) -> None:
+    """Number the rows with the largest errors, and say in a corner what they are; columns: x, y, error."""
+    *places, error = columns
+    lines, worst = [], rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
+    for number, row in enumerate(worst.to_dict("records"), start=1):
+        point = (row[places[0]], row[places[1]])
         panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
-    lines = "\n".join(f"{number} {text}" for number, text in enumerate(texts, start=1))
-    panel.text(0.98, 0.02, lines, transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")
+        lines.append(f"{number} {text.format_map(row)} {row[error]:+.0%}")
+    panel.text(0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

@@ -1,11 +1,12 @@
-"""Programs predicted: passes emulated on cores of this machine, communication at the speed of its links."""
+"""Predictions of programs, and their errors: passes emulated on cores of this machine, its links as measured."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
@@ -14,15 +15,17 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of
-from entrain_bench.lab.files import write_json
+from entrain_bench.lab.files import read_json, write_json
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.place import place_program, timeline_of
@@ -30,8 +33,11 @@ from entrain_bench.simulate.steps import place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.emulate.emulator import LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
-from entrain_bench.train.launching.group import pin
-from entrain_bench.train.messages.places import lane_of_rank
+from entrain_bench.train.launching.launch import pin
+from entrain_bench.train.messages.channels import lane_of_rank
+
+# Targets of median errors.
+TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
 
 
 def predict_group(
@@ -50,19 +56,14 @@ def predict_group(
         free.put(cores[rank % len(cores)])
     with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
         for one in programs:
-            _, dense = _emulate(one, links, cores, pool, None)
-            prices, timeline = _emulate(one, links, cores, pool, dense)
+            waits: Timeline | None = None
+            for _ in range(2):
+                # All lanes at the same time, with the waits of the timeline before.
+                tasks = [pool.submit(_measured, one, links, lane) for lane in lane_orders(one.program, waits)]
+                emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
+                prices = emulator.price(one.program)
+                waits = timeline = _placed(one, prices, emulator.truth, cores)
             write_json(folder / f"{one.key}.emulated.json", _values(prices, timeline), None)
-
-
-def _emulate(
-    one: FidelityProgram, links: Mapping[str, float], cores: Sequence[int], pool: Executor, waits: Timeline | None
-) -> tuple[Prices, Timeline]:
-    """Measure all lanes at the same time, with the waits of a timeline, and place them."""
-    tasks = [pool.submit(_measured, one, links, lane) for lane in lane_orders(one.program, waits)]
-    emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
-    prices = emulator.price(one.program)
-    return prices, _placed(one, prices, emulator.truth, cores)
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
@@ -85,12 +86,9 @@ def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder)
 
 
 def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
-    return Emulator(_truth(one, links), float("inf"), "cpu", "float32", measured=measured)
-
-
-def _truth(one: FidelityProgram, links: Mapping[str, float]) -> CostTruth:
     job = prepare(one.config).job
-    return CostTruth(job.model, joined_by(job.cluster, links), job.framework)
+    truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
+    return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
 
 
 def simulated(
@@ -124,14 +122,6 @@ def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def replayed_s(one: FidelityProgram, links: Mapping[str, float], took_s: FloatArray) -> float:
-    """From the first pass to the end of the last, if passes take as long as they did ``[actions]``."""
-    program, passes = one.program, one.program.is_pass
-    prices = _truth(one, links).price(program)
-    start, end, _ = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
-    return float(end[passes].max() - start[passes].min())
-
-
 def _take_core(free: Queue[int]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     pin([free.get()], 0)
@@ -152,11 +142,8 @@ def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[in
     Each rank that computes gets an equal part of its core, as Linux gives it over turns of a few milliseconds. A rank
     that waits takes nothing; what messages cost the core is left out.
 
-    Args:
-        program: the program.
-        prices: with the seconds that passes and optimizer steps take on a core of their own.
-        cores: core of every rank of each lane.
-        memory: of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
+    ``prices`` have the seconds that passes and optimizer steps take on a core of their own; ``cores`` the core of every
+    rank of each lane; ``memory`` that of a rank during and after each entry of ``lane_actions`` ``[2, entries]``.
     """
     start, end = _place_passes(program, prices, cores)
     wait = np.zeros(program.num_actions)
@@ -171,22 +158,23 @@ def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[in
 def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
     """Start and end of every pass, NaN for steps ``[actions]``."""
     start, end = np.full(program.num_actions, np.nan), np.full(program.num_actions, np.nan)
-    offsets, delay_s = program.lane_offsets, _delay_s(prices)
-    queues = [
-        [a for a in program.lane_actions[offsets[lane] : offsets[lane + 1]] if program.chunk[a] >= 0]
-        for lane in range(program.layout.num_lanes)
-    ]
-    position = [0] * len(queues)
-    lanes_of: dict[int, list[int]] = {}
+    # From the end of what a dependency's data come from to their arrival ``[dependencies]``.
+    delay_s, transfers = prices.delay_s, prices.transfers
+    if transfers is not None and len(transfers):
+        sent = transfers.first >= 0
+        delay_s = delay_s + np.where(sent, transfers.link_s[np.where(sent, transfers.first, 0)], 0.0)
+    lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
+    queues = [deque(action for action in lane.tolist() if program.chunk[action] >= 0) for lane in lanes]
+    lanes_of = defaultdict[int, list[int]](list)
     for lane, queue in enumerate(queues):
         for action in queue:
-            lanes_of.setdefault(action, []).append(lane)
+            lanes_of[action].append(lane)
     left_s: dict[int, float] = {}
     now = 0.0
-    while any(place < len(queue) for place, queue in zip(position, queues, strict=True)):
+    while any(queues):
         upcoming = []
-        for action in {queue[place] for place, queue in zip(position, queues, strict=True) if place < len(queue)}:
-            if action in left_s or any(queues[lane][position[lane]] != action for lane in lanes_of[action]):
+        for action in {queue[0] for queue in queues if queue}:
+            if action in left_s or any(queues[lane][0] != action for lane in lanes_of[action]):
                 continue
             rows = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
             # Not a number as long as one of them is not done.
@@ -210,14 +198,90 @@ def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int
                 del left_s[action]
                 end[action] = now
                 for lane in lanes_of[action]:
-                    position[lane] += 1
+                    queues[lane].popleft()
     return start, end
 
 
-def _delay_s(prices: Prices) -> FloatArray:
-    """From the end of what a dependency's data come from to their arrival ``[dependencies]``."""
-    if prices.transfers is None:
-        return prices.delay_s
-    sent = prices.transfers.first >= 0
-    link_s = prices.transfers.link_s[np.where(sent, prices.transfers.first, 0)] if len(prices.transfers) else 0.0
-    return np.asarray(prices.delay_s + np.where(sent, link_s, 0.0))
+def program_row(
+    where: Mapping[str, Any], layout: str, measured_s: float, predicted_s: float, repetitions_s: Sequence[float]
+) -> dict[str, Any]:
+    """The columns that every comparison of a trained program with its prediction has; ``where`` comes first."""
+    repetitions = json.dumps([round(each, 5) for each in repetitions_s])
+    times = {"measured_s": measured_s, "predicted_s": predicted_s, "iteration_error": predicted_s / measured_s - 1.0}
+    return {**where, "layout": layout, **times, "repetitions_s": repetitions}
+
+
+def accuracy(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Median size of the error and its target, of iterations and of speedups (``pair_rows``), where there are any."""
+    found = {}
+    if len(rows):
+        found["iterations"] = float(rows["iteration_error"].abs().median()), TARGET_ITERATION
+    if len(pairs):
+        found["speedups"] = float(pairs["error"].abs().median()), TARGET_SPEEDUP
+    return found
+
+
+def all_rows(
+    programs: Sequence[FidelityProgram],
+    folder: Path,
+    simulate: Callable[[FidelityProgram], dict[str, Any]] | None = None,
+) -> pd.DataFrame:
+    """Return one row per program whose files exist, and a second one if it is also simulated; times are medians.
+
+    ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the median
+    over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a machine
+    with nothing else to do they are those of the time. ``replay_error`` is that of the time from the first pass to the
+    end of the last (``core_error``) when passes take as long as they did: what order and messages leave unexplained.
+    A bubble is the share of that time in which a rank runs no pass.
+    """
+    links = read_json(folder / "links.json")
+    rows = []
+    for each in programs:
+        measured, emulated = (read_json(folder / f"{each.key}{suffix}.json") for suffix in ("", ".emulated"))
+        if measured and emulated:
+            rows.append({"prediction": "emulated", **_row(each, links, measured, emulated)})
+            if simulate is not None:
+                rows.append({"prediction": "simulated", **_row(each, links, measured, simulate(each))})
+    return pd.DataFrame(rows)
+
+
+def _row(
+    one: FidelityProgram, links: dict[str, float], measured: dict[str, Any], predicted: dict[str, Any]
+) -> dict[str, Any]:
+    program = one.program
+    starts, ends = np.array(measured["start_s"]), np.array(measured["end_s"])
+    start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
+    passes = program.is_pass
+    iteration_s = ends.max(axis=1)
+    cpu_s = np.median(np.array(measured["cpu_s"]), axis=0)[passes]
+    error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
+    low, middle, high = np.percentile(iteration_s, [25, 50, 75])
+    cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
+    prices, replayed_s = _emulator(one, links, Measured()).truth.price(program), []
+    for took_s in ends - starts:
+        own = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
+        replayed_s.append(float(own[1][passes].max() - own[0][passes].min()))
+    bubbles = [_bubble(program, began, ended) for began, ended in zip(starts, ends, strict=True)]
+    where = {name: getattr(one, name) for name in ("num_ranks", "workload", "seed", "strategy")}
+    layout = "; ".join(f"{name} {text}" for name, text in program.layout.describe().items())
+    return program_row(where, layout, float(middle), float(end.max()), iteration_s.tolist()) | {
+        "num_actions": program.num_actions,
+        "noise": float((high - low) / 2 / middle),
+        "core_error": float((end[passes].max() - start[passes].min()) / np.median(cores_s) - 1.0),
+        "replay_error": float(np.median(replayed_s / cores_s - 1.0)),
+        "action_error": float(np.median(np.abs(error))),
+        "action_bias": float(np.median(error)),
+        "measured_bubble": float(np.median(bubbles)),
+        "predicted_bubble": _bubble(program, start, end),
+        "measured_bytes": measured["peak_bytes"],
+        "predicted_bytes": predicted["peak_bytes"],
+        "memory_error": predicted["peak_bytes"] / measured["peak_bytes"] - 1.0,
+    }
+
+
+def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:
+    passes = program.is_pass
+    nothing, lanes = np.zeros(program.num_actions), np.zeros(program.layout.num_lanes)
+    timeline = Timeline(program, start, end, nothing, nothing, lanes)
+    busy_s = rank_seconds(timeline, np.where(passes, end - start, 0.0))
+    return float(1.0 - busy_s / (program.layout.num_ranks * (end[passes].max() - start[passes].min())))

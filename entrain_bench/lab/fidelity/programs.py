@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.lab.programs import first_program
 from entrain_bench.program import Program
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.messages.wire import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
@@ -58,16 +58,19 @@ class FidelityProgram:
     program: Program
 
     @property
-    def group(self) -> tuple[int, str, int]:
-        """Ranks, workload and seed: strategies are compared within them."""
-        return self.num_ranks, self.workload, self.seed
-
-    @property
     def key(self) -> str:
         """Name of its files; changes with what is run."""
         content = layout_to_json(self.program.layout).encode() + program_to_bytes(self.program)
         digest = hashlib.sha256(content).hexdigest()[:8]
         return f"{self.num_ranks}_{self.workload}_{self.seed}_{self.strategy}_{digest}"
+
+
+def first_program(config: RunConfig) -> tuple[RunContext, Program]:
+    """What a configuration describes, and its first batch's program; ``UserError`` where settings do not fit."""
+    setting = prepare(config)
+    layout = setting.strategy.plan(setting.profile)
+    shapes = setting.source.batch(0, config.global_batch, config.seed)
+    return setting, setting.strategy.program(shapes, layout, setting.profile)
 
 
 def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> list[str]:

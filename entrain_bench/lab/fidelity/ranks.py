@@ -20,7 +20,7 @@ from torch import Tensor
 from entrain_bench.lab.fidelity.programs import FidelityProgram
 from entrain_bench.lab.files import write_json
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.launching.group import TIMEOUT_S
+from entrain_bench.train.launching.launch import TIMEOUT_S
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.metrics import merge_timeline
 from entrain_bench.train.messages.control import gather_json
@@ -105,7 +105,7 @@ def train_programs(programs: Sequence[FidelityProgram], repeats: int, folder: Pa
         for run in runs if repetition % 2 else runs[::-1]:
             run.once(keep=repetition >= WARM_UPS)
     for run in runs:
-        run.write(folder, run.measured_bytes())
+        run.write(folder)
 
 
 class _Run:
@@ -126,17 +126,16 @@ class _Run:
         if keep:
             self.rows.append(np.column_stack([self.clock.rows(), self.clock.cpu_s]).tolist())
 
-    def measured_bytes(self) -> float:
-        """Highest memory of this rank in bfloat16: what lives through iterations, and what autograd keeps."""
+    def write(self, folder: Path) -> None:
+        """Leave when actions ran and their processor time, and the largest memory of a rank in bfloat16; collective."""
         before = _live_bytes()
         runtime = self._build("bfloat16")
         kept = Kept(runtime)
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, _unpack):
             runtime.run(runtime.prepare(self.one.program), Clock(CPU))
-        return float(kept.peak + _live_bytes() - before)
-
-    def write(self, folder: Path, own_bytes: float) -> None:
-        """Leave when actions ran and what they took of the processor, and the bytes of every rank; collective."""
+        # Memory that lives through iterations, and that of autograd.
+        own_bytes = float(kept.peak + _live_bytes() - before)
+        del runtime, kept
         everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
         if dist.get_rank():
             return

@@ -26,9 +26,8 @@ from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain, require,
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
 from entrain_bench.lab.files import read_json, write_json
-from entrain_bench.lab.gpu_check.page import page
-from entrain_bench.lab.gpu_check.result import FAILED, Finding, SectionResult
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Check, Section
+from entrain_bench.lab.gpu_check.report import FAILED, Finding, Section, SectionResult, page
+from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
 from entrain_bench.lab.gpu_check.settings import Setup
 from entrain_bench.lab.machine import Machine
 from entrain_bench.lab.processes import last_line, run_python
@@ -41,15 +40,14 @@ EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
-PROFILING = frozenset({"entrain_bench.train.profiling.session"})
+PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
 # Suffixes of the files that runs read or import.
 READ = (".py", ".yaml", ".parquet")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the sections that are not done; return 1 if one failed, 2 for bad options."""
-    program = "python -m entrain_bench.lab.gpu_check"
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser("python -m entrain_bench.lab.gpu_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, help="folder of the report (default: results/gpu-check-<date>)")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs if there are any")
     parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")
@@ -60,7 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         names = chosen_sections(options.sections)
         folder = options.output or Path("results") / f"gpu-check-{datetime.now(UTC).date().isoformat()}"
-        check = prepare(folder, options.device, options.devices, options.all)
+        claim(folder)
+        machine = look(folder, options.device)
+        if options.device == "cuda" and not machine.gpus:
+            raise UserError("--device=cuda: torch sees no GPU here")
+        kind, origin = "cuda" if machine.gpus else "cpu", origin_of(machine)
+        setup = Setup.of(kind, len(machine.gpus), options.devices, options.all, folder, origin)
+        check = Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
         results = run_sections(check, names, again=options.again)
     except UserError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
@@ -80,17 +84,6 @@ def chosen_sections(text: str | None) -> list[str]:
     if unknown := [name for name in names if name not in SECTIONS]:
         raise unknown_choice("--sections", unknown[0], SECTIONS)
     return [name for name in SECTIONS if name in names]
-
-
-def prepare(folder: Path, device: str, num_devices: int | None, everything: bool) -> Check:
-    """Look at the machine; ``UserError`` if it has less than is asked for, or if the folder holds something else."""
-    claim(folder)
-    machine = look(folder, device)
-    if device == "cuda" and not machine.gpus:
-        raise UserError("--device=cuda: torch sees no GPU here")
-    kind = "cuda" if machine.gpus else "cpu"
-    setup = Setup.of(kind, len(machine.gpus), num_devices, everything, folder, origin_of(machine))
-    return Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
 
 
 def claim(folder: Path) -> None:
@@ -116,7 +109,10 @@ def look(folder: Path, device: str) -> Machine:
 
 def origin_of(machine: Machine) -> str:
     """Hash of what a measurement depends on: the machine, its packages and variables, and the code that measures."""
-    return _digest([machine.identity, hash_of(sources_of(PROFILING))])
+    # Load and kernel release are not part of it.
+    fixed = {name: value for name, value in machine.host.items() if name not in ("load average", "system")}
+    found = [machine.gpus, fixed, machine.variables, machine.nvidia_smi]
+    return _digest([found, hash_of(sources_of(PROFILING))])
 
 
 def identity_of(setup: Setup, tests: Sequence[Path]) -> str:

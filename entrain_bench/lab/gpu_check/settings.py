@@ -19,6 +19,8 @@ NUM_DEVICES = (1, 2, 4, 8)
 CPU_RANKS = 2
 # The planner chooses degrees; samples are small, for what is checked is that all strategies compute the same.
 CORRECTNESS = (
+    # Costs are orders of magnitude, to plan with; no profile is needed.
+    "cluster=hostx2",
     "model=tiny",
     "workload=synthetic",
     "workload.text.median=20",
@@ -46,14 +48,9 @@ REFERENCE = "hetero_colocated"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Devices, and what is run on them.
+    """Devices (``kind`` is ``cuda`` or ``cpu``), and the runs on them: all with ``everything``, by default a part.
 
-    Attributes:
-        kind: ``cuda`` or ``cpu``.
-        num_devices: GPUs, or ranks over gloo.
-        everything: all strategies and workloads, where a part is the default.
-        folder: of the report.
-        origin: of what is measured (``origin_of``): another machine or other code that measures has another one.
+    ``folder`` is that of the report; another machine or other code that measures has another ``origin``.
     """
 
     kind: str
@@ -97,12 +94,8 @@ class Setup:
         return "bfloat16" if self.on_gpu else "float32"
 
     def training(self, num_devices: int) -> list[str]:
-        """Overrides that train on so many of the devices."""
+        """Return overrides that train on a number of the devices."""
         return ["harness=train", f"harness.device={self.kind}", f"harness.num_ranks={num_devices}"]
-
-    def unprofiled(self, num_devices: int) -> list[str]:
-        """A cluster whose costs are orders of magnitude, to plan with; it needs no profile."""
-        return ["cluster=hostx2", f"cluster.gpus_per_node={num_devices}"]
 
     def profiled(self) -> list[str]:
         """The cluster of these devices as measured; packs outside what was measured go on with the last slope."""
@@ -121,10 +114,6 @@ class Setup:
             return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
         small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
         return [*small, "message_bytes=[4096,1048576]", *common, "device=cpu"]
-
-    def strategies(self) -> tuple[str, ...]:
-        """Whose losses are compared."""
-        return tuple(choices("strategy")) if self.on_gpu or self.everything else ("megatron", "entrain", "fsdp")
 
     def fidelity(self) -> TestMatrix:
         """Programs that are trained and predicted."""
@@ -161,40 +150,33 @@ class Runs:
     folder: Path
     setup: Setup
 
-    def predict(self, overrides: Sequence[str], strategies: Sequence[str], timeout_s: float) -> dict[str, Record | str]:
-        """Simulate a job under strategies in one process: by strategy a record, or what became of the process."""
+    def predict(self, overrides: Sequence[str], strategies: Sequence[str], timeout_s: float) -> dict[str, Record]:
+        """Simulate a job under strategies in one process."""
         return self._run("predicted", strategies, ["harness=simulate", *overrides], timeout_s)
 
-    def train(
-        self, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float
-    ) -> Record | str:
-        """Train as the run ``name``; the record, or what became of the process if it left none."""
+    def train(self, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float) -> Record:
+        """Train as the run ``name``."""
         return self._run(name, [strategy], [*self.setup.training(num_devices), *overrides], timeout_s)[strategy]
 
     def _run(
         self, name: str, strategies: Sequence[str], overrides: Sequence[str], timeout_s: float
-    ) -> dict[str, Record | str]:
+    ) -> dict[str, Record]:
+        """Records by strategy; if a process left none, a failed record says what became of the process."""
         log, results = self.folder / f"{name}.log", Results(self.folder / name)
         given = [f"strategy={','.join(strategies)}", *overrides, f"results_dir={results.root}", "mlflow=false"]
         try:
             cells = compose_cells(given, multirun=True)
         except UserError as error:
-            return dict.fromkeys(strategies, str(error))
+            return dict.fromkeys(strategies, Record("", "failed", str(error), {}, {}, ""))
         # The folder has records of other devices, code and options, too: what counts is of these cells. What an earlier
         # process left unfinished would be taken for what this one leaves.
         for cell in cells:
             if not (found := results.read(cell.key)) or not found.finished:
                 results.record_path(cell.key).unlink(missing_ok=True)
         wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, self.setup.environment)
-        lost = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
+        reason = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
+        lost = Record("", "failed", reason, {}, {}, "")
         return {strategy: results.read(cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
-
-
-def problem_of(run: Record | str) -> str:
-    """Why a run has no result; empty if it has one."""
-    if isinstance(run, str):
-        return run
-    return "" if run.status == "ok" else run.reason or run.status
 
 
 def layout_of(record: Record) -> str:

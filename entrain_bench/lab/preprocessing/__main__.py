@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from entrain_bench.base.files import write_atomically
-from entrain_bench.lab.files import write_figure
+from entrain_bench.lab.files import write_outputs
 from entrain_bench.lab.preprocessing import figure
 from entrain_bench.lab.preprocessing.measure import BATCH, ITERATIONS, NUM_RANKS, SIZES, measure, prepare_pictures
 
@@ -39,10 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     setting = {"ranks": [NUM_RANKS], "cores": [cores], "global_batch": [BATCH], "iterations": [ITERATIONS]}
     for runs in measure(prepared, options.repetitions):
-        write_atomically(options.results_dir / "preprocessing.csv", runs.to_csv(index=False).encode())
         draw = partial(figure.draw, figure.summary(runs, prepared), cores)
-        stem = options.results_dir / "figures" / "preprocessing"
-        write_figure(stem, figure, draw, COMMAND, setting, [SEED], "measured")
+        write_outputs(options.results_dir, runs, figure, draw, COMMAND, setting, [SEED], "measured")
     return 0
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
+from entrain_bench.answers.statistics import mean_interval, ratio_interval
 from entrain_bench.figures._bars import interval_handle
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, legend_above, palette, panels
 from entrain_bench.lab.preprocessing.measure import BATCH, NUM_RANKS, Prepared
@@ -36,9 +35,11 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
     rows = []
     for prepared in pictures:
         of_size = runs[runs["size"] == prepared.name].sort_values("repetition", kind="stable")
-        other = of_size[of_size["preprocessing"] == COMPARED_WITH]
-        for mode in PREPROCESSING:
-            own = of_size[of_size["preprocessing"] == mode]
+        values = {mode: of_size[of_size["preprocessing"] == mode] for mode in PREPROCESSING}
+        for mode, own in values.items():
+            found = {name: mean_interval(own[name].tolist()) for name in QUANTITIES}
+            for name in QUANTITIES[1:]:
+                found[f"{name}_ratio"] = ratio_interval(own[name].tolist(), values[COMPARED_WITH][name].tolist())
             row: dict[str, object] = {
                 "size": prepared.name,
                 "picture_kb": prepared.picture_bytes / 1e3,
@@ -47,25 +48,31 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
                 "repetitions": len(own),
                 "load_average": own["load"].mean(),
             }
-            for name in QUANTITIES:
-                row |= _columns(name, mean_interval(own[name].tolist()))
-            for name in QUANTITIES[1:]:
-                row |= _columns(f"{name}_ratio", ratio_interval(own[name].tolist(), other[name].tolist()))
+            for name, interval in found.items():
+                row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _columns(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     """A panel a quantity, a group of bars a size of pictures."""
     figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.2)
     colours = palette(PREPROCESSING)
+    sizes = dict([*table.groupby("size", sort=False)])
+    width = FILLED / len(PREPROCESSING)
     for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
-        panel.set_title(title)
-        _draw_bars(panel, table, name, colours)
+        for step, (mode, own) in enumerate(table.groupby("preprocessing", sort=False)):
+            places = [place + (step + 0.5) * width - FILLED / 2 for place in range(len(sizes))]
+            panel.bar(places, own[name], 0.9 * width, color=colours[str(mode)])
+            ends = own[f"{name}_low"].clip(lower=0), own[f"{name}_high"]
+            panel.vlines(places, *ends, color=INK, linewidth=0.7, zorder=3)
+        if name.endswith("_ratio"):
+            panel.axhline(1, color=INK, linewidth=0.5)
+        labels = [f"{size}".replace("x", " x ") + _note(rows, name) for size, rows in sizes.items()]
+        panel.set_xticks(range(len(sizes)), labels)
+        panel.tick_params(axis="x", length=0)
+        panel.grid(visible=False, axis="x")
+        panel.set(title=title, ylim=(0, None))
     handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
     handles += interval_handle(table.rename(columns={"repetitions": "num_ok"}))
     legend_above(figure, handles)
@@ -80,26 +87,9 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     return figure, table
 
 
-def _draw_bars(panel: Axes, table: pd.DataFrame, name: str, colours: dict[str, tuple[float, float, float]]) -> None:
-    sizes = list(dict.fromkeys(table["size"]))
-    width = FILLED / len(PREPROCESSING)
-    for step, mode in enumerate(PREPROCESSING):
-        own = table[table["preprocessing"] == mode].set_index("size").loc[sizes]
-        places = [place + (step + 0.5) * width - FILLED / 2 for place in range(len(sizes))]
-        panel.bar(places, own[name], 0.9 * width, color=colours[mode])
-        panel.vlines(places, own[f"{name}_low"].clip(lower=0), own[f"{name}_high"], color=INK, linewidth=0.7, zorder=3)
-    if name.endswith("_ratio"):
-        panel.axhline(1, color=INK, linewidth=0.5)
-    panel.set_xticks(range(len(sizes)), [_label(table[table["size"] == size], name) for size in sizes])
-    panel.tick_params(axis="x", length=0)
-    panel.grid(visible=False, axis="x")
-    panel.set_ylim(bottom=0)
-
-
-def _label(rows: pd.DataFrame, name: str) -> str:
-    """A size, and what decides there: a picture's cost, or the time that others are relative to."""
-    size = str(rows["size"].iloc[0]).replace("x", " x ")
+def _note(rows: pd.DataFrame, name: str) -> str:
+    """Below a size, what decides there: a picture's cost, or the time that others are relative to."""
     if name.endswith("_ratio"):
         own = rows[rows["preprocessing"] == COMPARED_WITH].iloc[0]
-        return f"{size}\n{own[name.removesuffix('_ratio')]:.1f} s"
-    return f"{size}\n{rows['picture_kb'].iloc[0]:.0f} kB\n{rows['decode_ms'].iloc[0]:.0f} ms"
+        return f"\n{own[name.removesuffix('_ratio')]:.1f} s"
+    return f"\n{rows['picture_kb'].iloc[0]:.0f} kB\n{rows['decode_ms'].iloc[0]:.0f} ms"

@@ -26,6 +26,7 @@ NUM_RANKS = 2
 SCAN_S = 600.0
 ITERATIONS = 4
 BATCH = 8
+METRICS = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
 # LLM tokens that a picture becomes, whatever its size: pictures differ in what they take to read and decode.
 PICTURE_TOKENS = 64
 SETTING = (
@@ -44,8 +45,6 @@ SETTING = (
     "microbatch_size=2",
     f"iterations={ITERATIONS}",
 )
-
-
 # Width and height in pixels: of web pages and datasets of photographs; of a screen; of a telephone's camera.
 SIZES = ((640, 480), (1600, 1200), (3264, 2448))
 
@@ -87,25 +86,20 @@ def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataF
     """
     rows = []
     for repetition in range(repetitions):
+        # Another order every time: what else the machine does changes over minutes.
+        shift = repetition % len(PREPROCESSING)
         for prepared in pictures:
-            # Another order every time: what else the machine does changes over minutes.
-            for shift in range(len(PREPROCESSING)):
-                mode = PREPROCESSING[(repetition + shift) % len(PREPROCESSING)]
-                rows.append({"repetition": repetition, **_run(prepared, mode)})
+            for mode in (*PREPROCESSING[shift:], *PREPROCESSING[:shift]):
+                given = [*SETTING, f"workload.path={prepared.trace}", f"harness.preprocessing={mode}", "mlflow=false"]
+                (cell,) = compose_cells(given)
+                load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
+                metrics = run_experiment(cell.config).metrics
+                row: dict[str, object] = {"repetition": repetition, "size": prepared.name, "preprocessing": mode}
+                row |= {name: metrics[name] for name in METRICS} | {"cpu_s": children_cpu_s() - cpu_s}
+                rows.append(row | {"run_s": perf_counter() - started, "load": load})
                 texts = (f"{key}={v:.4g}" if isinstance(v, float) else f"{v}" for key, v in rows[-1].items())
                 print(*texts, flush=True)
         yield pd.DataFrame(rows)
-
-
-def _run(prepared: Prepared, mode: str) -> dict[str, object]:
-    overrides = [*SETTING, f"workload.path={prepared.trace}", f"harness.preprocessing={mode}"]
-    (cell,) = compose_cells([*overrides, "mlflow=false"])
-    load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
-    outcome = run_experiment(cell.config)
-    wanted = ("iteration_time_s", "input_stall_s", "input_stall_mean_s", "loss")
-    found: dict[str, object] = {"size": prepared.name, "preprocessing": mode}
-    found |= {name: outcome.metrics[name] for name in wanted}
-    return found | {"cpu_s": children_cpu_s() - cpu_s, "run_s": perf_counter() - started, "load": load}
 
 
 def children_cpu_s() -> float:

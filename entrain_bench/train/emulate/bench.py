@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import sleep, thread_time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,10 +15,9 @@ from torch import Tensor
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
-from entrain_bench.train.emulate.emulator import LaneOrder, StageShape, stages_in
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.packing import shares_of
@@ -28,6 +28,9 @@ from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Graph
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
+if TYPE_CHECKING:
+    from entrain_bench.train.emulate.emulator import LaneOrder, StageShape
+
 
 @dataclass(slots=True)
 class Bench:
@@ -37,7 +40,7 @@ class Bench:
     dtype: str
     num_warm_ups: int
     num_repetitions: int
-    framework: Framework
+    framework: FrameworkOptions
     device: torch.device = field(init=False)
     _at: str = field(init=False, default="")
 
@@ -87,8 +90,8 @@ class Bench:
 
     def _time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
         """Seconds of every pass of an order ``[repetitions, actions]``."""
-        held = dict(zip(stages_in(program, order.actions), stages, strict=True))
         runs, waits_s = _pass_runs(program, order.actions), order.waits_s.tolist()
+        held = dict(zip(sorted({run.key[:2] for run in runs}), stages, strict=True))
         clock = self._start_clock()
         for _ in range(self.num_warm_ups + self.num_repetitions):
             for trained in stages:
@@ -179,8 +182,7 @@ def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
     data, runs = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size)), []
     for action in order.tolist():
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
-        spec, chunks = program.model.modules[module], program.chunks[module]
-        members = chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]]
+        spec, members = program.model.modules[module], program.chunks[module].units(chunk)
         kind, splits = Pass(int(program.kind[action])), program.splits_backward(module)
         inputs = data.inputs(spec, stage, members, splits_backward=splits) if kind is Pass.FORWARD else None
         is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from statistics import median
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
-from entrain_bench.costs.steps import Steps
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
@@ -27,8 +26,6 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.settings import DEVICES
 
 DTYPES = ("float32", "bfloat16")  # by torch's names
-# They say, when imported and used, what is not installed or not set.
-TALKATIVE = ("megatron", "torch.utils.cpp_extension")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +70,9 @@ class PassSeconds:
 
 def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
     """The stages of a module under a layout, in order."""
-    shapes = []
-    for last, count in zip(accumulate(placed.layers_per_stage), placed.layers_per_stage, strict=True):
-        kinds = tuple(module.layer_kind[last - count : last].tolist())
-        how = placed.tp, placed.cp, placed.dp, placed.recompute
-        shapes.append(StageShape(module.name, kinds, *how, layers=range(last - count, last)))
-    return shapes
+    how, ends = (placed.tp, placed.cp, placed.dp, placed.recompute), [0, *accumulate(placed.layers_per_stage)]
+    kinds = tuple(module.layer_kind.tolist())
+    return [StageShape(module.name, kinds[first:last], *how, range(first, last)) for first, last in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +98,22 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
     return orders
 
 
-def stages_in(program: Program, order: IntArray) -> list[tuple[int, int]]:
-    """Module and stage of the actions, each once, sorted."""
-    return sorted(set(zip(program.module[order].tolist(), program.stage[order].tolist(), strict=True)))
-
-
-def works_of(program: Program) -> list[dict[tuple[int, int], StageWork]]:
-    """The work of every chunk on every stage, by both, one mapping a module."""
-    works, shapes = list[dict[tuple[int, int], StageWork]](), program.shapes
+def works_of(program: Program) -> dict[int, StageWork]:
+    """The work that every pass belongs to, by action."""
+    works, shapes = dict[int, StageWork](), program.shapes
     for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
         stages, splits = stage_shapes(module, program.layout.modules[index]), program.splits_backward(index)
-        works.append({})
-        split = np.split(chunks.members, chunks.offsets[1:-1])
-        for chunk, members in zip(range(len(chunks)), split, strict=False):
+        passes = [program.forward_actions(index), program.backward_actions(index)]
+        passes += [program.weight_actions(index)] if splits else []
+        for chunk in range(len(chunks)):
+            members = chunks.units(chunk)
             lengths = tuple(module.lengths(shapes, members).tolist())
             outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
             projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
             for place, stage in enumerate(stages):
                 ends = outputs if place == len(stages) - 1 else (), 0 if place else projected
-                works[-1][chunk, place] = StageWork(stage, lengths, *ends, splits)
+                work = StageWork(stage, lengths, *ends, splits)
+                works |= {int(actions[chunk, place]): work for actions in passes}
     return works
 
 
@@ -185,11 +176,19 @@ class Emulator:
         return timeline_of(program, self.price(program), memory)
 
     def price(self, program: Program) -> Prices:
-        """The cost truth's prices with measured computation."""
+        """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""
         self.measure(program, lane_orders(program))
-        prices = self.truth.price(program)
-        seconds = self._seconds(program) + prices.comm_s
-        return replace(prices, duration_s=seconds, steps=self._steps(program, prices.steps))
+        prices, seconds = self.truth.price(program), np.zeros(program.num_actions)
+        for action, work in works_of(program).items():
+            took = self.measured.passes[work]
+            of_kind = {Pass.FORWARD: took.forward_s, Pass.BACKWARD: took.backward_s, Pass.WEIGHT: took.weight_s}
+            seconds[action] = of_kind[Pass(program.kind[action])]
+        modules, placed = self.truth.model.modules, program.layout.modules
+        modelled_s = np.concatenate([*map(self.truth.step_costs.optimizer_s, modules, placed)])
+        shapes = chain.from_iterable(map(stage_shapes, modules, placed))
+        measured_s = np.array([*map(self.measured.optimizer_s.get, shapes, modelled_s)])
+        steps = replace(prices.steps, optimizer_s=prices.steps.optimizer_s - modelled_s + measured_s)
+        return replace(prices, duration_s=seconds + prices.comm_s, steps=steps)
 
     def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
         """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
@@ -198,9 +197,10 @@ class Emulator:
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
         known = set(self.measured.passes)
         for order in lanes:
-            own = _works_in(program, works, order.actions)
+            own = [works[action] for action in order.actions.tolist()]
             if not known.issuperset(own):
-                held = tuple(shapes[module][stage] for module, stage in stages_in(program, order.actions))
+                places = np.stack([program.module[order.actions], program.stage[order.actions]], axis=1)
+                held = tuple(shapes[module][stage] for module, stage in np.unique(places, axis=0).tolist())
                 missing.setdefault(held, []).append(order)
                 known.update(own)
         if not missing:
@@ -216,48 +216,21 @@ class Emulator:
                 for shape, own_s in zip(held, optimizer_s, strict=True):
                     self.measured.optimizer_s.setdefault(shape, own_s)
                 for order, took_s in zip(orders, seconds, strict=True):
-                    own = _works_in(program, works, order.actions)
-                    for work, kind, column in zip(own, program.kind[order.actions], took_s.T, strict=True):
-                        runs[work][kind].extend(column)
+                    for action, column in zip(order.actions.tolist(), took_s.T, strict=True):
+                        runs[works[action]][int(program.kind[action])].extend(column)
         for work, took in runs.items():
             # By number of kind: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
 
-    def _seconds(self, program: Program) -> FloatArray:
-        """Measured time of every pass, 0 for steps ``[actions]``."""
-        seconds, passes = np.zeros(program.num_actions), np.flatnonzero(program.is_pass)
-        for action, work in zip(passes, _works_in(program, works_of(program), passes), strict=True):
-            took = self.measured.passes[work]
-            of_kind = {Pass.FORWARD: took.forward_s, Pass.BACKWARD: took.backward_s, Pass.WEIGHT: took.weight_s}
-            seconds[action] = of_kind[Pass(program.kind[action])]
-        return seconds
-
-    def _steps(self, program: Program, modelled: Steps) -> Steps:
-        """The modelled steps with the optimizer's time measured where its stage has run."""
-        modules, placed = self.truth.model.modules, program.layout.modules
-        modelled_s = np.concatenate([*map(self.truth.step_costs.optimizer_s, modules, placed)])
-        shapes = chain.from_iterable(map(stage_shapes, modules, placed))
-        measured_s = [*map(self.measured.optimizer_s.get, shapes, modelled_s)]
-        return replace(modelled, optimizer_s=modelled.optimizer_s - modelled_s + np.array(measured_s))
-
-
-def _works_in(
-    program: Program, works: Sequence[Mapping[tuple[int, int], StageWork]], actions: IntArray
-) -> list[StageWork]:
-    columns = [column[actions] for column in (program.module, program.chunk, program.stage)]
-    return [works[module][chunk, stage] for module, chunk, stage in np.stack(columns, axis=1).tolist()]
-
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide warnings of packages about which a user of this suite can do nothing."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
+    """Hide what packages say, when imported and used, about what is not installed or not set."""
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in levels:
-            logger.setLevel(logging.ERROR)
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for logger, level in levels.items():
-                logger.setLevel(level)
+            logging.disable(before)

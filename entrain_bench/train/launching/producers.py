@@ -21,7 +21,7 @@ from entrain_bench.run.workers import uninterrupted
 from entrain_bench.train.launching.failures import begin_process, output_path
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.producing.producer import LOAD_AHEAD, produce
-from entrain_bench.train.producing.rendezvous import Rendezvous
+from entrain_bench.train.producing.reader import Rendezvous
 from entrain_bench.train.running.loader import makers_of_run
 from entrain_bench.train.settings import TrainSettings
 

@@ -1,9 +1,10 @@
-"""One rank: started on this machine by ``launch``, or by torchrun."""
+"""One rank: started on this machine by ``launch``, or by torchrun; and the outcome that it leaves."""
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import os
 import sys
 import traceback
@@ -13,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.outcome import Outcome
+from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.launching.failures import begin_process, output_path, show_life, write_failure
-from entrain_bench.train.launching.handover import write_outcome
 from entrain_bench.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def train_rank(
     work: Path, report: Callable[[int], None], config: RunConfig, timeout_s: float, num_producers: int
 ) -> None:
     """Train; rank 0 leaves the outcome in the folder, where producers listen, too."""
-    from entrain_bench.train.producing.rendezvous import Rendezvous
+    from entrain_bench.train.producing.reader import Rendezvous
 
     rendezvous = Rendezvous(work, num_producers) if num_producers else None
     outcome = _train(config, timeout_s, report, lambda _: nullcontext(rendezvous))
@@ -63,7 +66,29 @@ def train_rank(
         write_outcome(work, outcome)
 
 
-def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> Outcome:
+def write_outcome(work: Path, outcome: RunResult) -> None:
+    """Leave an outcome for the process that started the ranks."""
+    if outcome.timeline is not None:
+        outcome.timeline.to_parquet(work / "timeline.parquet", index=False)
+    values = {name: getattr(outcome, name) for name in ("metrics", "iterations", "execution", "remarks")}
+    (work / "outcome.json").write_text(json.dumps(values | {"layout": layout_to_json(outcome.layout)}))
+
+
+def read_outcome(work: Path) -> RunResult:
+    """The outcome that rank 0 left."""
+    values = json.loads((work / "outcome.json").read_text())
+    timeline = work / "timeline.parquet"
+    return RunResult(
+        layout_from_json(values["layout"]),
+        values["metrics"],
+        tuple(values["iterations"]),
+        pd.read_parquet(timeline) if timeline.exists() else None,
+        execution=values["execution"],
+        remarks=tuple(values["remarks"]),
+    )
+
+
+def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
     """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -84,7 +109,7 @@ def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Call
 
 def _train(
     config: RunConfig, timeout_s: float, progress: Callable[[int], None], producers: Producers
-) -> Outcome | None:
+) -> RunResult | None:
     from entrain_bench.train.messages.control import named_wait
     from entrain_bench.train.running.loop import train
 

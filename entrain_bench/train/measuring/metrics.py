@@ -1,12 +1,16 @@
-"""Timeline, loss and metrics of an iteration from the measurements of all ranks, and metrics of a run."""
+"""Measurements of ranks in an iteration; its timeline, loss and metrics from those of all, and metrics of a run."""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from math import isfinite
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.base.hosttime import HostTime
@@ -17,12 +21,84 @@ from entrain_bench.records.metrics import measure
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
-from entrain_bench.train.measuring.clock import on_one_clock
-from entrain_bench.train.measuring.seen import Seen
-from entrain_bench.train.messages.places import lane_of_rank, places_of
+from entrain_bench.train.measuring.clock import Clock, on_one_clock
+from entrain_bench.train.messages.channels import lane_of_rank, places_of
+from entrain_bench.train.messages.control import gather_json
 
 # What follows from constants of the cluster's GPUs.
 OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
+
+
+# How many samples an error names.
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """Losses of the LLM chunks whose last stage a rank holds, and the time that it waited for inputs of its forwards.
+
+    A loss is divided by the batch's predicted tokens, and comes with its action.
+    ``grad_norm`` is of all modules' gradients before clipping; if it is not finite, no rank has changed its weights.
+    """
+
+    losses: tuple[tuple[int, Tensor], ...]
+    grad_norm: float
+    input_stall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Measurements of one rank in an iteration; losses with their actions, norm and waits as in ``RankResult``.
+
+    ``rows`` are action, start and end of everything that it ran ``[actions, 3]``, in seconds since ``began_s`` on the
+    clock of rank 0; ``peak_bytes`` are of the device's allocator, or of the whole process on a CPU.
+    """
+
+    rows: FloatArray
+    began_s: float
+    losses: list[tuple[int, float]]
+    grad_norm: float
+    peak_bytes: float
+    input_stall_s: float = 0.0
+
+
+def see(result: RankResult, clock: Clock) -> Seen:
+    """Read the measurements of this rank; waits for the device."""
+    values = torch.stack([loss for _, loss in result.losses]).tolist() if result.losses else []
+    losses = [(action, value) for (action, _), value in zip(result.losses, values, strict=True)]
+    rows = clock.rows()
+    if clock.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(clock.device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Seen(rows, clock.began_s, losses, result.grad_norm, float(peak), result.input_stall_s)
+
+
+def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
+    """Measurements of all ranks, by rank, on rank 0; None on the others. Collective."""
+    # As JSON, which keeps every bit of a float: ranks unpickle nothing.
+    own = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    everyone = gather_json(own | {"rows": seen.rows.tolist()}, control)
+    if control.rank():
+        return None
+    return [Seen(**each | {"rows": np.array(each["rows"]).reshape(-1, 3)}) for each in everyone]
+
+
+def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
+    """One line that names iteration, microbatch and samples of the first loss that is not finite."""
+    for action, loss in (row for own in losses for row in own):
+        if not isfinite(loss):
+            view = program.view(action)
+            samples = [program.shapes.name_of(sample) for sample in view.members]
+            named = ", ".join(samples[:MOST_NAMED]) + (", ..." if len(samples) > MOST_NAMED else "")
+            return (
+                f"loss={loss} in iteration {iteration}, microbatch {view.microbatch} of replica {view.replica} "
+                f"(samples {named}); harness.on_non_finite=skip goes on without its update"
+            )
+    return (
+        f"gradient norm is not finite in iteration {iteration}, though all losses are; "
+        f"harness.on_non_finite=skip goes on without its update"
+    )
 
 
 def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: ClusterSpec) -> str:

@@ -1,4 +1,4 @@
-"""Channels: who sends to whom, and process groups in which no channel waits for another.
+"""Where ranks stand in a layout, and channels: who sends to whom, in process groups in which none waits for another.
 
 A channel carries all messages from one rank to another, in the order in which they are sent. NCCL runs what a rank
 sends and receives in one group one after the other, each until its peer takes part. Receives posted ahead of need would
@@ -9,6 +9,7 @@ ranks that do not share one use the same group at the same time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,9 +17,44 @@ import torch.distributed as dist
 
 from entrain_bench.base.arrays import rows_of
 from entrain_bench.program import Program
-from entrain_bench.train.messages.places import block_of
+from entrain_bench.program.layout import Layout
 
 Channel = tuple[int, int]  # sender and receiver
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank holds of one module: a stage of a replica, at a place in its block (TP innermost)."""
+
+    module: int
+    replica: int
+    stage: int
+    position: int
+
+
+def places_of(layout: Layout, rank: int) -> list[Place]:
+    """Everything the rank holds, by module and stage."""
+    return [
+        Place(index, int(replica), int(stage), int(position))
+        for index, module in enumerate(layout.modules)
+        for replica, stage, position in np.argwhere(module.ranks == rank)
+    ]
+
+
+def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]:
+    """The ranks of a stage of a replica, TP innermost."""
+    ranks: list[int] = layout.modules[module].ranks[replica, stage].tolist()
+    return ranks
+
+
+def lane_of_rank(layout: Layout, rank: int) -> int | None:
+    """The lane the rank acts with; None for a rank the layout does not use."""
+
+    def blocks_of(one: int) -> list[bytes]:
+        return [(module.ranks == one).any(axis=2).tobytes() for module in layout.modules]
+
+    held, firsts = blocks_of(rank), layout.lane_first_rank.tolist()
+    return next((lane for lane, first in enumerate(firsts) if blocks_of(first) == held), None)
 
 
 def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[int]:

@@ -10,17 +10,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray, rows_of, take_rows
+from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import Framework
-from entrain_bench.train.messages.channels import Channel, channels_of, sending_ranks
-from entrain_bench.train.messages.places import Place, block_of, lane_of_rank, places_of
-from entrain_bench.train.messages.positions import order_of_actions
+from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.train.messages.channels import (
+    Channel,
+    Place,
+    block_of,
+    channels_of,
+    lane_of_rank,
+    places_of,
+    sending_ranks,
+)
+from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
 
-DEFAULTS = Framework()
+DEFAULTS = FrameworkOptions()
 
 # Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
 Rows = slice | IntArray | None
@@ -30,8 +39,8 @@ Rows = slice | IntArray | None
 class Message:
     """A tensor that one action hands to another, on one pair of ranks.
 
-    The rows are those of the producer's output and of the consumer's input; sender and receiver are equal if the tensor
-    stays where it is.
+    The rows, of ``width`` elements, are those of the producer's output and of the consumer's input; sender and receiver
+    are equal if the tensor stays where it is.
     """
 
     source: int
@@ -39,6 +48,7 @@ class Message:
     sender: int
     receiver: int
     num_rows: int
+    width: int
     source_rows: Rows = None
     target_rows: Rows = None
 
@@ -89,7 +99,17 @@ class RankPlan:
     order: IntArray
 
 
-def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
+@dataclass(frozen=True, slots=True)
+class EmptyPass:
+    """A pass of a sharded module in which a replica has no chunk, and takes part for the sake of others."""
+
+    module: int
+    kind: Pass
+    microbatch: int
+    part: int
+
+
+def plan_rank(program: Program, rank: int, framework: FrameworkOptions = DEFAULTS) -> RankPlan:
     """The rank's actions in the program's order, with all messages that leave or reach it."""
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program)
@@ -102,7 +122,7 @@ def plan_rank(program: Program, rank: int, framework: Framework = DEFAULTS) -> R
 class _RankMessages:
     """Derives the messages of one rank's actions."""
 
-    def __init__(self, program: Program, rank: int, framework: Framework) -> None:
+    def __init__(self, program: Program, rank: int, framework: FrameworkOptions) -> None:
         self.program, self.rank, self.framework = program, rank, framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)
@@ -111,7 +131,19 @@ class _RankMessages:
         self.incoming: dict[int, list[Message]] = defaultdict(list)
         self.outgoing: dict[int, list[Message]] = defaultdict(list)
         self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
-        self._derive()
+        mine = np.zeros(program.num_actions, bool)
+        mine[self.actions] = True
+        mine &= program.chunk >= 0
+        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
+        for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
+            for message in self._messages(a, b):
+                if message.receiver == self.rank:
+                    self.incoming[b].append(message)
+                if message.sender == self.rank:
+                    self.outgoing[a].append(message)
+        for messages in self.outgoing.values():
+            messages.sort(key=lambda m: (m.target, m.receiver))
 
     def steps(self, order: IntArray) -> tuple[Step, ...]:
         program = self.program
@@ -163,33 +195,18 @@ class _RankMessages:
             return self.places[module, replica, stage]
         return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
 
-    def _derive(self) -> None:
-        program = self.program
-        mine = np.zeros(program.num_actions, bool)
-        mine[self.actions] = True
-        mine &= program.chunk >= 0
-        source, target = program.dep_actions, rows_of(program.dep_offsets)
-        edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
-        for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
-            for message in self._messages(a, b):
-                if message.receiver == self.rank:
-                    self.incoming[b].append(message)
-                if message.sender == self.rank:
-                    self.outgoing[a].append(message)
-        for messages in self.outgoing.values():
-            messages.sort(key=lambda m: (m.target, m.receiver))
-
     def _messages(self, source: int, target: int) -> Iterable[Message]:
         """The messages of one dependency: one for each receiving rank."""
-        from_ranks, to_ranks = self._block(source), self._block(target)
-        if self.program.module[source] == self.program.module[target]:
-            rows = self._local_tokens(target)
+        from_ranks, to_ranks, model = self._block(source), self._block(target), self.program.model
+        if (module := self.program.module[source]) == self.program.module[target]:
+            rows, width = self._local_tokens(target), model.modules[module].config.hidden_size
             for sender, receiver in zip(from_ranks, to_ranks, strict=True):
-                yield Message(source, target, sender, receiver, rows)
+                yield Message(source, target, sender, receiver, rows, width)
             return
-        num_rows, source_rows, target_rows = self._common_rows(source, target)
+        num_rows, of_source, of_target = self._common_rows(source, target)
         for sender, receiver in zip(sending_ranks(from_ranks, to_ranks), to_ranks, strict=True):
-            yield Message(source, target, sender, receiver, num_rows, source_rows, target_rows)
+            width = model.llm.config.hidden_size
+            yield Message(source, target, sender, receiver, num_rows, width, of_source, of_target)
 
     def _block(self, action: int) -> list[int]:
         program = self.program
@@ -243,3 +260,25 @@ def _named(places: IntArray, total: int) -> Rows:
 def items_of_samples(program: Program, samples: IntArray) -> IntArray:
     """Items of the given samples, sample by sample, in order."""
     return take_rows(program.shapes.item_offsets, samples)[1]
+
+
+def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[EmptyPass]]:
+    """What a rank runs before some of its steps, by the step's place, in one order of all collective passes."""
+    if not any(placed.sharded for placed in program.layout.modules):
+        return {}
+    group = collective_passes(program)
+    turns, example = np.unique(group, return_index=True)
+    action_of = dict(zip(turns.tolist(), example.tolist(), strict=True))
+    rest, found = iter(order_of_groups(program, group)), dict[int, list[EmptyPass]]()
+    for place, step in enumerate(steps):
+        own = int(group[step.action])
+        if own >= 0 or step.kind is Pass.GRAD_SYNC:
+            # Up to the own one, or all that are left.
+            found[place] = [_as_empty(program, action_of[turn]) for turn in takewhile(own.__ne__, rest)]
+    return {place: skipped for place, skipped in found.items() if skipped}
+
+
+def _as_empty(program: Program, action: int) -> EmptyPass:
+    module, chunk = int(program.module[action]), int(program.chunk[action])
+    chunks = program.chunks[module]
+    return EmptyPass(module, Pass(int(program.kind[action])), int(chunks.microbatch[chunk]), int(chunks.part[chunk]))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.device import to_device
 from entrain_bench.train.messages.channels import Channels
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
@@ -27,14 +27,13 @@ from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
 
 @dataclass(slots=True)
 class Transfers:
-    """The mailbox of a rank in one iteration; ``width_of`` a message is the elements of its rows."""
+    """The mailbox of a rank in one iteration."""
 
     plan: RankPlan
     channels: Channels
-    width_of: Callable[[Message], int]
     dtype: torch.dtype
     device: torch.device
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     _arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _pending: dict[tuple[int, int], tuple[dist.Work, Tensor]] = field(default_factory=dict)
     _posted: int = 0
@@ -45,8 +44,7 @@ class Transfers:
         order, arrivals = self.plan.order, self.plan.arrivals
         while self._posted < len(arrivals) and order[arrivals[self._posted].source] < place:
             message = arrivals[self._posted]
-            shape = message.num_rows, self.width_of(message)
-            buffer = torch.empty(shape, dtype=self.dtype, device=self.device)
+            buffer = torch.empty(message.num_rows, message.width, dtype=self.dtype, device=self.device)
             work = dist.irecv(buffer, message.sender, group=self.channels[message.sender, self.plan.rank])
             assert work is not None
             self._pending[message.key] = work, buffer

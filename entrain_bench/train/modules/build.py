@@ -46,7 +46,15 @@ def build_stage(
         UserError: if tensor parallelism does not divide a width.
     """
     check_tensor_parallel(module, groups.tp.size())
-    _check(model, module)
+    config, where = module.config, f"model.modules.{module.name}"
+    llm_size = model.llm.config.hidden_size
+    if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
+        raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
+    if on_grid(module):
+        check_windows(module)
+    unit = 4 if on_grid(module) else 2
+    if config.rotary and config.head_dim % unit:
+        raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
     kernels = kernels or find_kernels("auto", [module], dtype, device)
     with torch.device(device):
         stage = Stage(
@@ -60,18 +68,6 @@ def build_stage(
         )
     initialise(stage, seed)
     return stage
-
-
-def _check(model: ModelSpec, module: ModuleSpec) -> None:
-    config, where = module.config, f"model.modules.{module.name}"
-    llm_size = model.llm.config.hidden_size
-    if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
-        raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
-    if on_grid(module):
-        check_windows(module)
-    unit = 4 if on_grid(module) else 2
-    if config.rotary and config.head_dim % unit:
-        raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
 
 
 @dataclass(frozen=True, slots=True)

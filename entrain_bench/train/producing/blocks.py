@@ -33,8 +33,6 @@ class Ledger:
     A rank may hold a value as long as it likes (a forward's input stays until its backward), so a block is used again
     only when all have let go of it. What waits to be taken is bounded: there are never more blocks than ``ahead`` and
     those that ranks held at the same time.
-
-    At most ``ahead`` values may wait for a rank.
     """
 
     num_readers: int
@@ -56,11 +54,6 @@ class Ledger:
     def has_room(self) -> bool:
         """Whether one more value may wait."""
         return self.num_waiting < self.ahead
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that exist."""
-        return len(self._sizes)
 
     def place(self, num_bytes: int) -> Placement:
         """Hand a value to all ranks: the least free block that holds it, or a new one for the least free one."""

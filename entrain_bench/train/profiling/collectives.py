@@ -15,7 +15,7 @@ from torch import Tensor
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.profiled.points import COLLECTIVES, CollectivePoint
 from entrain_bench.specs.parse import parse
-from entrain_bench.train.launching.group import on_ranks
+from entrain_bench.train.launching.launch import on_ranks
 from entrain_bench.train.profiling.sampling import WARM_UPS, Patience, quantiles
 
 # One after the other between two looks at the clock, so that ranks that start apart hardly count.

@@ -1,4 +1,4 @@
-"""Stages of one kind of layer on one process, as one of several tensor-parallel ranks holds them, and their timing."""
+"""Stages of one kind of layer, as one of several tensor-parallel ranks holds them: their packs, and their timing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
+from math import isqrt
 
 import torch
 import torch.distributed as dist
@@ -20,15 +22,54 @@ from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_wi
 from entrain_bench.train.modules.grids import merge_tokens
 from entrain_bench.train.modules.packing import shares_of
 from entrain_bench.train.platform import rank_of_many
-from entrain_bench.train.profiling.packs import Target
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 
+# Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
+DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
 # Of the time of a point; a pack of which a single repetition takes longer is left out.
 TURN_SHARE = 0.5
 # Gradients of a step are clipped to half.
 CLIP, NORM = 1.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of layer at a tensor-parallel degree, and the numbers of its layers in the stages that are timed."""
+
+    module: ModuleSpec
+    kind: str
+    tp: int
+    depths: tuple[int, ...]
+
+
+def targets_of(module: ModuleSpec, tp: int) -> list[Target]:
+    """Every kind of layer of a module; only blocks are stacked."""
+    return [Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,)) for layer in module.kinds]
+
+
+def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
+    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many, of different lengths.
+
+    As few sequences as an LLM's context allows take the place of one; there is no pack if it allows none.
+    """
+    longest, most = target.module.config.context_tokens or tokens, isqrt(tokens)
+    allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
+    wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
+    for number in sorted({max(each, *allowed[:1]) for each in wanted if allowed}):
+        yield split_tokens(tokens, number)
+
+
+def split_tokens(tokens: int, number: int) -> tuple[int, ...]:
+    """Lengths in proportion 1 : 3 : 5 ..., as whole tokens allow; ``number`` squared is at most ``tokens``."""
+    ends = [tokens * index * index // (number * number) for index in range(number + 1)]
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def longest_of(tokens: int, number: int) -> int:
+    """The last and longest of these lengths."""
+    return tokens - tokens * (number - 1) ** 2 // number**2
 
 
 @dataclass(frozen=True, slots=True)

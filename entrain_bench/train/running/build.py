@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,11 +13,10 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.train.device import dtype_on
-from entrain_bench.train.messages.places import lane_of_rank, places_of
+from entrain_bench.train.messages.channels import lane_of_rank
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.kernels import find_kernels
-from entrain_bench.train.producing.reader import Reader
-from entrain_bench.train.producing.rendezvous import Rendezvous
+from entrain_bench.train.producing.reader import Reader, Rendezvous
 from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.loader import InlineLoader, Loader, ProducerLoader, ThreadLoader
@@ -41,9 +41,8 @@ def build_runtime(
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
 
-    Weights follow from seed, module and layer alone, so every layout starts from the same model.
-
-    Content is made up of the seed unless given; ``maker`` is for runtimes that share process groups.
+    Weights follow from seed, module and layer alone, so every layout starts from the same model. Content is made up of
+    the seed unless given; ``maker`` is for runtimes that share process groups.
 
     Raises:
         IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
@@ -55,49 +54,26 @@ def build_runtime(
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train keeps weights on the device; harness=simulate prices it"
             )
-    rank, model = dist.get_rank(), job.model
-    places = places_of(layout, rank)
-    tied = {index for index, module in enumerate(model.modules) if module.config.tied_embeddings}
+    model, dtype = job.model, dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device, apart=settings.p2p_groups == PER_CHANNEL)
-    split = [job.framework.of(module).sequence_parallel for module in model.modules]
-    groups = make_groups(layout, places, tied, maker, sequence_parallel=split)
-    dtype = dtype_on(device, settings.dtype)
+    groups = make_groups(job, layout, maker)
     kernels = find_kernels(settings.kernels, model.modules, dtype, device)
-    adam = OptimizerSettings(
-        settings.learning_rate,
-        (settings.betas[0], settings.betas[1]),
-        settings.weight_decay,
-        settings.epsilon,
-        settings.clip_grad,
-        job.framework,
-    )
+    rest = settings.weight_decay, settings.epsilon, settings.clip_grad
+    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, job.framework)
     checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
     roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
+    build = partial(build_stage, model, dtype=dtype, seed=seed, device=device, kernels=kernels)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
-    for place in sorted(places, key=lambda place: (place.module, place.stage)):
-        placed, own = layout.modules[place.module], groups.stages[place.module, place.stage]
-        first = sum(placed.layers_per_stage[: place.stage])
-        layers = range(first, first + placed.layers_per_stage[place.stage])
-        module = model.modules[place.module]
-        stage = build_stage(
-            model,
-            module,
-            layers,
-            own,
-            dtype=dtype,
-            seed=seed,
-            device=device,
-            recompute=placed.recompute,
-            loss_chunk_tokens=settings.loss_chunk_tokens,
-            kernels=kernels,
-        )
+    for index, number in sorted(groups.stages):
+        module, placed, own = model.modules[index], layout.modules[index], groups.stages[index, number]
+        first = sum(placed.layers_per_stage[:number])
+        layers, loss_tokens = range(first, first + placed.layers_per_stage[number]), settings.loss_chunk_tokens
+        stage = build(module, layers, own, recompute=placed.recompute, loss_chunk_tokens=loss_tokens)
         if checkpoint:
-            load_weights(checkpoint, model, [stage], roots)
-        stages[place.module, place.stage] = (
-            shard_stage(stage, own, adam) if placed.sharded else train_stage(stage, own, groups.alone, adam)
-        )
-    if checkpoint:
-        close_files()
+            load_weights(checkpoint, model, stage, roots)
+        trained = shard_stage(stage, own, adam) if placed.sharded else train_stage(stage, own, groups.alone, adam)
+        stages[index, number] = trained
+    close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = _loader(settings, layout, device, rendezvous)
     return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)

@@ -7,28 +7,32 @@ is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.specs.contents import SOUND_HZ, Moved, Pixels, Readable, Samples
+from entrain_bench.specs.contents import SOUND_HZ, Moved, Readable, Samples
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import Workload
 from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import FRAMES_OF_TOKEN, HOP, KERNEL, write_windows
-from entrain_bench.train.running.row_keys import row_keys
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
+# Of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
 type Features = NDArray[np.float32]
+type Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Content made up from the seed and the sample's identity: uniform tokens, and keys of rows for ``made_up``."""
+    """Content made up from the seed and the sample's identity: uniform tokens, and keys of rows of features."""
 
     seed: int
     vocab_size: int
@@ -68,20 +72,17 @@ class FromFiles:
             if patches is None:
                 write_windows(self.samples.sound(shapes, item), rows)
             else:
-                write_patches(self._picture(module, shapes, item, patches), patches, rows)
+                pixels = self.samples.picture(shapes, item)
+                if len(pixels) not in (1, patches.frames):
+                    raise IncompatibleError(
+                        f"model.modules.{module.name}: a patch spans {patches.frames} frames, an item of a video has "
+                        f"{len(pixels)} (model.tokens.temporal_patch_frames)"
+                    )
+                write_patches(pixels, patches, rows)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Token ids of the text of a sample ``[text tokens]``, int64; raises as ``features``."""
         return self.samples.tokens(shapes, sample)
-
-    def _picture(self, module: ModuleSpec, shapes: SampleShapes, item: int, patches: PatchRules) -> Pixels:
-        pixels = self.samples.picture(shapes, item)
-        if len(pixels) not in (1, patches.frames):
-            raise IncompatibleError(
-                f"model.modules.{module.name}: a patch spans {patches.frames} frames, an item of a video has "
-                f"{len(pixels)} (model.tokens.temporal_patch_frames)"
-            )
-        return pixels
 
 
 # Features and tokens of samples, the same whatever batch, chunk, rank or process asks for them.
@@ -122,3 +123,28 @@ def check_input(module: ModuleSpec, rules: TokenRules) -> None:
             f"model.modules.{module.name}: harness.data={FILES} makes {FRAMES_OF_TOKEN} log-mel frames a token, "
             f"{KERNEL} in a row, at model.tokens.audio_frames_per_s={SOUND_HZ // HOP // FRAMES_OF_TOKEN}"
         )
+
+
+def row_keys(seed: int, samples: IntArray, numbers: IntArray, lengths: IntArray) -> NDArray[np.int32]:
+    """Keys of rows ``[sum(lengths), 2]``, 64 bits each, which ``made_up_features`` expands on a device.
+
+    Items are those of ``numbers`` in ``samples``, with ``lengths`` rows each ``[items]``.
+    """
+    of_items = _mixed(_mixed(_mixed(_words(seed)) ^ _words(samples)) ^ _words(numbers))
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    keys = _mixed(np.repeat(of_items, lengths) ^ _words(places))
+    return keys.view(np.int32).reshape(-1, 2)
+
+
+def _words(values: IntArray | int) -> Words:
+    return np.atleast_1d(np.asarray(values, np.int64)).view(np.uint64)
+
+
+def _mixed(words: Words) -> Words:
+    """A bijection of 64 bits each of whose bits depends on all bits of the argument."""
+    mixed: Any = words + np.uint64(_STEP)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
+    mixed ^= mixed >> np.uint64(31)
+    return cast("Words", mixed)

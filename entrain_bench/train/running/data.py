@@ -1,12 +1,14 @@
 """Inputs of a chunk: features of items and text of samples, as stages take them.
 
-A sample is the same whatever batch, chunk or rank it is in, so all strategies train on the same data.
+A sample is the same whatever batch, chunk or rank it is in, so all strategies train on the same data. Made-up features
+are expanded from the keys of their rows where they are needed: a number follows from its row's key and its column by
+integer arithmetic alone, which wraps around at 32 bits on CPUs and GPUs alike. So hosts hand over eight bytes a row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import isqrt, sqrt
 
 import numpy as np
 import torch
@@ -18,8 +20,19 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.running.content import Content, FromFiles, MadeUp
-from entrain_bench.train.running.made_up import made_up_features
+from entrain_bench.train.running.content import Content, MadeUp
+
+# Multipliers of a mixing function of 32 bits with little bias ("lowbias32", C. Wellons, Prospecting for Hash Functions,
+# 2018), as signed numbers.
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32
+# A step through 32 bits that visits all of them: 2^32 over the golden ratio, odd.
+_STEP = 0x9E3779B9 - 2**32
+_UPPER_16, _UPPER_17 = 0xFFFF, 0x1FFFF
+# Odd numbers of 24 bits and a sign, exact in float32 and symmetric, scaled to a variance of 1.
+_NUM_BITS = 24
+_SCALE = sqrt(3) / 2 ** (_NUM_BITS - 1)
+# Numbers that a CPU makes at a time, for its caches.
+_NUM_ON_CPU = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,10 @@ class SampleData:
         if isinstance(self.content, MadeUp):
             keys = torch.from_numpy(self.content.row_keys(self.shapes, members))
             return Inputs(pack, row_keys=in_stage_order(module, self.encoder_pack(members), keys))
-        return Inputs(pack, self._written(module, self.content, members))
+        size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
+        features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
+        self.content.features(module, self.shapes, members, features.numpy())
+        return Inputs(pack, in_stage_order(module, self.encoder_pack(members), features))
 
     def encoder_pack(self, items: IntArray) -> Pack:
         """Lengths and grids of the given items."""
@@ -75,18 +91,6 @@ class SampleData:
             tuple(shapes.item_llm_tokens[items].tolist()),
             grids=tuple((rows, columns) for rows, columns in known),
         )
-
-    def features(self, module: ModuleSpec, items: IntArray) -> Tensor:
-        """Input of an encoder for some items ``[tokens, input width]``, in stage order, float32, on the CPU."""
-        found = self.inputs(module, 0, items).features_on(torch.device("cpu"), module)
-        assert found is not None
-        return found
-
-    def _written(self, module: ModuleSpec, content: FromFiles, items: IntArray) -> Tensor:
-        size = (int(self.shapes.item_encoder_tokens[items].sum()), input_width(module))
-        features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
-        content.features(module, self.shapes, items, features.numpy())
-        return in_stage_order(module, self.encoder_pack(items), features)
 
     def llm_pack(self, samples: IntArray) -> Pack:
         """Tokens and labels of the given samples: the items' projected tokens, then the text, which is predicted."""
@@ -137,3 +141,34 @@ class SampleData:
                 return Picture(rows // merged, columns // merged)
         columns = isqrt(tokens - 1) + 1
         return Picture(-(-tokens // columns), columns, tokens=tokens)
+
+
+def made_up_features(keys: Tensor, width: int) -> Tensor:
+    """Independent uniform float32 of mean 0, variance 1 ``[rows, width]`` for keys ``[rows, 2]``, on their device."""
+    device = keys.device
+    columns = _columns(width, device)
+    features = torch.empty(len(keys), width, device=device)
+    at_once = max(1, _NUM_ON_CPU // width if device.type == "cpu" else len(keys))
+    for some, rows in zip(torch.split(keys, at_once), torch.split(features, at_once), strict=True):
+        _fill(rows, some, columns)
+    return features
+
+
+def _columns(width: int, device: torch.device) -> Tensor:
+    """A word for each column ``[width]``."""
+    words = torch.arange(width, dtype=torch.int32, device=device) * _STEP
+    for multiplier in (_FIRST, _SECOND):
+        words = (words ^ ((words >> 16) & _UPPER_16)) * multiplier
+    return words ^ ((words >> 16) & _UPPER_16)
+
+
+def _fill(features: Tensor, keys: Tensor, columns: Tensor) -> None:
+    """Make rows ``[rows, width]`` out of their keys; shifts bring in zeros, where torch's bring in the sign."""
+    words, shifted = torch.add(keys[:, :1], columns), features.view(torch.int32)
+    torch.bitwise_right_shift(words, 16, out=shifted).bitwise_and_(_UPPER_16)
+    words.bitwise_xor_(shifted).mul_(_FIRST).bitwise_xor_(keys[:, 1:])
+    torch.bitwise_right_shift(words, 15, out=shifted).bitwise_and_(_UPPER_17)
+    words.bitwise_xor_(shifted).mul_(_SECOND)
+    # The upper bits depend on all others; with their lowest set they are odd, so that none is the mean.
+    words.bitwise_right_shift_(32 - _NUM_BITS).bitwise_or_(1)
+    features.copy_(words).mul_(_SCALE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 from time import perf_counter
@@ -21,15 +20,6 @@ from entrain_bench.train.messages.wire import program_from_bytes, program_to_byt
 from entrain_bench.train.running.runtime import Work
 
 
-@dataclass(frozen=True, slots=True)
-class NextWork:
-    """Work of an iteration, what rank 0 took to make its program, and how long this rank only waited for it."""
-
-    work: Work
-    host_time: HostTime
-    exposed_s: float
-
-
 class WorkFeed:
     """Makes programs one iteration ahead, in a thread of each rank: rank 0 makes them, all of them prepare."""
 
@@ -39,14 +29,17 @@ class WorkFeed:
         self._next: Future[tuple[Work, HostTime]] | None = None
         self._executed: Timeline | None = None
 
-    def take(self, iteration: int, last: bool) -> NextWork:
-        """The work of an iteration, or what making it raised; unless it is the last, the next is begun. Collective."""
+    def take(self, iteration: int, last: bool) -> tuple[Work, HostTime, float]:
+        """The work of an iteration, or what making it raised; unless it is the last, the next is begun. Collective.
+
+        With it comes what rank 0 took to make its program, and the seconds that this rank only waited for it.
+        """
         started = perf_counter()
         future = self._next or self._begin(iteration)
         work, host_time = future.result()
         exposed_s = perf_counter() - started
         self._next = None if last else self._begin(iteration + 1)
-        return NextWork(work, host_time, exposed_s)
+        return work, host_time, exposed_s
 
     def observe(self, timeline: Timeline) -> None:
         """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""

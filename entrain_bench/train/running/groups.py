@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.train.messages.channels import Channels
-from entrain_bench.train.messages.places import Place
+from entrain_bench.specs.job import Job
+from entrain_bench.train.messages.channels import Channels, Place, places_of
 from entrain_bench.train.modules import StageGroups
 
 
@@ -57,41 +57,32 @@ class GroupMaker:
         return group
 
 
-def make_groups(
-    layout: Layout,
-    places: list[Place],
-    tied_modules: set[int],
-    maker: GroupMaker,
-    *,
-    sequence_parallel: Sequence[bool],
-) -> Groups:
-    """Create all groups of a layout; collective. The first and last stage of ``tied_modules`` share an embedding."""
+def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
+    """Create all groups of a layout; collective."""
     for other in range(maker.control.size()):
         maker.make((other,))
-    for index, module in enumerate(layout.modules):
+    modules = list(zip(job.model.modules, layout.modules, strict=True))
+    for index, (spec, module) in enumerate(modules):
         for replica, position in product(range(module.dp), range(module.ranks_per_block)):
             for stage in range(module.pp):
                 for members in _members(module, Place(index, replica, stage, position))[:2]:
                     maker.make(members)
-            if index in tied_modules:
+            if spec.config.tied_embeddings:
                 maker.make(_tied_pair(module, replica, position))
         for stage, position in product(range(module.pp), range(module.tp)):
             maker.make(_members(module, Place(index, 0, stage, position))[2], (index, stage))
-    stages, tied = {}, {}
-    for place in places:
-        module = layout.modules[place.module]
+    rank, stages, tied = dist.get_rank(), {}, {}
+    for place in places_of(layout, rank):
+        spec, module = modules[place.module]
+        key = place.module, place.stage
         tp, cp, dp_cp = _members(module, place)
-        stages[place.module, place.stage] = StageGroups(
-            maker.make(tp),
-            maker.make(cp),
-            maker.make(dp_cp, (place.module, place.stage)),
-            sequence_parallel[place.module],
-        )
-        if place.module in tied_modules and place.stage in (0, module.pp - 1):
+        split = job.framework.of(spec).sequence_parallel
+        stages[key] = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split)
+        if spec.config.tied_embeddings and place.stage in (0, module.pp - 1):
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
                 tied[place.module] = maker.make(pair)
-    return Groups(stages, tied, maker.channels, maker.world, maker.control, maker.make((dist.get_rank(),)))
+    return Groups(stages, tied, maker.channels, maker.world, maker.control, maker.make((rank,)))
 
 
 def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

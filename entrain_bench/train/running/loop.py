@@ -5,33 +5,43 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import packages_distributions, version
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
+import torch
 import torch.distributed as dist
 
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
-from entrain_bench.records.outcome import Outcome
-from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, Setting, prepare
-from entrain_bench.train.device import device_of, dtype_name
-from entrain_bench.train.learning_rate import LearningRate
+from entrain_bench.records.run_result import RunResult
+from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
+from entrain_bench.train.device import device_name, device_of, dtype_name
 from entrain_bench.train.measuring.clock import Clock, profiler
-from entrain_bench.train.measuring.metrics import OF_THE_CLUSTER, mean_metrics, metrics_of, why_not_of_the_cluster
-from entrain_bench.train.measuring.seen import check_finite, gather_seen, see
-from entrain_bench.train.messages.control import PlanningGroup, planning_group, process_group
+from entrain_bench.train.measuring.metrics import (
+    OF_THE_CLUSTER,
+    gather_seen,
+    mean_metrics,
+    metrics_of,
+    name_non_finite,
+    see,
+    why_not_of_the_cluster,
+)
+from entrain_bench.train.messages.control import PlanningGroup, gather_json, planning_group, process_group
+from entrain_bench.train.modules.kernels import PACKAGES
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.producing.rendezvous import Rendezvous
+from entrain_bench.train.producing.reader import Rendezvous
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.content import content_of
-from entrain_bench.train.running.execution import ran_with
 from entrain_bench.train.running.feed import WorkFeed
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.weights import save_weights
 
 # Starts or finds the producers of this rank's machine, if its run has any; collective over the given group.
 type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous | None]]
@@ -39,7 +49,7 @@ type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous
 
 def train(
     config: RunConfig, progress: Callable[[int], None], producers: Producers = lambda _: nullcontext()
-) -> Outcome | None:
+) -> RunResult | None:
     """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others."""
     setting = prepare(config)
     settings = setting.executor
@@ -59,25 +69,21 @@ def train(
             remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
         history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
         clock, frame = Clock(device), None
-        rates = LearningRate(
-            settings.learning_rate,
-            settings.min_learning_rate,
-            settings.warmup_iterations,
-            settings.learning_rate_decay,
-            (settings.decay_iterations or config.iterations) - 1,
-        )
         feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
-            taken = feed.take(iteration, last=iteration + 1 == config.iterations)
-            runtime.set_learning_rate(rates.at(iteration))
+            work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
+            for stage in runtime.stages.values():
+                for group in stage.optimizer.param_groups:
+                    group["lr"] = settings.rate_at(iteration, config.iterations)
             with profiler(settings.profile_dir, iteration):
-                seen = see(runtime.run(taken.work, clock), clock)
-            if settings.on_non_finite == "stop":
-                check_finite(taken.work.program, iteration, seen, control)
+                seen = see(runtime.run(work, clock), clock)
+            if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
+                # On all ranks.
+                raise ExecutionError(name_non_finite(work.program, iteration, gather_json(seen.losses, control)))
             if everyone := gather_seen(seen, control):
                 left_out = OF_THE_CLUSTER if reason else ()
-                row, timeline = metrics_of(taken.work.program, everyone, setting.truth, taken.host_time, left_out)
-                history.append(row | {"assignment_exposed_s": taken.exposed_s})
+                row, timeline = metrics_of(work.program, everyone, setting.truth, host_time, left_out)
+                history.append(row | {"assignment_exposed_s": exposed_s})
                 feed.observe(timeline)
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
                     frame = timeline_frame(timeline)
@@ -86,15 +92,19 @@ def train(
                 checkpoints.save(done, runtime.stages, history, num_elsewhere)
             progress(done)
         if settings.save_weights is not None:
-            runtime.save_weights(Path(settings.save_weights), setting.job.model, layout)
+            for stage in runtime.stages.values():
+                stage.gather_weights()
+            stages = {place: trained.stage for place, trained in runtime.stages.items()}
+            folder = Path(settings.save_weights)
+            save_weights(folder, setting.job.model, layout, stages, runtime.groups.stages, runtime.roots)
         if control.rank():
             return None
     own = history[num_elsewhere:] or history
     metrics = {**mean_metrics(own), "planning_time_s": planning_time_s}
-    return Outcome(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
+    return RunResult(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
-def plan(setting: Setting, planning: PlanningGroup) -> tuple[Layout, float]:
+def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
     answer, seconds = dict[str, str](), 0.0
     if dist.get_rank() == 0:
@@ -129,3 +139,23 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, run
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}
     return Checkpoints(Path(settings.checkpoint_dir), identity, setup, runtime.groups.control)
+
+
+def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Device, dtype, kernels and versions, all ranks' joined by "and"; what kernels were passed over. Collective."""
+    kernels = runtime.kernels
+    # Packages that attention is computed by.
+    used = {PACKAGES[kernel][1].partition(".")[0] for kernel in kernels.attention.values() if kernel in PACKAGES}
+    named = packages_distributions() if used else {}
+    own = {
+        "device": device_name(runtime.device),
+        "dtype": dtype_name(runtime.dtype),
+        "torch": torch.__version__,
+        "megatron_core": version("megatron-core"),
+        **{f"attention.{name}": str(kernel) for name, kernel in kernels.attention.items()},
+        **{module: " ".join(version(owner) for owner in named.get(module, ())) for module in sorted(used)},
+    }
+    everyone = gather_json({"execution": own, "remarks": kernels.passed_over}, control)
+    values = {name: [found["execution"][name] for found in everyone] for name in own}
+    remarks = dict.fromkeys(line for found in everyone for line in found["remarks"])
+    return {name: " and ".join(dict.fromkeys(found)) for name, found in values.items()}, tuple(remarks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -17,12 +16,10 @@ from torch.nn import Parameter
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.seen import ChunkLoss, RankResult
-from entrain_bench.train.messages.places import lane_of_rank
-from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step, plan_rank
+from entrain_bench.train.measuring.metrics import RankResult
+from entrain_bench.train.messages.channels import lane_of_rank
+from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, plan_rank
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.modules.kernels import Kernels
@@ -33,8 +30,6 @@ from entrain_bench.train.running.groups import Groups
 from entrain_bench.train.running.loader import Loader, MakeInputs
 from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
-from entrain_bench.train.running.turns import EmptyPass, empty_passes
-from entrain_bench.train.weights import save_weights
 from entrain_bench.train.weights.naming import Roots
 
 
@@ -106,19 +101,6 @@ class Runtime:
         empty = empty_passes(program, plan.steps)
         return Work(program, plan, data.num_loss_tokens, self.loader.load(makers), empty)
 
-    def set_learning_rate(self, rate: float) -> None:
-        """The rate of the next steps of all stages."""
-        for stage in self.stages.values():
-            for group in stage.optimizer.param_groups:
-                group["lr"] = rate
-
-    def save_weights(self, folder: Path, model: ModelSpec, layout: Layout) -> None:
-        """Write the weights of all ranks in the format of published ones; collective."""
-        for stage in self.stages.values():
-            stage.gather_weights()
-        stages = {place: trained.stage for place, trained in self.stages.items()}
-        save_weights(folder, model, layout, stages, self.groups.stages, self.roots)
-
     def run(self, work: Work, clock: Clock) -> RankResult:
         """One iteration: every action of this rank in the program's order; collective over all ranks.
 
@@ -126,7 +108,9 @@ class Runtime:
             OutOfMemoryError: naming the action and the bytes it was predicted to need.
         """
         self.groups.channels.open(work.plan.channels)
-        iteration = _Iteration(self, work)
+        framework = self.settings.framework
+        transfers = Transfers(work.plan, self.groups.channels, self.dtype, self.device, framework)
+        iteration = _Iteration(self, work, transfers)
         # What is opened once is none of the iteration's; gradients are zeroed in each.
         clock.start_together(self.groups.control)
         for stage in self.stages.values():
@@ -160,24 +144,13 @@ class _Iteration:
 
     runtime: Runtime
     work: Work
-    transfers: Transfers = field(init=False)
+    transfers: Transfers
     graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
     weight_passes: dict[tuple[int, int, int], WeightPass] = field(default_factory=dict)
-    losses: list[ChunkLoss] = field(default_factory=list)
+    losses: list[tuple[int, Tensor]] = field(default_factory=list)
     input_stall_s: float = 0.0
     empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
-
-    def __post_init__(self) -> None:
-        runtime = self.runtime
-        self.transfers = Transfers(
-            self.work.plan,
-            runtime.groups.channels,
-            self._row_width,
-            runtime.dtype,
-            runtime.device,
-            runtime.settings.framework,
-        )
 
     def begin(self, step: Step) -> None:
         """Begin what other ranks wait for before this one's action ends, in the order of all actions."""
@@ -210,7 +183,9 @@ class _Iteration:
                     trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
         else:
             received = {message.key: self.transfers.receive(message) for message in step.receives}
-            inputs = self._inputs() if step.kind is Pass.FORWARD else None
+            started = perf_counter()
+            inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
+            self.input_stall_s += perf_counter() - started
             with clock.action(step.action):
                 output = self._forward(step, received, inputs) if inputs else self._backward(step, received)
             if output is not None:
@@ -230,22 +205,16 @@ class _Iteration:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
         if self._norm is None:
             # 0, or not a number if a loss is not finite; found out without asking the device for each.
-            spoilt = sum(row.loss * 0.0 for row in self.losses)
+            spoilt = sum(loss * 0.0 for _, loss in self.losses)
             self._norm = global_norm(self.runtime.stages, self.runtime.groups.world, self.runtime.device, spoilt)
         return self._norm
-
-    def _inputs(self) -> Inputs:
-        started = perf_counter()
-        inputs = next(self.work.inputs)
-        self.input_stall_s += perf_counter() - started
-        return inputs
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         leaf = self._start(step, received, inputs)
         output = self._stage(step).forward(leaf, inputs.pack)
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
-            self.losses.append(ChunkLoss(step.action, output.detach()))
+            self.losses.append((step.action, output.detach()))
         self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
         return None if self._is_loss(step) else output.detach()
 
@@ -279,7 +248,8 @@ class _Iteration:
         num_rows = int((inputs.pack.token_ids < 0).sum())
         if not num_rows:
             return None
-        shape, dtype, device = (num_rows, self._hidden_size()), self.runtime.dtype, self.runtime.device
+        shape = num_rows, self.work.program.model.llm.config.hidden_size
+        dtype, device = self.runtime.dtype, self.runtime.device
         rows = gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device))
         return rows.requires_grad_(wants_gradient)
 
@@ -297,14 +267,6 @@ class _Iteration:
     def _is_loss(self, step: Step) -> bool:
         module = self.work.program.model.modules[step.place.module]
         return not module.is_encoder and step.place.stage == self.work.program.layout.modules[step.place.module].pp - 1
-
-    def _hidden_size(self) -> int:
-        return self.work.program.model.llm.config.hidden_size
-
-    def _row_width(self, message: Message) -> int:
-        """Elements of a row: hidden states inside a module, the LLM's embeddings between modules."""
-        source, target = (int(self.work.program.module[action]) for action in message.key)
-        return self.work.program.model.modules[source].config.hidden_size if source == target else self._hidden_size()
 
 
 def _key(step: Step) -> tuple[int, int, int]:

@@ -39,11 +39,6 @@ class ShardedStage:
     optimizer: torch.optim.AdamW
     groups: StageGroups
 
-    @property
-    def norm_copies(self) -> int:
-        """Ranks that hold the same gradients: each has its own part."""
-        return 1
-
     def forward(self, leaf: Tensor | None, pack: Pack) -> Tensor:
         """The stage's output for a chunk."""
         output: Tensor = self.stage(leaf, pack)
@@ -85,7 +80,7 @@ class ShardedStage:
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
 
     def gradient_square(self) -> Tensor:
-        """Sum of squares of the gradients that this rank alone counts, float64."""
+        """This rank's share of the sum of squares of the stage's gradients, float64."""
         first = self.groups.tp.rank() == 0
         parts = [
             torch.linalg.vector_norm(local_part(parameter.grad).double()) ** 2

@@ -20,7 +20,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 
@@ -37,7 +37,7 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     epsilon: float = 1e-8
     clip_grad: float = 1.0
-    framework: Framework = field(default_factory=Framework)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,6 @@ class TrainedStage:
     buffers: DistributedDataParallel
     optimizer: MegatronOptimizer
     groups: StageGroups
-
-    @property
-    def norm_copies(self) -> int:
-        """Ranks that hold the same gradients: without sharded optimizer states every replica."""
-        return 1 if self.buffers.ddp_config.use_distributed_optimizer else self.groups.dp_cp.size()
 
     def forward(self, leaf: torch.Tensor | None, pack: Pack) -> torch.Tensor:
         """The stage's output for a chunk."""
@@ -124,10 +119,8 @@ class TrainedStage:
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
 
-        Then those of a tied embedding over its two copies, as megatron-core does it.
-
-        Ranks in ``tied`` hold the two copies of a tied embedding; if both are on this rank, ``first_copy`` is the first
-        of them, and this stage, the last to synchronise, has the second.
+        Then those of a tied embedding over its two copies, as megatron-core does it. Ranks in ``tied`` hold them; if
+        both are on this rank, ``first_copy`` is the first, and this stage, the last to synchronise, has the second.
         """
         self.start_sums()
         self.buffers.finish_grad_sync()
@@ -162,11 +155,13 @@ class TrainedStage:
         return Part(shard.data, start, shard, inner.state[shard])
 
     def gradient_square(self) -> torch.Tensor:
-        """Sum of squares of the gradients that this rank alone counts, float64."""
+        """This rank's share of the sum of squares of the stage's gradients, float64."""
         self.optimizer.prepare_grads()
         grads = self.optimizer.get_grads_for_grad_norm()
         parts = [torch.linalg.vector_norm(grad.double()) ** 2 for grad in grads if grad.numel()]
-        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+        # Without sharded optimizer states every replica holds the same gradients.
+        copies = 1 if self.buffers.ddp_config.use_distributed_optimizer else self.groups.dp_cp.size()
+        return torch.stack(parts).sum() / copies if parts else torch.zeros((), dtype=torch.float64)
 
     def step(self, clip_grad: float, total_norm: float) -> None:
         """Clip by the norm over all modules, and step."""
@@ -235,7 +230,6 @@ def global_norm(
     """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
-        share = trained.gradient_square().to(device)
-        square += share / trained.norm_copies
+        square += trained.gradient_square().to(device)
     dist.all_reduce(square, group=group)
     return float(square.sqrt())

@@ -70,6 +70,7 @@ class Scheme:
     unused: tuple[str, ...] = ()
 
 
+_PROJECTOR = ("multi_modal_projector.", "model.multi_modal_projector.")
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 SCHEMES: dict[str, Scheme] = {
     "llama": Scheme(
@@ -110,7 +111,7 @@ SCHEMES: dict[str, Scheme] = {
     "siglip": Scheme(
         roots={
             "body": ("vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower."),
-            "projector": ("multi_modal_projector.", "model.multi_modal_projector."),
+            "projector": _PROJECTOR,
         },
         block="body:encoder.layers.{}.",
         parts={
@@ -129,10 +130,7 @@ SCHEMES: dict[str, Scheme] = {
         unused=("head.", "post_layernorm.", "image_newline"),
     ),
     "whisper_encoder": Scheme(
-        roots={
-            "body": ("audio_tower.", "model.audio_tower."),
-            "projector": ("multi_modal_projector.", "model.multi_modal_projector."),
-        },
+        roots={"body": ("audio_tower.", "model.audio_tower."), "projector": _PROJECTOR},
         block="body:layers.{}.",
         parts={
             "input_layernorm": ("self_attn_layer_norm",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -85,14 +85,12 @@ def close_files() -> None:
     _opened.cache_clear()
 
 
-def load_weights(checkpoint: Checkpoint, model: ModelSpec, stages: Iterable[Stage], roots: Roots) -> None:
-    """Fill stages."""
-    for stage in stages:
-        stored = stored_tensors(model, stage.module, roots)
-        for named in named_parameters(stage):
-            with torch.no_grad():
-                shard = _shard(checkpoint, named, stored[named.key.removeprefix(f"{stage.module.name}.")])
-                named.parameter.copy_(shard)
+@torch.no_grad()
+def load_weights(checkpoint: Checkpoint, model: ModelSpec, stage: Stage, roots: Roots) -> None:
+    """Fill a stage."""
+    stored = stored_tensors(model, stage.module, roots)
+    for named in named_parameters(stage):
+        named.parameter.copy_(_shard(checkpoint, named, stored[named.key.removeprefix(f"{stage.module.name}.")]))
 
 
 def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
 from entrain_bench.train.modules.positions import sinusoids
 from entrain_bench.train.weights.naming import Roots, Rows, Stored, full_name, stored_tensors
@@ -46,7 +46,14 @@ def save_weights(
     files: dict[str, str] = {}
     num_weights = 0
     for number, (index, stage) in enumerate(places, start=1):
-        stored = _stored_in_stage(model, model.modules[index], layout.modules[index].layers_per_stage, stage, roots)
+        module, layers_per_stage = model.modules[index], layout.modules[index].layers_per_stage
+        stored, first = stored_tensors(model, module, roots), sum(layers_per_stage[:stage])
+        if module.config.checkpoint == "whisper_encoder":
+            positions = full_name(module, "body:embed_positions.weight", roots)
+            stored[_SINUSOIDS] = Stored((Rows(positions, 0, WHISPER_POSITIONS),), module.config.hidden_size)
+        # Both copies of a tied embedding belong to the first stage.
+        layers = range(first, first + layers_per_stage[stage])
+        stored = {key: each for key, each in stored.items() if int(key.partition(".")[0]) in layers}
         name = f"model-{number:05d}-of-{len(places):05d}.safetensors"
         if (index, stage) in stages:
             _write_stage(folder / name, stages[index, stage], groups[index, stage], stored)
@@ -58,18 +65,6 @@ def save_weights(
         size = num_weights * stages[places[0]].config.params_dtype.itemsize
         content = {"metadata": {"total_size": size}, "weight_map": files}
         write_atomically(folder / INDEX, json.dumps(content, indent=2).encode())
-
-
-def _stored_in_stage(
-    model: ModelSpec, module: ModuleSpec, layers_per_stage: tuple[int, ...], stage: int, roots: Roots
-) -> dict[str, Stored]:
-    """Stored tensors of a stage by parameter; both copies of a tied embedding belong to the first stage."""
-    stored, first = stored_tensors(model, module, roots), sum(layers_per_stage[:stage])
-    if module.config.checkpoint == "whisper_encoder":
-        name = full_name(module, "body:embed_positions.weight", roots)
-        stored[_SINUSOIDS] = Stored((Rows(name, 0, WHISPER_POSITIONS),), module.config.hidden_size)
-    layers = range(first, first + layers_per_stage[stage])
-    return {key: each for key, each in stored.items() if int(key.partition(".")[0]) in layers}
 
 
 def _is_first(groups: StageGroups) -> bool:

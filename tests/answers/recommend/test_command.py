@@ -14,7 +14,7 @@ from entrain_bench.commands import recommend
 from entrain_bench.config.compose import compose
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.program.plan_file import read_plan
-from entrain_bench.records.plans import Plans
+from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done, run_one
 
@@ -75,7 +75,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
     from entrain_bench.records.cells import Cell
     from entrain_bench.records.keys import plan_key
 
-    assert layout_to_json(plan.layout) == layout_to_json(Plans(tmp_path / "results").read(plan_key(own)).layout)  # type: ignore[union-attr]
+    assert layout_to_json(plan.layout) == layout_to_json(CachedLayouts(tmp_path / "results").read(plan_key(own)).layout)  # type: ignore[union-attr]
     again = run_one(Cell.of(["plan=results/recommendation.yaml"], config), Results(tmp_path / "again"))
     assert again.metrics["iteration_time_s"] == usual.metrics["iteration_time_s"]
 

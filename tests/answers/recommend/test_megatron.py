@@ -15,17 +15,17 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind, thre
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import random_samples, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL, TEXT = tiny_model(encoder=3, llm=8), tiny_model(encoder=0, llm=8)
 TP, PP, DP, BATCH, SIZE = 2, 4, 2, 16, 2
-STOCK = Framework(encoder_sp=False, encoder_cp=False)
+STOCK = FrameworkOptions(encoder_sp=False, encoder_cp=False)
 
 
-def job_of(framework: Framework = STOCK, text: bool = False, **more: Any) -> Job:
+def job_of(framework: FrameworkOptions = STOCK, text: bool = False, **more: Any) -> Job:
     model = TEXT if text else MODEL
     cluster = tiny_cluster(2, 8)
     return tiny_job(model, cluster, global_batch=BATCH, microbatch_size=SIZE, framework=framework, **more)
@@ -131,7 +131,7 @@ def test_layouts_that_it_cannot_take(changes: dict[str, Any], says: str) -> None
         (replace(STOCK, encoder_optimizers=2), "encoders have one copy of optimizer states (encoder_optimizers=2)"),
     ],
 )
-def test_settings_that_it_does_not_have(framework: Framework, says: str) -> None:
+def test_settings_that_it_does_not_have(framework: FrameworkOptions, says: str) -> None:
     assert layout_refusal(job_of(framework), layout_of()) == says
 
 

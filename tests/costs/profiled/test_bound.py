@@ -13,7 +13,7 @@ from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.model import ModelSpec
 from support.profiled import noise, profile_of_formula, written
 
@@ -22,7 +22,7 @@ ERROR = 0.4
 
 
 @cache
-def setting(folder: Path, workload: str, tp: int) -> Setting:
+def setting(folder: Path, workload: str, tp: int) -> RunContext:
     path = folder / "profile.json"
     model = ["model=tiny", f"workload={workload}"]
     if not path.exists():

@@ -14,7 +14,7 @@ from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from support.builders import tiny_cluster
 from support.profiled import (
@@ -37,7 +37,7 @@ def profile(seed: int | None = None) -> DeviceProfile:
 
 
 def times(seed: int | None = None, extrapolate: bool = False) -> ProfiledTimes:
-    return ProfiledTimes.of(profile(seed), MODEL, CLUSTER, Framework(), "cluster.device.path=x", extrapolate)
+    return ProfiledTimes.of(profile(seed), MODEL, CLUSTER, FrameworkOptions(), "cluster.device.path=x", extrapolate)
 
 
 def one_pack(module_times: ProfiledTimes, lengths: list[int], recompute: bool = False, **degrees: int) -> PassTimes:
@@ -170,7 +170,7 @@ def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> 
         DeviceProfile(profile().subject, profile().constants, "", True, stages, profile().steps),
         MODEL,
         CLUSTER,
-        Framework(),
+        FrameworkOptions(),
         "cluster.device.path=x",
     )
     says = r"llm block at tp 1: 40000 tokens in sequences that make 8e\+08 attention scores, outside the profiled 0..\d"

@@ -11,10 +11,20 @@ import pytest
 
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.bench import __main__ as command
-from entrain_bench.lab.bench import measures
+from entrain_bench.lab.bench import cases as measures
 from entrain_bench.lab.bench.__main__ import main, measure_apart
-from entrain_bench.lab.bench.cases import CASES, LPT, TINY, Case
-from entrain_bench.lab.bench.measures import WARM_UPS, Measure, bucket_gap, lpt, parts, seconds_of
+from entrain_bench.lab.bench.cases import (
+    CASES,
+    LPT,
+    TINY,
+    WARM_UPS,
+    Case,
+    Measure,
+    bucket_gap,
+    lpt,
+    parts,
+    seconds_of,
+)
 
 SMALL = ("model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=4", "layout.dp=2")
 

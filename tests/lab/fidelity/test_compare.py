@@ -14,10 +14,8 @@ from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.__main__ import main, report
-from entrain_bench.lab.fidelity.compare import accuracy, all_rows, program_row
-from entrain_bench.lab.fidelity.predict import simulated
-from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of
-from entrain_bench.lab.programs import first_program
+from entrain_bench.lab.fidelity.predict import accuracy, all_rows, program_row, simulated
+from entrain_bench.lab.fidelity.programs import FidelityProgram, first_program, overrides_of
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.simulate import Simulator

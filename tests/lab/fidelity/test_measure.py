@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.lab.fidelity.__main__ import measure
-from entrain_bench.lab.fidelity.compare import all_rows
-from entrain_bench.lab.fidelity.predict import mean_of
+from entrain_bench.lab.fidelity.predict import all_rows, mean_of
 from entrain_bench.lab.fidelity.programs import (
     COMMON,
     NUM_RANKS,
@@ -19,8 +18,8 @@ from entrain_bench.lab.fidelity.programs import (
     STRATEGIES,
     WORKLOADS,
     FidelityProgram,
+    first_program,
 )
-from entrain_bench.lab.programs import first_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.train.emulate.emulator import Measured, PassSeconds
 

@@ -10,8 +10,7 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.lab.fidelity.predict import cores_of_lanes, place_on_cores
-from entrain_bench.lab.fidelity.programs import overrides_of
-from entrain_bench.lab.programs import first_program
+from entrain_bench.lab.fidelity.programs import first_program, overrides_of
 from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare

@@ -16,8 +16,8 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.gpu_check import __main__ as command
 from entrain_bench.lab.gpu_check.__main__ import chosen_sections, main, run_sections
-from entrain_bench.lab.gpu_check.result import FAILED, PASSED, SKIPPED, Finding
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Check, Section
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Section
+from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
 from support.cli import asked
 from support.gpu_check import machine
@@ -142,7 +142,7 @@ def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
 )
 def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: bool) -> None:
     setup = Setup(kind, num_devices, everything, Path("folder"), "here")
-    jobs = [[*CORRECTNESS, *setup.unprofiled(num_devices)]]
+    jobs = [[*CORRECTNESS, f"cluster.gpus_per_node={num_devices}"]]
     for plan in (setup.fidelity(), setup.throughput()):
         jobs += [[*plan.job, *overrides, *setup.profiled()] for overrides in plan.workloads.values()]
         assert {*plan.strategies} <= {*choices("strategy")}

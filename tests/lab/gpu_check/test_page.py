@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from entrain_bench.lab.gpu_check.page import page
-from entrain_bench.lab.gpu_check.result import FAILED, PASSED, Finding, SectionResult
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, Finding, SectionResult, page
 from entrain_bench.lab.gpu_check.sections import SECTIONS
 
 LOSSES = [

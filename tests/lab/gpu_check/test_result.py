@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.lab.files import write_json
-from entrain_bench.lab.gpu_check.result import (
-    FAILED,
-    PASSED,
-    Finding,
-    SectionResult,
-    judge_losses,
-)
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, Finding, SectionResult
+from entrain_bench.lab.gpu_check.sections import judge_losses
 
 REFERENCE = [7.0, 6.5, 6.0]
 

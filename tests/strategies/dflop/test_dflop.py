@@ -29,7 +29,7 @@ from entrain_bench_strategies.dflop.profiling import (
     layer_s,
     llm_cost,
 )
-from entrain_bench_strategies.dflop.space import Plan, enumerate_degrees, pipeline_s, place_plan
+from entrain_bench_strategies.dflop.space import DflopDegrees, enumerate_degrees, pipeline_s, place_plan
 from support.builders import (
     AV_MODEL,
     av_samples,
@@ -179,7 +179,7 @@ def test_layers_are_split_for_the_mean_microbatch() -> None:
     profile, shapes = profile_for(), DataShapes((1.0,), (4,), 4, (1,), 4)
     split = []
     for num_microbatches in (16, 8):
-        plan = Plan(1, 1, 1, 1, 2, 1, num_microbatches)
+        plan = DflopDegrees(1, 1, 1, 1, 2, 1, num_microbatches)
         split.append(
             DflopPlanner().build(profile, shapes, 1.0, plan, (False, False)).layout.modules[1].layers_per_stage
         )
@@ -196,9 +196,15 @@ def test_64_ranks_and_512_samples_are_searched_within_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan(1, 2, 2, 2, 1, 2, 4), Plan(2, 1, 3, 1, 1, 2, 4), Plan(1, 2, 1, 2, 3, 1, 4), Plan(1, 1, 4, 1, 1, 4, 4)]
+    "plan",
+    [
+        DflopDegrees(1, 2, 2, 2, 1, 2, 4),
+        DflopDegrees(2, 1, 3, 1, 1, 2, 4),
+        DflopDegrees(1, 2, 1, 2, 3, 1, 4),
+        DflopDegrees(1, 1, 4, 1, 1, 4, 4),
+    ],
 )
-def test_placement_is_disjoint_and_complete(plan: Plan) -> None:
+def test_placement_is_disjoint_and_complete(plan: DflopDegrees) -> None:
     layers = [(6,) if s == 1 else (6 - (s - 1), *([1] * (s - 1))) for s in (plan.encoder_pp, plan.llm_pp)]
     layout = place_plan(tiny_job(MODEL), plan, layers, (True, False), False)
     encoder, llm = layout.modules

@@ -16,7 +16,13 @@ from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
-from entrain_bench_strategies.dflop.space import Plan, accepted_plans, enumerate_degrees, microbatches, walking_order
+from entrain_bench_strategies.dflop.space import (
+    DflopDegrees,
+    accepted_plans,
+    enumerate_degrees,
+    microbatches,
+    walking_order,
+)
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)
@@ -43,14 +49,14 @@ def memory(
     return 1.25 * layers * (state + in_flight * kept * tokens)
 
 
-def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[Plan], list[float]]:
+def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[DflopDegrees], list[float]]:
     """The accepted plans in the order of their acceptance, and their T."""
     job = profile.job
     gpus, batch, limit = job.cluster.num_ranks, job.global_batch, job.cluster.device.memory_bytes
     encoder, llm = MODEL.modules
     items, tokens = shapes.items[0], shapes.item_tokens[0]
     flops = float(encoder.forward_flops(np.array([tokens]))[0])
-    best_s, best_m, plans, times = inf, inf, list[Plan](), list[float]()
+    best_s, best_m, plans, times = inf, inf, list[DflopDegrees](), list[float]()
     tps = [tp for tp in TPS if gpus % tp == 0]
     for v_gpus in range(1, gpus):
         for v_tp in tps:
@@ -86,7 +92,7 @@ def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[Plan],
                         total = (m + v_pp + l_pp - 1) * max(v_s, l_s) * (4 / 3 if again else 1)
                         if total < 1.1 * best_s and m < best_m:
                             best_s, best_m = total, m
-                            plans.append(Plan(v_tp, v_pp, v_dp, l_tp, l_pp, l_dp, m))
+                            plans.append(DflopDegrees(v_tp, v_pp, v_dp, l_tp, l_pp, l_dp, m))
                             times.append(total)
     return plans, times
 

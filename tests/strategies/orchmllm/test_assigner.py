@@ -8,16 +8,16 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.shapes import SampleShapes
 
 
-def setting(*overrides: str) -> Setting:
+def setting(*overrides: str) -> RunContext:
     small = ["strategy=orchmllm", "model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=64"]
     return prepare(compose_cells([*small, "microbatch_size=2", "layout.tp=1", "layout.dp=null", *overrides])[0].config)
 
 
-def assigned(made: Setting) -> tuple[SampleShapes, Assignment]:
+def assigned(made: RunContext) -> tuple[SampleShapes, Assignment]:
     layout = made.strategy.plan(made.profile)
     shapes = made.profile.draw(made.job.global_batch)
     return shapes, made.strategy.assigner.assign(shapes, layout, made.profile)

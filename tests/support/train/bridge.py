@@ -17,7 +17,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.messages.channels import Channels
@@ -83,23 +83,23 @@ class Messages:
         plan: the rank's actions.
     """
 
-    def __init__(self, program: Program, hidden_size: int) -> None:
-        self.program, self.hidden_size = program, hidden_size
+    def __init__(self, program: Program) -> None:
+        self.program = program
         self.plan = plan_rank(program, dist.get_rank())
         self.channels = Channels(dist.new_group, CPU)
         self.channels.open(self.plan.channels)
 
     def exchange(self, handed: Tensors) -> Tensors:
         """What this rank gets when every rank hands over what it has to."""
-        settings = Framework(p2p="overlapped")
-        transfers = Transfers(self.plan, self.channels, lambda _: self.hidden_size, torch.float32, CPU, settings)
+        settings = FrameworkOptions(p2p="overlapped")
+        transfers = Transfers(self.plan, self.channels, torch.float32, CPU, settings)
         got: Tensors = {}
         for step in self.plan.steps:
             transfers.post_receives(int(self.plan.order[step.action]))
             if step.receives:
                 received = {message.key: transfers.receive(message) for message in step.receives}
                 num_rows = sum(message.num_rows for message in step.receives)
-                blank = partial(torch.zeros, num_rows, self.hidden_size)
+                blank = partial(torch.zeros, num_rows, step.receives[0].width)
                 got[_key(self.program, step)] = gather_rows(step, received, blank)
             if step.sends:
                 transfers.send(step, partial(cut_rows, handed[_key(self.program, step)]))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from entrain_bench.program import Program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages.rank_plan import DEFAULTS, Message, RankPlan, plan_rank
 from entrain_bench.train.modules import Pack, split
 from entrain_bench.train.modules.split import WeightPass
@@ -17,7 +17,7 @@ from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.step import TrainedStage
 
 
-def reverse_rows(program: Program, rank: int, framework: Framework = DEFAULTS) -> RankPlan:
+def reverse_rows(program: Program, rank: int, framework: FrameworkOptions = DEFAULTS) -> RankPlan:
     """Rows of every tensor that crosses modules in reverse: all shapes are right."""
     plan = plan_rank(program, rank, framework)
     steps = [replace(step, receives=tuple(_reversed(m, program) for m in step.receives)) for step in plan.steps]

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages import transfers as transfers_module
 from entrain_bench.train.messages.channels import Channel
 from entrain_bench.train.messages.rank_plan import RankPlan, Step
@@ -91,8 +91,8 @@ def enqueue(
     """What the runtime hands to the device of a rank in one iteration: actions, messages, collectives of replicas."""
     device = Device(plan.rank)
     monkeypatch.setattr(transfers_module, "dist", device)
-    framework, cpu = Framework(p2p=p2p), torch.device("cpu")
-    transfers = Transfers(plan, groups, lambda _: 1, torch.float32, cpu, framework)  # type: ignore[arg-type]
+    framework, cpu = FrameworkOptions(p2p=p2p), torch.device("cpu")
+    transfers = Transfers(plan, groups, torch.float32, cpu, framework)  # type: ignore[arg-type]
     replicas = Replicas(program, device)
     for step in plan.steps:
         for start in step.starts:
@@ -105,7 +105,7 @@ def enqueue(
         device.submit(("run", step.action), COMPUTE)
         if step.closes:
             replicas.start(step.place.module, step.place.stage, sums=True)
-        transfers.send(step, lambda message: torch.zeros(message.num_rows, 1))
+        transfers.send(step, lambda message: torch.zeros(message.num_rows, message.width))
     return device
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from entrain_bench.costs.memory import Memory
-from entrain_bench.specs.framework import Framework
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, input_width, merge_tokens
 from support.builders import TOKENS, placed
@@ -95,7 +95,7 @@ class OneLayer:
         """Bytes of what the layer keeps and of its output, and at most while it runs."""
         tp, cp = self.groups.tp.size(), self.groups.cp.size()
         place = placed(self.module, np.arange(tp * cp).reshape(1, 1, -1), tp=tp, cp=cp, recompute=self.recompute)
-        memory = Memory(self.model, Framework(sequence_parallel=self.groups.splits_tokens), self.dtype.itemsize)
+        memory = Memory(self.model, FrameworkOptions(sequence_parallel=self.groups.splits_tokens), self.dtype.itemsize)
         kind = self.module.layer_kind[self.layer]
         kept, working = (float(each[kind]) * sum(LENGTHS) for each in memory.layer_bytes(self.module, place))
         with torch.no_grad():

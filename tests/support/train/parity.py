@@ -42,7 +42,7 @@ from entrain_bench_strategies.braid.layout import Shape, place
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.handover import config_from_json
-from support.train.runs import CPU, batch
+from support.train.runs import CPU, batch, features_of
 from support.train.splitting import split_backwards
 
 NUM_STEPS = 3
@@ -87,7 +87,7 @@ def sample_loss(data: SampleData, stages: dict[str, torch.nn.Module], model: obj
         name = shapes.modalities[int(shapes.item_modality[item])]
         module = next(m for m in model.encoders if name in m.config.modalities)
         items = np.array([item])
-        projected.append(stages[module.name](data.features(module, items), data.encoder_pack(items)))
+        projected.append(stages[module.name](features_of(data, module, items), data.encoder_pack(items)))
     pack = data.llm_pack(np.array([sample]))
     return stages[model.llm.name](torch.cat(projected) if projected else None, pack)
 
@@ -181,10 +181,10 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     feed = WorkFeed(Feed(setting, layout, 0), planning, runtime.prepare)
     num_steps = most_steps or len(wanted["losses"])
     for iteration in range(num_steps):
-        work = feed.take(iteration, last=iteration + 1 == num_steps).work
+        work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
         RecordingStage.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        seen = gather_json([(row.action, float(row.loss)) for row in result.losses], control)
+        seen = gather_json([(action, float(loss)) for action, loss in result.losses], control)
         worst["loss"] = max(
             worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
         )

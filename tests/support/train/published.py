@@ -339,7 +339,7 @@ def filled(
 ) -> Stage:
     module = spec.module(name)
     stage = build_stage(spec, module, layers, groups, dtype=torch.float32, seed=0, device=CPU, recompute=False)
-    load_weights(checkpoint, spec, [stage], roots)
+    load_weights(checkpoint, spec, stage, roots)
     return stage
 
 

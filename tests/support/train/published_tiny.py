@@ -18,6 +18,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.modules.grids import arrangement_of
 from entrain_bench.train.running.data import SampleData
 from support.train.published import TEXT, VISION, randomised, tensors_of
+from support.train.runs import features_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class TinyPublished:
                 own = data.encoder_pack(items)
                 arrangement = arrangement_of(vision, own)
                 assert arrangement is not None
-                pixels = data.features(vision, items)[arrangement.place]
+                pixels = features_of(data, vision, items)[arrangement.place]
                 grids = torch.tensor([[1, *grid] for grid in own.grids])
                 embeddings = embeddings.masked_scatter((ids < 0)[:, None], self.vision(pixels, grids).pooler_output)
             logits = self.llm(inputs_embeds=embeddings[None]).logits[0]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting
+from entrain_bench.run.experiment import RunContext
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.running import loop
+from entrain_bench.train.running.data import SampleData
 from support.train.handover import config_from_json, config_to_json
 
 CPU = torch.device("cpu")
@@ -55,7 +58,7 @@ def configuration(*overrides: str) -> str:
     return config_to_json(compose_cells([*given, *overrides])[0].config)
 
 
-def batch(setting: Setting, iteration: int) -> SampleShapes:
+def batch(setting: RunContext, iteration: int) -> SampleShapes:
     return setting.source.batch(iteration, setting.job.global_batch, 0)
 
 
@@ -64,3 +67,10 @@ def train_here(config: str, control: dist.ProcessGroup | None = None) -> list[di
     with patch.object(loop, "process_group", lambda *_: nullcontext(control or dist.group.WORLD)):
         outcome = loop.train(config_from_json(config), lambda _: None)
     return [dict(row) for row in outcome.iterations] if outcome else []
+
+
+def features_of(data: SampleData, module: ModuleSpec, items: np.ndarray) -> torch.Tensor:
+    """Input of an encoder for some items ``[tokens, input width]``, in stage order."""
+    found = data.inputs(module, 0, items).features_on(CPU, module)
+    assert found is not None
+    return found

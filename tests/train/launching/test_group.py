@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.train.launching.group import on_ranks
+from entrain_bench.train.launching.launch import on_ranks
 
 
 def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]:

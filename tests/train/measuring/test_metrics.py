@@ -17,13 +17,16 @@ from entrain_bench.train.measuring import metrics
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.metrics import (
     OF_THE_CLUSTER,
+    RankResult,
+    Seen,
     mean_metrics,
     merge_timeline,
     metrics_of,
+    name_non_finite,
+    see,
     total_loss,
     why_not_of_the_cluster,
 )
-from entrain_bench.train.measuring.seen import RankResult, Seen, name_non_finite, see
 from support.builders import FRAMEWORK, random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.runs import CPU

@@ -26,7 +26,7 @@ from support.train.ranks import run_ranks
 
 MODEL = tiny_model(encoder=2, llm=2)
 VISION, LLM = MODEL.modules
-RANKS, NUM_MICROBATCHES, HIDDEN_SIZE = 4, 3, 8
+RANKS, NUM_MICROBATCHES = 4, 3
 
 
 def layouts() -> dict[str, Layout]:
@@ -70,7 +70,7 @@ def handed(program: Program, rank: int, with_sizes: bool = True) -> Tensors:
         module = program.layout.modules[0 if kind is Pass.FORWARD else 1]
         replica = int(np.argwhere(module.ranks == rank)[0, 0])
         generator = torch.Generator().manual_seed(100 * replica + 10 * microbatch + kind)
-        tensor = torch.randn(int(rows.sum()), HIDDEN_SIZE, generator=generator)
+        tensor = torch.randn(int(rows.sum()), MODEL.llm.config.hidden_size, generator=generator)
         if with_sizes:
             tensor._mimo_bridge_split_sizes = rows.tolist()
         tensors[kind, microbatch] = tensor
@@ -83,7 +83,7 @@ def compare(rank: int, cases: list[tuple[str, bool, bool]]) -> list[tuple[int, i
     found = []
     for name, uneven, backwards in cases:
         program = program_of(LAYOUTS[name], uneven)
-        ours = Messages(program, HIDDEN_SIZE)
+        ours = Messages(program)
         bridge = (ColocatedBridge if name.startswith("colocated") else Bridge)(program.layout)
         if backwards:
             ours.plan = reverse_rows(program, rank)

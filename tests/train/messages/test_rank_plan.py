@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.program import Pass, Program
-from entrain_bench.train.messages.places import lane_of_rank, places_of
+from entrain_bench.train.messages.channels import lane_of_rank, places_of
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, items_of_samples, plan_rank
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs

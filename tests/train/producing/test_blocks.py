@@ -52,7 +52,7 @@ def test_blocks_are_lent_to_one_value_at_a_time_and_bounded(
             held[number].append(coming[number].popleft())
         elif number < num_readers and what in ("oldest", "newest") and held[number]:
             ledger.release(held[number].pop(0 if what == "oldest" else -1))
-        assert ledger.num_blocks == len(sizes) <= most
+        assert len(ledger._sizes) == len(sizes) <= most
 
 
 def test_a_block_is_used_again_where_it_fits() -> None:

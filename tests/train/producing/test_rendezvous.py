@@ -11,8 +11,7 @@ import pytest
 
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.train.producing.producer import Maker, produce
-from entrain_bench.train.producing.reader import Reader
-from entrain_bench.train.producing.rendezvous import Rendezvous
+from entrain_bench.train.producing.reader import Reader, Rendezvous
 
 
 def makers_of(said: dict[str, Any]) -> list[Maker]:

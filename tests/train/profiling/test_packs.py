@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.profiling.packs import DEPTH, longest_of, packs_of, split_tokens, targets_of
+from entrain_bench.train.profiling.stages import DEPTH, longest_of, packs_of, split_tokens, targets_of
 
 VISION, LLM = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model).modules
 

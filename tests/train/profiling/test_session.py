@@ -16,9 +16,8 @@ from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.points import COLLECTIVES, DeviceProfile
 from entrain_bench.train.profiling import stages as layers
 from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.packs import Target, targets_of
 from entrain_bench.train.profiling.sampling import Patience
-from entrain_bench.train.profiling.stages import Bench, one_of_many
+from entrain_bench.train.profiling.stages import Bench, Target, one_of_many, targets_of
 from support.train.modules import small_model
 
 OPTIONS = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.train.modules import NamedParameter
-from entrain_bench.train.running.boxes import boxes_of
+from entrain_bench.train.running.checkpoint import boxes_of
 
 
 @given(

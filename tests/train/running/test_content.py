@@ -13,7 +13,7 @@ from PIL import Image
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import write_windows
 from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
@@ -25,7 +25,7 @@ from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevi
 from support.train.handover import config_from_json
 from support.train.parity import compare, sample_loss, train_reference
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import CPU, batch, configuration
+from support.train.runs import CPU, batch, configuration, features_of
 
 RANKS = 4
 # Rows of one image, of two, of none; of as many sizes as rows.
@@ -70,11 +70,11 @@ def run_of(trace: Path, *overrides: str) -> str:
     return configuration("model=tiny", *given, *overrides)
 
 
-def setting_of(trace: Path, *overrides: str) -> Setting:
+def setting_of(trace: Path, *overrides: str) -> RunContext:
     return prepare(config_from_json(run_of(trace, *overrides)))
 
 
-def data_of(setting: Setting, iteration: int = 0) -> SampleData:
+def data_of(setting: RunContext, iteration: int = 0) -> SampleData:
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
     return SampleData(batch(setting, iteration), content)
 
@@ -132,7 +132,7 @@ def test_every_strategy_trains_on_sounds_and_images_like_one_process(sounds: Pat
     check_strategies(sounds, EVERY, tmp_path, "model=tiny_av")
 
 
-def loss_of(setting: Setting, data: SampleData, alone: StageGroups) -> float:
+def loss_of(setting: RunContext, data: SampleData, alone: StageGroups) -> float:
     """The first iteration's loss in one process."""
     model = setting.job.model
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_features_and_tokens_are_those_of_the_rows(images: Path) -> None:
             wanted.append(torch.from_numpy(out))
         if len(items):
             expected = in_stage_order(vision, data.encoder_pack(items), torch.cat(wanted))
-            assert torch.equal(data.features(vision, items), expected)
+            assert torch.equal(features_of(data, vision, items), expected)
             seen += len(items)
     assert seen >= 6
 
@@ -202,7 +202,7 @@ def test_sounds_are_windows_of_their_frames(sounds: Path) -> None:
     audio = setting.job.model.module("audio")
     items = data.shapes.items_of(["audio"])
     assert len(items) > 2
-    features = data.features(audio, items).split(data.shapes.item_encoder_tokens[items].tolist())
+    features = features_of(data, audio, items).split(data.shapes.item_encoder_tokens[items].tolist())
     for item, found in zip(items.tolist(), features, strict=True):
         expected = np.empty(tuple(found.shape), np.float32)
         write_windows(data.content.samples.sound(data.shapes, item), expected)

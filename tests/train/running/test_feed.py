@@ -48,12 +48,12 @@ def fail() -> bytes:
 def _works(rank: int) -> list[Any]:
     with feeding(b"first", b"second", fail) as feed:
         taken = [feed.take(iteration, last=False) for iteration in range(2)]
-        assert all((given.host_time.total_s > 0) == (rank == 0) for given in taken)
-        assert all(given.exposed_s > 0 for given in taken)
+        assert all((host_time.total_s > 0) == (rank == 0) for _, host_time, _ in taken)
+        assert all(exposed_s > 0 for *_, exposed_s in taken)
         try:
             feed.take(2, last=True)
         except Exception as error:
-            return [*(given.work for given in taken), type(error).__name__]
+            return [*(work for work, *_ in taken), type(error).__name__]
     return []
 
 

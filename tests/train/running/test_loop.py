@@ -23,7 +23,7 @@ from entrain_bench.train.modules import Stage
 from entrain_bench.train.modules.attention import AttentionKernel
 from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running import execution, loop
+from entrain_bench.train.running import loop
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.feed import WorkFeed
@@ -56,7 +56,7 @@ def _non_finite(rank: int, config: str) -> str:
     second = batch(setting, 1).sample_ids.tolist()
     with poisoned(lambda data: data.shapes.sample_ids.tolist() == second):
         feed = WorkFeed(Feed(setting, layout, 0), planning, runtime.prepare)
-        works = [feed.take(iteration, last=iteration == 2).work for iteration in range(3)]
+        works = [feed.take(iteration, last=iteration == 2)[0] for iteration in range(3)]
         weights = [p for trained in runtime.stages.values() for p in trained.stage.parameters()]
         runtime.run(works[0], Clock(CPU))
         for trained in runtime.stages.values():
@@ -135,7 +135,7 @@ def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     small = ("global_batch=2", "microbatch_size=1", "iterations=1")
     ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, "harness.kernels=sdpa", *small))
     assert said == {
-        "device": execution.device_name(CPU),
+        "device": loop.device_name(CPU),
         "dtype": "float32",
         "torch": torch.__version__,
         "megatron_core": version("megatron-core"),
@@ -157,18 +157,18 @@ def test_ranks_that_differ_are_all_named() -> None:
         other = own["execution"] | {"device": "another", "attention.llm": "flash2"}
         return [own, {"execution": other, "remarks": [passed_over]}, {"execution": other, "remarks": [passed_over]}]
 
-    with patch.object(execution, "gather_json", everyone):
-        said, remarks = execution.ran_with(runtime, Mock())
-    assert said["device"] == f"{execution.device_name(CPU)} and another"
+    with patch.object(loop, "gather_json", everyone):
+        said, remarks = loop.ran_with(runtime, Mock())
+    assert said["device"] == f"{loop.device_name(CPU)} and another"
     assert said["attention.llm"] == "cpu and flash2"
     assert said["dtype"] == "float32"
     assert remarks == (passed_over,)
 
 
 def test_versions_of_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "packages_distributions", lambda: {"flash_attn_interface": ["torch"]})
+    monkeypatch.setattr(loop, "packages_distributions", lambda: {"flash_attn_interface": ["torch"]})
     runtime = Mock(device=CPU, dtype=torch.bfloat16, kernels=Kernels({"llm": AttentionKernel.FLASH3}))
-    with patch.object(execution, "gather_json", lambda own, _: [own]):
-        said, _ = execution.ran_with(runtime, Mock())
+    with patch.object(loop, "gather_json", lambda own, _: [own]):
+        said, _ = loop.ran_with(runtime, Mock())
     assert said["attention.llm"] == "flash3"
     assert said["flash_attn_interface"] == version("torch")

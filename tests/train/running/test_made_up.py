@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from entrain_bench.train.running import made_up
-from entrain_bench.train.running.made_up import made_up_features
-from entrain_bench.train.running.row_keys import row_keys
+from entrain_bench.train.running import data as data_module
+from entrain_bench.train.running.content import row_keys
+from entrain_bench.train.running.data import made_up_features
 
 WIDTH = 1176
 # Chances below which a test of randomness fails; seeds are fixed, so it fails always or never.
@@ -72,7 +72,7 @@ def test_rows_are_the_same_in_any_company(items: list[tuple[int, int, int]]) -> 
 def test_rows_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = features(0, [4], [1], [300])
     for at_once in (1, 7 * WIDTH, 2**40):
-        monkeypatch.setattr(made_up, "_NUM_ON_CPU", at_once)
+        monkeypatch.setattr(data_module, "_NUM_ON_CPU", at_once)
         assert torch.equal(features(0, [4], [1], [300]), expected)
     # A narrower row is the beginning of a wider one.
     assert torch.equal(features(0, [4], [1], [300], width=10), expected[:, :10])
@@ -145,7 +145,7 @@ def test_no_two_rows_or_columns_go_together(made: NDArray[np.float64]) -> None:
 
 def test_numbers_that_are_not_mixed_show(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST", "_SECOND"):
-        monkeypatch.setattr(made_up, name, 1)
+        monkeypatch.setattr(data_module, name, 1)
     rows = features(0, [1], [0], [200]).double().numpy()
     with pytest.raises(AssertionError):
         test_neighbours_fill_the_square_evenly(rows)
@@ -154,6 +154,6 @@ def test_numbers_that_are_not_mixed_show(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_shifts_that_bring_in_the_sign_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made_up, "_UPPER_16", -1)
+    monkeypatch.setattr(data_module, "_UPPER_16", -1)
     with pytest.raises(AssertionError):
         test_rows_are_those_of_unsigned_arithmetic()

@@ -26,7 +26,7 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage
 from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
-from support.train.runs import CPU, ONE_RANK, batch, configuration
+from support.train.runs import CPU, ONE_RANK, batch, configuration, features_of
 
 FOUR_STAGES = ("model=tiny", "strategy=entrain", "layout.tp=1", "layout.pp=4", "layout.dp=1", "global_batch=16")
 
@@ -53,7 +53,7 @@ def test_a_rank_is_given_the_data_of_its_forwards() -> None:
                 assert inputs == Inputs(data.encoder_pack(members))
             else:
                 assert inputs.pack == data.encoder_pack(members)
-                one_by_one = [data.features(module, members[i : i + 1]) for i in range(len(members))]
+                one_by_one = [features_of(data, module, members[i : i + 1]) for i in range(len(members))]
                 assert torch.equal(inputs.features_on(CPU, module), torch.cat(one_by_one))
     assert found == {("vision", 0), ("vision", 1), ("llm", 0), ("llm", 1)}
 
@@ -80,12 +80,12 @@ def test_features_have_mean_0_and_variance_1_and_depend_on_sample_and_seed() -> 
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
     (module, _), shapes = setting.job.model.modules, batch(setting, 0)
     items = np.arange(shapes.num_items)
-    features = SampleData(shapes, MadeUp(0, 1024)).features(module, items)
+    features = features_of(SampleData(shapes, MadeUp(0, 1024)), module, items)
     assert features.dtype is torch.float32
     assert abs(float(features.mean())) < 0.02
     assert float(features.var()) == pytest.approx(1.0, rel=0.02)
     assert len(torch.unique(features)) > 0.9 * features.numel()
-    assert not torch.equal(features, SampleData(shapes, MadeUp(1, 1024)).features(module, items))
+    assert not torch.equal(features, features_of(SampleData(shapes, MadeUp(1, 1024)), module, items))
 
 
 class Reads(TorchDispatchMode):

@@ -14,7 +14,7 @@ from entrain_bench.lab.bench.training import take_turns
 from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Setting, prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
 from entrain_bench.specs.job import Job
@@ -35,7 +35,7 @@ def turns(_: int) -> dict[str, float]:
     return take_turns([*TRAINED, *few], 1, dist.group.WORLD)
 
 
-def made(harness: str, *overrides: str) -> tuple[Setting, Program]:
+def made(harness: str, *overrides: str) -> tuple[RunContext, Program]:
     """The setting of the figure with less to compute, and the first iteration's program."""
     only = [f"harness={harness}", "harness.device=cpu"] if harness == "train" else [f"harness={harness}"]
     (cell,) = compose_cells(["figure=measured_gantt", *only, *FEW_TOKENS, *overrides], multirun=True)

@@ -15,8 +15,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
-from entrain_bench.train.messages.rank_plan import plan_rank
-from entrain_bench.train.running.turns import empty_passes
+from entrain_bench.train.messages.rank_plan import empty_passes, plan_rank
 from support.builders import AV_MODEL, av_samples, placed, rngs
 
 RANKS = 3

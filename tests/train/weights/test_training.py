@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.learning_rate import LearningRate
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import SampleData
@@ -50,7 +49,6 @@ def reference(config: str, published: TinyPublished) -> list[float]:
     settings, vision = setting.executor, setting.job.model.module("vision")
     parameters = [*published.vision.parameters(), *published.llm.parameters()]
     adam = torch.optim.AdamW(parameters, lr=0.0, eps=settings.epsilon, weight_decay=0.0, betas=settings.betas)
-    rates = LearningRate(settings.learning_rate, 0.0, 2, "linear", STEPS - 1)
     losses = []
     for iteration in range(STEPS):
         data = SampleData(batch(setting, iteration), MadeUp(0, 1024))
@@ -58,7 +56,7 @@ def reference(config: str, published: TinyPublished) -> list[float]:
         loss = published.loss(data, vision)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip_grad)
-        adam.param_groups[0]["lr"] = rates.at(iteration)
+        adam.param_groups[0]["lr"] = settings.rate_at(iteration, STEPS)
         adam.step()
         losses.append(float(loss.detach()))
     return losses

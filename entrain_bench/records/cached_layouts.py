@@ -20,7 +20,7 @@ from entrain_bench.records.sealed import log_warning, sealed, unsealed
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CachedLayout:
     """A planned layout and the seconds that planning took, when it was done."""
 
     layout: Layout
@@ -28,26 +28,26 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class CachedLayouts:
     """The folder ``plans/<key>.json`` of a results folder; one that cannot be read or written only costs time."""
 
     root: Path
     warn: Callable[[Path, str], None] = log_warning
 
-    def read(self, key: str) -> Plan | None:
+    def read(self, key: str) -> CachedLayout | None:
         """The plan of a key; None if there is none."""
         path = self._path(key)
         try:
             values = unsealed(path.read_bytes(), key)
             check_numbers({"planning_time_s": values["planning_time_s"]})
-            return Plan(layout_from_json(values["layout"]), float(values["planning_time_s"]))
+            return CachedLayout(layout_from_json(values["layout"]), float(values["planning_time_s"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.warn(path, f"not used ({' '.join(str(error).split())}); the layout is planned again")
             return None
 
-    def write(self, key: str, plan: Plan) -> None:
+    def write(self, key: str, plan: CachedLayout) -> None:
         """Keep a plan."""
         values = {"layout": layout_to_json(plan.layout), "planning_time_s": plan.planning_time_s, **made_by()}
         with suppress(OSError):

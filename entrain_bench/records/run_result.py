@@ -12,7 +12,7 @@ from entrain_bench.specs.workload import Counts
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """What a run found.
 
     Attributes:

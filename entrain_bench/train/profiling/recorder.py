@@ -21,10 +21,17 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.packs import Target, packs_of, targets_of
 from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.profiling.stages import Bench, TargetStages, measure_step, one_of_many
+from entrain_bench.train.profiling.stages import (
+    Bench,
+    Target,
+    TargetStages,
+    measure_step,
+    one_of_many,
+    packs_of,
+    targets_of,
+)
 
 # Between two writes of the file.
 WRITE_S = 2.0
@@ -37,7 +44,7 @@ CONSTANT_PATIENCE = Patience(5, 20, 0.02, 2.0)
 
 
 @dataclass(slots=True)
-class Session:
+class ProfileRecorder:
     """A profile that grows; ``left_out`` are packs that took too long or too much memory."""
 
     model: ModelSpec
@@ -50,7 +57,7 @@ class Session:
     _written: float = 0.0
 
     @classmethod
-    def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> Session:
+    def begin(cls, model: ModelSpec, settings: ProfileSettings, path: Path, device: torch.device) -> ProfileRecorder:
         """Begin a profile, or resume the one in the file; ``UserError`` if the file is not one of this model."""
         dtype = dtype_of(settings, device)
         subject = Subject(

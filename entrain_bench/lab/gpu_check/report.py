@@ -1,17 +1,59 @@
-"""The report of a check as one page of Markdown: verdicts first, then the findings."""
+"""What sections of the check find, the files that keep it, and their report as one page of Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.text import markdown_table
-from entrain_bench.lab.gpu_check.result import Rows, SectionResult
-from entrain_bench.lab.gpu_check.sections import Section
+from entrain_bench.lab.files import read_json
 
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 # Columns for programs that read numbers.json.
 HIDDEN = frozenset({"repetitions_s", "num_ranks", "seed", "chance", "sign_error"})
 FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "MFU": ".1%"}
+# Rows of a table: values by column.
+type Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a section found: its verdict, one line on it, tables of rows and output to show unmodified by title."""
+
+    verdict: str
+    result: str
+    tables: Mapping[str, Rows] = field(default_factory=dict)
+    text: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionResult:
+    """A section that came to an end; ``identity`` is of all that the result depends on (``identity_of``)."""
+
+    name: str
+    identity: str
+    finding: Finding
+    seconds: float
+
+    @classmethod
+    def read(cls, path: Path) -> SectionResult | None:
+        """Return the result that a file holds, or None if there is none, or half of one."""
+        try:
+            values = read_json(path)
+            return cls(**values | {"finding": Finding(**values["finding"])})
+        except (KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the check: the question that it answers, what looks (at a ``Check``), how its tables are to be read."""
+
+    question: str
+    run: Callable[[Any], Finding]
+    note: str = ""
 
 
 def page(title: str, command: str, results: Sequence[SectionResult], sections: Mapping[str, Section]) -> str:
@@ -37,12 +79,11 @@ def page(title: str, command: str, results: Sequence[SectionResult], sections: M
 
 
 def _table(rows: Rows) -> str:
+    def cell(column: str, value: Any) -> str:
+        if value is None:
+            return ""
+        return f"{value:{FORMATS.get(column, '.4g')}}" if isinstance(value, float) else str(value)
+
     columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
     numbers = [name for name in columns if any(isinstance(row.get(name), float | int) for row in rows)]
-    return markdown_table(columns, [[_cell(name, row.get(name)) for name in columns] for row in rows], right=numbers)
-
-
-def _cell(column: str, value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:{FORMATS.get(column, '.4g')}}" if isinstance(value, float) else str(value)
+    return markdown_table(columns, [[cell(name, row.get(name)) for name in columns] for row in rows], right=numbers)
