@@ -33,3 +33,12 @@ def test_a_claim_has_its_settings_and_commands(tmp_path: Path, capsys: pytest.Ca
 def test_a_wrong_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["claims", "entrain_end2end"]) == 2
     assert "claim=entrain_end2end: unknown (did you mean entrain_end_to_end?)" in capsys.readouterr().err
+
+
+def test_a_matrix_stands_for_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["claims", "entrain_sensitivity", f"results_dir={tmp_path}"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    cases = [claim for claim in load_claims() if claim.group == "entrain_sensitivity"]
+    assert len(cases) == 31
+    assert heading.startswith("Entrain, 31 claims: as published ")
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == [claim.name for claim in cases]
