@@ -53,11 +53,17 @@ class ClusterFacts:
 def cluster_facts(overrides: Sequence[str]) -> ClusterFacts:
     """The cluster that overrides choose. A changed device memory does not count: it is of no published device."""
     values = {override_key(text): text.partition("=")[2] for text in overrides}
-    name = values.get("cluster", DEFAULT_CLUSTER)
+    name = _chosen(overrides)
     if name not in choices("cluster"):
         raise unknown_choice("cluster", name, choices("cluster"))
     gpus_per_node, num_nodes, memory = _cluster(name)
     return ClusterFacts(gpus_per_node * int(values.get("cluster.num_nodes", num_nodes)), memory)
+
+
+def _chosen(overrides: Sequence[str]) -> str:
+    """The cluster that overrides choose; one of a user's folder is not among ``choices``."""
+    names = [text.partition("=")[2] for text in overrides if override_key(text) == "cluster"]
+    return names[-1] if names else DEFAULT_CLUSTER
 
 
 @cache
@@ -97,7 +103,7 @@ def _differences(claim: Claim) -> Iterator[tuple[str, str]]:
         if not any(cell.where.startswith(place.strip()) or cell.where in place for place in claim.where.split(";")):
             yield "where", f"where={claim.where}: {cell.id} is in {cell.where}"
     sides = claim.published.sweeps
-    gpus = {cluster_facts(side).num_gpus for side in sides}
+    gpus = {cluster_facts(side).num_gpus for side in sides if _chosen(side) in choices("cluster")}
     stated = [limits for cell in cells for limits in _gpus(cell.gpus)]
     if stated and not all(any(low <= number <= high for low, high in stated) for number in gpus):
         texts = ", ".join(dict.fromkeys(cell.gpus for cell in cells if cell.gpus))

@@ -24,7 +24,7 @@ from entrain_bench.answers.documents.claim import (
     parse_claim,
 )
 from entrain_bench.answers.documents.claim_pages import INDEX, PAGES, claims_markdown, claims_pages
-from entrain_bench.answers.documents.definition import Source, load_definitions
+from entrain_bench.answers.documents.definition import Source, load_definitions, override_key
 from entrain_bench.answers.documents.published import cell_fields, find_cells
 from entrain_bench.answers.documents.sides import ClaimSide
 from entrain_bench.answers.documents.verdict import ELSEWHERE, central, combined, measured, verdict
@@ -50,7 +50,7 @@ SOURCE = Source(
     "cell",
     lambda pattern: [cell.id for cell in find_cells([pattern])],
 )
-MEMORY, SECONDS_PER_DAY = "peak_memory_bytes", 86400
+MEMORY, OTHER_MEMORY, SECONDS_PER_DAY = "peak_memory_bytes", "cluster.device.memory_bytes", 86400
 # How a run says that its program needs more memory than the device has.
 NEEDS = re.compile(r"needs [\d.]+ GiB")
 COLUMNS = (
@@ -174,17 +174,20 @@ def _result(claim: Claim, setting: ClaimSide, study: Study) -> ClaimResult:
         unfit = NEEDS.search(str(error))
         return ClaimResult("", f"{ELSEWHERE}: {error}" if unfit else f"{NOT_MEASURED}: {error}")
     text, number = combined(claim, cases) + lacking, central(claim, cases)
-    need, has = _memory(setting, complete)
+    need, has = _memory(setting, complete, study)
     if need > has and claim.measure.metric != MEMORY:
         return ClaimResult(text, f"{ELSEWHERE}: needs {need / 2**30:.0f} of {has / 2**30:.0f} GiB", number)
     return ClaimResult(text, verdict(claim, cases), number)
 
 
-def _memory(setting: ClaimSide, pairs: Sequence[Sequence[pd.DataFrame]]) -> tuple[float, float]:
+def _memory(setting: ClaimSide, pairs: Sequence[Sequence[pd.DataFrame]], study: Study) -> tuple[float, float]:
     """The most memory that runs need, and that of the published device, in bytes."""
     tables = [table for pair in pairs for table in pair if MEMORY in table]
     need = max((float(table[MEMORY].max()) for table in tables), default=0.0)
-    return need, min(cluster_facts(sweep).memory_bytes for sweep in setting.sweeps)
+    changed = [sweep for sweep in setting.sweeps if OTHER_MEMORY in map(override_key, sweep)]
+    devices = [study.cells(*sweep)[0].config.cluster["device"] for sweep in setting.sweeps if sweep not in changed]
+    published = [cluster_facts(sweep).memory_bytes for sweep in changed]
+    return need, min([*published, *(float(device["memory_bytes"]) for device in devices)])
 
 
 def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
@@ -214,8 +217,9 @@ def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame
     table[ENCODER_STAGES] = table["key"].map({key: stages for key, (stages, _) in found.items()})
     table[ENCODER_GPUS] = table["key"].map({key: stages * ranks for key, (stages, ranks) in found.items()})
     if claim.measure.metric == GPU_DAYS:
-        gpus, (cell,) = cluster_facts(side).num_gpus, find_cells([claim.measure.samples])
-        table[GPU_DAYS] = (cell.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
+        cluster, (samples,) = cells[0].config.cluster, find_cells([claim.measure.samples])
+        gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
+        table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table
 
 

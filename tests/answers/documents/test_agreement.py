@@ -87,6 +87,12 @@ def test_claims_without_cells_have_nothing_to_differ_from() -> None:
     assert mismatches(replace(claim(), cells=())) == []
 
 
+def test_a_cluster_of_the_users_is_not_known_here() -> None:
+    assert mismatches(claim(["cluster=mine"])) == []
+    with pytest.raises(UserError, match="cluster=mine: unknown"):
+        cluster_facts(["cluster=mine"])
+
+
 def test_facts_of_a_cluster_are_those_of_its_composed_configuration() -> None:
     composer = Composer(None)
     for name in choices("cluster"):
