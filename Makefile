@@ -58,6 +58,7 @@ gpu-check: setup ## Check training on this machine's GPUs; writes results/gpu-ch
 
 claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
+	@$(BENCH) claims$(FOLDER) | tail -n 2
 
 calibration: setup ## Fit devices to published times anew and print the residuals; writes results/calibration.md
 	$(BENCH) figures calibration

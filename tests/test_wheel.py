@@ -75,7 +75,7 @@ def test_it_holds_our_packages_with_their_data_and_nothing_else(wheel: Path) -> 
     expected = set()
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".yaml", ".parquet", ".md"):
+            if path.suffix in (".py", ".yaml", ".parquet", ".md", ".csv", ".html"):
                 expected.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
     assert names == expected
     assert "entrain_bench_workloads/traces/chartqa_test_by_image.parquet" in names

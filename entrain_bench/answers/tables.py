@@ -90,6 +90,12 @@ def encoder_stages(layout: str, encoder: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def encoder_degrees(layout: str, encoder: str) -> tuple[float, float] | None:
+    """Stages of the encoder in a run's ``layout``, and GPUs of one stage (TP x CP)."""
+    found = re.search(rf"\b{re.escape(encoder)} tp(\d+) cp(\d+) pp(\d+)", layout)
+    return (float(found[3]), float(found[1]) * float(found[2])) if found else None
+
+
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
     """One row for every combination of the keys: metrics by statistic over the runs with a result, and what failed.
 

@@ -18,12 +18,21 @@ VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end
 
 
 def main(request: Request[Folder]) -> int:
-    """Print a line per claim, or all on the named ones; returns 0; ``UserError`` for an unknown name."""
+    """Print a line per claim, counts and mismatches, or all on the named ones; a matrix stands for its cases.
+
+    Returns 0; ``UserError`` for an unknown name.
+    """
     claims, own = load_claims(request.config_dir), Path(request.keys.results_dir) / TABLE
     rows = read_rows(claims, own if own.exists() else REFERENCE / TABLE)
     known = {claim.name: (claim, row) for claim, row in zip(claims, rows, strict=True)}
+    groups: dict[str, list[str]] = {}
+    for claim in claims:
+        groups.setdefault(claim.group, []).append(claim.name)
+    texts = []
     for name in request.words:
-        if name not in known:
-            raise unknown_choice("claim", name, known)
-    print("\n\n".join(claim_text(*known[name]) for name in request.words) or claims_text(claims, rows))
+        if name not in known and name not in groups:
+            raise unknown_choice("claim", name, {**known, **groups})
+        cases = [known[case] for case in groups.get(name, [])]
+        texts.append(claims_text(*zip(*cases, strict=True)) if cases else claim_text(*known[name]))
+    print("\n\n".join(texts) or claims_text(claims, rows))
     return 0

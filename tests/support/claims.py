@@ -32,19 +32,17 @@ VALUES: dict[str, Any] = {
         "of": ["strategy=megatron_rigid"],
         "to": ["strategy=entrain"],
     },
-    "fair": {
-        "setting": "as it should be",
-        "common": [*TINY, "workload=chartqa", "seed=0,1"],
-        "of": ["strategy=megatron"],
-        "to": ["strategy=entrain"],
-    },
+    "fair": {"setting": "as it should be", "of": ["strategy=megatron"]},
     "why": "because",
 }
-SHARE = {key: VALUES["fair"][key] for key in ("setting", "common", "of")}
+# A setting of one side, without anything to compare it with.
+SHARE = {**{key: VALUES["published"][key] for key in ("setting", "common")}, "of": ["strategy=megatron"]}
 
 
 def claim_with(published: Any = None, fair: Any = None, **changes: Any) -> Claim:
-    settings = {"published": VALUES["published"] | (published or {}), "fair": VALUES["fair"] | (fair or {})}
+    """A claim with changed settings; without a fair one if ``fair`` is False."""
+    own = VALUES["fair"] | (fair or {}) if fair is not False else None
+    settings = {"published": VALUES["published"] | (published or {}), "fair": own}
     return replace(parse_claim("some", VALUES | settings | changes), file="paper", system="Some")
 
 

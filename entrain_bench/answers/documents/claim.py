@@ -1,4 +1,4 @@
-"""A published claim, and the two settings in which it is measured here: as published, and fair."""
+"""A published claim: the cells that it names, and the settings in which it is measured here."""
 
 from __future__ import annotations
 
@@ -6,30 +6,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from entrain_bench.answers.documents.definition import OVERRIDES, merge_overrides, override_key
+from entrain_bench.answers.documents.definition import GROUP, OVERRIDES, merge_overrides
+from entrain_bench.answers.documents.published import PublishedCell, find_cells
+from entrain_bench.answers.documents.sides import SIDES, Change, ClaimSide, fair_side, published_side
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.records.records import METRICS
 
 TEXTS = ("claim", "paper", "where", "paper_setting")
 PUBLISHED, FAIR = SETTINGS = ("published", "fair")
-REQUIRED = {*TEXTS, "value", "unit", "measure", *SETTINGS}
+REQUIRED = {"claim", "paper", "measure", PUBLISHED}
+# What a claim without cells must state itself.
+OF_CELLS = {"where", "value", "unit", "paper_setting"}
 # Overrides stated at a claim hold for both settings.
-KEYS = REQUIRED | {"system", "choices", "assumption", "judged_by", "no_source", "why", *OVERRIDES}
-SIDES = ("common", "of", "to")
-# Overrides that take the place of a setting's, of all runs or of those of one side.
-type Change = Mapping[str, tuple[str, ...]]
+KEYS = {
+    *(REQUIRED | OF_CELLS | {*OVERRIDES}),
+    *(
+        FAIR,
+        GROUP,
+        "title",
+        "cells",
+        "per",
+        "differs",
+        "system",
+        "choices",
+        "assumption",
+        "judged_by",
+        "no_source",
+        "why",
+    ),
+}
 SETTING_KEYS = {"setting", "measure", *OVERRIDES}
-# Of the metric in the unit: of a ratio, of a change or share, of bytes, of a count.
-SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "stages": 1.0}
+# Units of numbers that are metrics as they are.
+COUNTED = ("stages", "GPUs", "GPU days", "TFLOPS")
+# Of the metric in the unit: of a ratio, of a change or share, of bytes, of seconds.
+SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "s": 1.0, "ms": 1e3} | dict.fromkeys(COUNTED, 1.0)
 # Units of the metric itself, which is never compared.
-BARE = ("GB", "stages")
-# What is read off a run's layout: pipeline stages of the encoders.
-ENCODER_STAGES = "encoder_stages"
+BARE = ("GB", "s", "ms", *COUNTED)
+# Units of cells by that of a claim, if they differ.
+UNITS = {"1": "%", "GPUs of 16": "GPUs"}
+# What is read off a run's layout: pipeline stages of the encoders, and their ranks in a replica.
+ENCODER_STAGES, ENCODER_GPUS = "encoder_stages", "encoder_gpus"
+# GPU days of the samples that a cell states.
+GPU_DAYS = "gpu_days"
 GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")
 PICKS = ("mean", "max", "min")
 # Numbers that papers state and that are products of two columns: seconds a GPU idles in an iteration.
 PRODUCTS = {"idle_time_s": ("bubble_ratio", "iteration_time_s")}
+# A claim is named with so many cells at most in what it says of the paper.
+SHOWN_CELLS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,67 +68,14 @@ class Measure:
         metric: a column of the table of runs, or one of ``PRODUCTS``.
         pick_of, pick_to: which configuration of a side counts (mean, max, min).
         over: how workloads and models are combined (mean, max, min).
+        samples: for GPU days the cell that states how many samples they are of.
     """
 
     metric: str
     pick_of: str = "mean"
     pick_to: str = "mean"
     over: str = "mean"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimSide:
-    """The runs of which a number is made, by their overrides.
-
-    Attributes:
-        words: what the setting is, and what of it was chosen here.
-        common: of all runs.
-        of: of the runs in the numerator.
-        to: of the runs they are compared with; empty to take the metric itself.
-        at, against: of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
-            or the metric itself under both where ``to`` is empty.
-        measure: what it measures otherwise than the claim, such as the whole iteration.
-    """
-
-    words: str
-    common: tuple[str, ...]
-    of: tuple[str, ...]
-    to: tuple[str, ...] = ()
-    at: tuple[str, ...] = ()
-    against: tuple[str, ...] = ()
-    measure: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def pairs(self) -> list[list[tuple[str, ...]]]:
-        """The sweeps to run: for every situation the numerator, and the denominator if there is one."""
-        situations = [self.at, self.against] if self.against else [()]
-        return [[(*self.common, *at, *side) for side in (self.of, self.to) if side] for at in situations]
-
-    @property
-    def sweeps(self) -> list[tuple[str, ...]]:
-        """The same, one after another."""
-        return [side for pair in self.pairs for side in pair]
-
-    def changed(self, change: Change) -> ClaimSide:
-        """The setting with overrides of the same keys replaced, and others added.
-
-        What one side alone changes of ``common``, the other side keeps.
-
-        Raises:
-            UserError: for a key that tells the two situations apart.
-        """
-        everywhere, of, to = ({override_key(text) for text in change.get(side, ())} for side in SIDES)
-        for text in (*self.at, *self.against):
-            changed = override_key(text) in everywhere | of | to
-            require(not changed, "change", override_key(text), "a key other than those of at and against")
-        shared = _without(self.common, everywhere)
-        split = tuple(text for text in shared if override_key(text) in of | to)
-        return replace(
-            self,
-            common=(*_without(shared, of | to), *change.get("common", ())),
-            of=(*_without((*split, *self.of), everywhere | of), *change.get("of", ())),
-            to=(*_without((*split, *self.to), everywhere | to), *change.get("to", ())) if self.to else (),
-        )
+    samples: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +96,20 @@ class Claim:
         paper, where: arXiv number, and the place in the paper.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
-        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), ``GB`` or
-            ``stages`` for the metric itself.
+        unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), one of ``BARE`` for the metric
+            itself.
         published: the paper's setting as far as it is stated.
-        fair: every baseline tuned by the same rules.
+        fair: the same job, tuned by one rule for both sides; None for a number without a baseline.
         choices: of what the paper does not state, other choices than those of ``published``, by their names.
         assumption: what decides; None if nothing was toggled.
-        judged_by: what of the number is claimed: ``gain`` (so much, or more), ``level`` (that it is about so much: the
-            paper's point is no gain, or no comparison), ``limit`` (that it is at most so much).
+        judged_by: what of the number is claimed: ``gain`` (so much more), ``level`` (that it is about so much: a cost,
+            a time, memory, MFU), ``limit`` (that it is at most so much).
         no_source: whether the number could not be found in the paper, so that nothing can be judged.
         why: what explains agreement or difference, as runs have shown; empty if none has.
+        cells, per: the published cells that the claim is about, and those that their number is divided by.
+        differs: what of the cells the published setting cannot have (``gpus``, ``model``, ``data``, a key of their
+            setting), with the reason.
+        group, title: the matrix of which the claim is a case, and what all its cases are; empty for none.
         file: name of the YAML, without its suffix.
         config_dir: the user's folder that it is in; None for a claim of this repository.
     """
@@ -147,12 +123,17 @@ class Claim:
     measure: Measure
     paper_setting: str
     published: ClaimSide
-    fair: ClaimSide
+    fair: ClaimSide | None
     choices: Mapping[str, ClaimSide] = field(default_factory=dict)
     assumption: Assumption | None = None
     judged_by: str = GAIN
     no_source: bool = False
     why: str = ""
+    cells: tuple[PublishedCell, ...] = ()
+    per: tuple[PublishedCell, ...] = ()
+    differs: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""
+    title: str = ""
     system: str = ""
     file: str = ""
     config_dir: str | None = None
@@ -160,13 +141,13 @@ class Claim:
     @property
     def toggled(self) -> ClaimSide | None:
         """The setting in which the assumption is otherwise; None without an assumption."""
-        if not self.assumption:
-            return None
-        setting = self.fair if self.assumption.of_setting == FAIR else self.published
-        return setting.changed(self.assumption.change)
+        setting = self.fair if self.assumption and self.assumption.of_setting == FAIR else self.published
+        return setting.changed(self.assumption.change) if self.assumption and setting else None
 
     def under(self, setting: ClaimSide) -> Claim:
         """The claim with what a setting measures otherwise."""
+        if not setting.measure:
+            return self
         return replace(self, measure=_measure({**asdict(self.measure), **setting.measure}))
 
     @property
@@ -177,7 +158,7 @@ class Claim:
     @property
     def is_relative(self) -> bool:
         """Whether two sides or two situations are compared; otherwise the metric itself is the number."""
-        return bool(self.published.to or self.published.against)
+        return bool(self.published.to or self.published.is_of_two)
 
     def gain(self, value: float) -> float:
         """What of a value is the gain: a ratio's distance from 1, anything else itself."""
@@ -200,50 +181,103 @@ class Claim:
 
 def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     """A claim from plain values; checks keys, texts, metric and ranges."""
-    _check_keys("", values, KEYS, REQUIRED)
-    settings = {each: _setting(each, values[each], values) for each in SETTINGS}
-    value = values["value"]
-    numbers = value if isinstance(value, list) else [] if value is None else [value]
-    unit, relative = values["unit"], bool(settings[PUBLISHED].to)
-    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
-    require(unit not in BARE or not relative, "published.to", [*settings[PUBLISHED].to], f"empty for {unit}")
-    judged_by = values.get("judged_by", GAIN)
+    cells, per = (find_cells(values.get(key, [])) for key in ("cells", "per"))
+    _check_keys("", values, KEYS, REQUIRED if cells else REQUIRED | OF_CELLS)
+    measure = _measure(values["measure"])
+    published = published_side(_setting(PUBLISHED, values[PUBLISHED], values))
+    relative = bool(published.to)
+    judged_by = values.get("judged_by", _kind_of(measure, relative or published.is_of_two))
     require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
+    given = "value" in values
+    stated, stated_unit = ((), "") if given or not cells else value_of(cells, per, judged_by, relative)
+    numbers = _numbers(values["value"]) if given else stated
+    unit = "x" if cells and not numbers else values.get("unit", stated_unit)
+    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
+    require(unit not in BARE or not relative, "published.to", [*published.to], f"empty for {unit}")
+    require(judged_by == GAIN or bool(numbers), "judged_by", judged_by, "gain for an order")
+    compared = relative or published.is_of_two
+    require(unit != "x" or compared, "published.to", [], "given for a ratio, or at and against")
+    require(
+        unit == "x" or (bool(numbers) and not published.is_of_two), "unit", unit, "x for an order and two situations"
+    )
+    places = dict.fromkeys(cell.place for cell in (*cells, *per))
     listed = values.get("choices", {})
     choices = {k: v for each in listed for k, v in each.items()} if isinstance(listed, list) else listed
-    level = judged_by == GAIN or (value is not None and (unit != "%" or not relative))
-    require(level, "judged_by", judged_by, "gain for an order and for a change")
-    compared = relative or bool(settings[PUBLISHED].against)
-    require(unit != "x" or compared, "published.to", [], "given for a ratio, or at and against")
-    ratio = value is None or any(setting.against for setting in settings.values())
-    require(unit == "x" or not ratio, "unit", unit, "x for an order and for two situations")
-    for key in SETTINGS:
-        require(bool(settings[key].to) == relative, f"{key}.to", [*settings[key].to], "given in both settings or none")
+    texts = {key: _words(values.get(key, "")) for key in (*TEXTS, "why", "system", "title", GROUP)}
+    texts["where"] = texts["where"] or "; ".join(places)
+    shown = "; ".join(cell.words for cell in (*cells, *per)[:SHOWN_CELLS])
+    texts["paper_setting"] = " ".join(filter(None, (shown and f"{shown}.", texts["paper_setting"])))
     claim = Claim(
         name=name,
-        value=tuple(float(number) for number in numbers),
+        value=numbers,
         unit=unit,
-        measure=_measure(values["measure"]),
-        published=settings[PUBLISHED],
-        fair=settings[FAIR],
-        choices={label: settings[PUBLISHED].changed(_change(label, change)) for label, change in choices.items()},
+        measure=measure,
+        published=published,
+        fair=_fair(published, values, measure) if judged_by == GAIN or values.get(FAIR) else None,
+        choices={label: published.changed(_change(label, change)) for label, change in choices.items()},
         assumption=_assumption(values["assumption"]) if "assumption" in values else None,
         judged_by=judged_by,
         no_source=bool(values.get("no_source", False)),
-        **{key: _words(values.get(key, "")) for key in (*TEXTS, "why", "system")},
+        cells=cells,
+        per=per,
+        differs={key: _words(text) for key, text in values.get("differs", {}).items()},
+        **texts,
     )
-    for setting in settings.values():
-        claim.under(setting)
+    claim.under(published)
+    if claim.assumption and claim.assumption.of_setting == FAIR:
+        require(claim.fair is not None, "assumption.of_setting", FAIR, f"{PUBLISHED}: there is no fair setting")
     judged = judged_by != GAIN or all(claim.gain(v) != 0 for v in claim.value)
-    require(judged, "value", value, "a gain or a loss, or null for an order")
+    require(judged, "value", list(numbers), "a gain or a loss, or null for an order")
     return claim
+
+
+def _kind_of(measure: Measure, compared: bool) -> str:
+    """Numbers that are compared with nothing are levels, and so is memory; anything else is a gain."""
+    return LEVEL if not compared or measure.metric == "peak_memory_bytes" else GAIN
+
+
+def value_of(
+    cells: Sequence[PublishedCell], per: tuple[PublishedCell, ...], judged_by: str, relative: bool
+) -> tuple[tuple[float, ...], str]:
+    """The number of some cells, or the ends of their range, and its unit; no number if no cell has one."""
+    units = {UNITS.get(cell.unit, cell.unit) for cell in cells}
+    if per:
+        pairs = zip(cells, per * len(cells) if len(per) == 1 else per, strict=True)
+        ratios = [cell.value / each.value for cell, each in pairs if cell.value and each.value]
+        return tuple(dict.fromkeys((min(ratios), max(ratios)))), "x"
+    numbers: list[float] = []
+    for cell in cells:
+        ends = [cell.high] if judged_by == LIMIT and cell.high else [cell.value]
+        ends = [cell.low, cell.high] if cell.value is None and judged_by == LEVEL else ends
+        scale = 100.0 if cell.unit == "1" else 1.0
+        sign = -1.0 if relative and cell.metric.endswith("_reduction") else 1.0
+        numbers += [sign * scale * end for end in ends if end is not None]
+    if not numbers:
+        return (), "x"
+    require(len(units) == 1, "cells", ", ".join(sorted(units)), "of one unit")
+    return tuple(dict.fromkeys((min(numbers), max(numbers)))), units.pop()
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    return tuple(float(number) for number in (value if isinstance(value, list) else [] if value is None else [value]))
+
+
+def _fair(published: ClaimSide, values: Mapping[str, Any], measure: Measure) -> ClaimSide | None:
+    stated = values.get(FAIR, {})
+    if stated is None or not (published.to or stated.get("to")):
+        return None
+    _check_keys(f"{FAIR}: ", stated, SETTING_KEYS, set())
+    metric = stated.get("measure", {"metric": "iteration_time_s"} if measure.metric == "core_time_s" else {})
+    _measure({**asdict(measure), **metric})
+    overrides = {key: stated[key] for key in OVERRIDES if key in stated}
+    return replace(fair_side(published, overrides, _words(stated.get("setting", ""))), measure=metric)
 
 
 def _measure(values: Mapping[str, Any] | str) -> Measure:
     values = {"metric": values} if isinstance(values, str) else values
     _check_keys("measure: ", values, {each.name for each in fields(Measure)}, {"metric"})
     measure = Measure(**values)
-    known = (*METRICS, *PRODUCTS, ENCODER_STAGES)
+    known = (*METRICS, *PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS)
     require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
     for key, pick in (("pick_of", measure.pick_of), ("pick_to", measure.pick_to), ("over", measure.over)):
         require(pick in PICKS, f"measure.{key}", pick, f"one of {', '.join(PICKS)}")
@@ -255,7 +289,13 @@ def _setting(name: str, values: Mapping[str, Any], claim: Mapping[str, Any]) -> 
     sides = {key: tuple(merge_overrides(claim.get(key, []), values.get(key, []))) for key in OVERRIDES}
     require(bool(sides["of"]), f"{name}.of", "[]", "the overrides of the runs in the numerator")
     setting = ClaimSide(_words(values["setting"]), **sides, measure=values.get("measure", {}))
-    require(bool(setting.at) == bool(setting.against), f"{name}.against", [*setting.against], f"given with {name}.at")
+    two = setting.is_of_two or not setting.at
+    require(
+        two and (bool(setting.at) or not setting.against),
+        f"{name}.against",
+        [*setting.against],
+        f"given with {name}.at",
+    )
     return setting
 
 
@@ -283,7 +323,3 @@ def _check_keys(where: str, values: Mapping[str, Any], known: set[str], needed: 
 
 def _words(text: object) -> str:
     return " ".join(str(text).split())
-
-
-def _without(overrides: Sequence[str], keys: set[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if override_key(text) not in keys)

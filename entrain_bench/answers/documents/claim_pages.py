@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.commands import sweep_command
-from entrain_bench.answers.documents.claim import Claim
+from entrain_bench.answers.documents.agreement import mismatches
+from entrain_bench.answers.documents.claim import GAIN, LEVEL, LIMIT, Claim
 from entrain_bench.answers.text import markdown_table
 
 INDEX, PAGES = "claims.md", "claims"
-VERDICTS = ("reproduced", "partly", "not reproduced", "undecided", "no source")
+VERDICTS = (
+    *("reproduced", "exceeds", "partly", "not reproduced"),
+    *("setting not reproduced", "undecided", "no source", "not measured"),
+)
 # In a claim's value, what other choices gave; shown with the details only.
 UNDER_OTHER_CHOICES = "under other choices"
 # Of ``claims.csv``.
@@ -25,12 +29,17 @@ INTRODUCTION = Path(__file__).parent / "templates" / "claims.md"
 def claims_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
     """``claims.md``: the counts, the rules, and for every paper a table with a row per claim."""
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair"]
-    parts = [f"# {counts(rows)}", INTRODUCTION.read_text()]
+    parts = [f"# {counts(rows)}"]
+    for title, kinds in (("Gains and orders", (GAIN,)), ("Levels and limits", (LEVEL, LIMIT))):
+        own = [row for claim, row in zip(claims, rows, strict=True) if claim.judged_by in kinds]
+        parts += [f"{title}: {counts(own)}."] if own else []
+    parts += [agreement_text(claims) + ".", INTRODUCTION.read_text()]
     for file, group in _by_file(claims, rows):
         shown = []
-        for _, row in group:
+        for matrix, cases in _by_matrix(group):
+            name, row = (matrix, _summary(cases)) if matrix else (cases[0][1]["name"], cases[0][1])
             words = (row["where"], row["paper_value"], plain_value(row), row["published_verdict"])
-            link = f"[{row['claim']}]({PAGES}/{file}.md#{row['name']})"
+            link = f"[{row['claim']}]({PAGES}/{file}.md#{name})"
             shown.append([link, *words, row["fair_value"], row["fair_verdict"]])
         title = f"## [{group[0][0].system}]({PAGES}/{file}.md), {counts([row for _, row in group])}"
         parts += [title, markdown_table(heading, shown)]
@@ -43,10 +52,15 @@ def claims_pages(claims: Sequence[Claim], rows: Sequence[Row]) -> dict[str, str]
     for file, group in _by_file(claims, rows):
         parts = [f"# {group[0][0].system}, {counts([row for _, row in group])}"]
         parts.append(f"[All claims](../{INDEX}) explains the verdicts. Generated from `experiments/claim/{file}.yaml`.")
-        for claim, row in group:
+        for matrix, cases in _by_matrix(group):
+            claim, row = cases[0]
+            parts.append(f"## {matrix or claim.name}")
+            if matrix:
+                heading = ["case", "cells", "paper", "as published", "verdict", "fair", "verdict, fair"]
+                parts += [f"{claim.title}. The first case stands for all:", markdown_table(heading, _case_rows(cases))]
             details = "\n".join(f"- *{label}*: {text}" for label, text in claim_details(row))
             lines = "\n".join(f"# {label}\n{command}" for label, command in claim_commands(claim))
-            parts += [f"## {claim.name}", details, f"```sh\n{lines}\n```"]
+            parts += [details, f"```sh\n{lines}\n```"]
         pages[f"{PAGES}/{file}.md"] = "\n\n".join(parts) + "\n"
     return pages
 
@@ -58,17 +72,26 @@ def claim_text(claim: Claim, row: Row) -> str:
 
 
 def claims_text(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
-    """The counts, and for every paper a line per claim with its verdicts, for a terminal."""
-    lines = [counts(rows)]
+    """For every paper a line per claim with its verdicts, then all counts and mismatches, for a terminal."""
+    lines = []
     width = max(len(claim.name) for claim in claims)
     for _, group in _by_file(claims, rows):
-        lines += ["", f"{group[0][0].system}, {counts([row for _, row in group])}"]
-        lines += [
-            f"  {claim.name:{width}}  {row['paper_value']}: {plain_value(row)} {row['published_verdict']}"
-            f" | fair {row['fair_value']} {row['fair_verdict']}"
-            for claim, row in group
-        ]
-    return "\n".join(lines)
+        lines += [f"{group[0][0].system}, {counts([row for _, row in group])}"]
+        for claim, row in group:
+            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if claim.fair else ""
+            found = f"{plain_value(row)} {row['published_verdict']}{fair}"
+            lines.append(f"  {claim.name:{width}}  {row['paper_value']}: {found}")
+        lines.append("")
+    return "\n".join([*lines, counts(rows), agreement_text(claims)])
+
+
+def agreement_text(claims: Sequence[Claim]) -> str:
+    """How many claims say otherwise than the cells that they name, and which; of how many claims and cells."""
+    found = [(claim.name, text) for claim in claims for text in mismatches(claim)]
+    cells = {cell.id for claim in claims for cell in (*claim.cells, *claim.per)}
+    own = sum(bool(claim.cells) for claim in claims)
+    lines = [f"{name}: {text}" for name, text in found]
+    return "\n".join([*lines, f"{len(found)} mismatches between {own} claims and {len(cells)} published cells"])
 
 
 def claim_details(row: Row) -> Iterator[tuple[str, str]]:
@@ -78,7 +101,8 @@ def claim_details(row: Row) -> Iterator[tuple[str, str]]:
     yield "As published", f"{_found(row, 'published')}. {row['published_setting']}"
     if row["other_choices"]:
         yield "Other choices", f"{row['other_choices']}."
-    yield "Fair", f"{_found(row, 'fair')}. {row['fair_setting']}"
+    if row["fair_setting"]:
+        yield "Fair", f"{_found(row, 'fair')}. {row['fair_setting']}"
     if row["assumption"]:
         yield "What decides", f"{decides(row)}."
     if row["why"]:
@@ -87,7 +111,7 @@ def claim_details(row: Row) -> Iterator[tuple[str, str]]:
 
 def claim_commands(claim: Claim) -> list[tuple[str, str]]:
     """The command of every sweep, once, with the setting and the side that it is of."""
-    settings = {"as published": claim.published, "fair": claim.fair}
+    settings = {"as published": claim.published, **({"fair": claim.fair} if claim.fair else {})}
     settings |= {f"other choice: {label}": each for label, each in claim.choices.items()}
     if claim.toggled and claim.assumption:
         settings[f"otherwise: {claim.assumption.otherwise}"] = claim.toggled
@@ -101,12 +125,17 @@ def claim_commands(claim: Claim) -> list[tuple[str, str]]:
 def counts(rows: Iterable[Row]) -> str:
     """How many claims there are, and how many have each verdict as published and fair."""
     rows = [*rows]
-    found = []
-    for title, name in (("as published", "published"), ("fair", "fair")):
-        number = Counter(row[f"{name}_verdict"].partition(":")[0].partition(";")[0] for row in rows)
-        known = [*VERDICTS, *sorted({*number} - {*VERDICTS})]
-        found.append(f"{title} " + ", ".join(f"{number[each]} {each}" for each in known if number[each]))
-    return f"{len(rows)} claim{'s' * (len(rows) != 1)}: {'; '.join(found)}"
+    number = f"{len(rows)} claim{'s' * (len(rows) != 1)}"
+    fair = tally(rows, "fair")
+    return f"{number}: as published {tally(rows, 'published')}" + (f"; fair {fair}" if fair else "")
+
+
+def tally(rows: Iterable[Row], name: str) -> str:
+    """How many rows have each verdict in a setting; those without the setting do not count."""
+    found = (row[f"{name}_verdict"].partition(":")[0].partition(";")[0] for row in rows)
+    number = Counter(verdict for verdict in found if verdict)
+    known = [*VERDICTS, *sorted({*number} - {*VERDICTS})]
+    return ", ".join(f"{number[each]} {each}" for each in known if number[each])
 
 
 def plain_value(row: Row) -> str:
@@ -131,3 +160,40 @@ def _by_file(claims: Sequence[Claim], rows: Sequence[Row]) -> Iterator[tuple[str
     ordered = sorted(zip(claims, rows, strict=True), key=lambda pair: pair[0].file)
     for file, group in groupby(ordered, key=lambda pair: pair[0].file):
         yield file, [*group]
+
+
+def _by_matrix(group: Sequence[tuple[Claim, Row]]) -> Iterator[tuple[str, list[tuple[Claim, Row]]]]:
+    """Claims with their rows: all cases of a matrix together, any other by itself (without a name)."""
+    matrices: dict[str, list[tuple[Claim, Row]]] = {}
+    for claim, row in group:
+        matrices.setdefault(claim.group or f"={claim.name}", []).append((claim, row))
+    for name, cases in matrices.items():
+        yield ("" if name.startswith("=") else name), cases
+
+
+def _summary(cases: Sequence[tuple[Claim, Row]]) -> Row:
+    """One row for all cases of a matrix."""
+    first, rows = cases[0][0], [row for _, row in cases]
+    values = [value for claim, _ in cases for value in claim.value]
+    places = dict.fromkeys(cell.where.partition(",")[0] for claim, _ in cases for cell in claim.cells)
+    return {
+        "claim": f"{first.title} ({len(cases)} cells)",
+        "where": "; ".join(places),
+        "paper_value": first.format((min(values), max(values)) if values else ()),
+        "published_value": "",
+        "published_verdict": tally(rows, "published"),
+        "fair_value": "",
+        "fair_verdict": tally(rows, "fair"),
+    }
+
+
+def _case_rows(cases: Sequence[tuple[Claim, Row]]) -> list[list[str]]:
+    return [
+        [
+            claim.name,
+            " ".join(cell.id for cell in claim.cells),
+            *(row["paper_value"], row["published_value"], row["published_verdict"]),
+            *(row["fair_value"], row["fair_verdict"]),
+        ]
+        for claim, row in cases
+    ]

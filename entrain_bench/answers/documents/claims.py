@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from entrain_bench.answers.documents.agreement import cluster_facts, mismatches
 from entrain_bench.answers.documents.claim import (
+    ENCODER_GPUS,
     ENCODER_STAGES,
     FAIR,
-    GAIN,
+    GPU_DAYS,
     KEYS,
-    LIMIT,
-    PRODUCTS,
-    SCALES,
     Claim,
-    ClaimSide,
     parse_claim,
 )
 from entrain_bench.answers.documents.claim_pages import INDEX, PAGES, claims_markdown, claims_pages
-from entrain_bench.answers.documents.definition import load_definitions
-from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
-from entrain_bench.answers.tables import MISSING, encoder_stages, run_table
+from entrain_bench.answers.documents.definition import Source, load_definitions, override_key
+from entrain_bench.answers.documents.published import cell_fields, find_cells
+from entrain_bench.answers.documents.sides import ClaimSide
+from entrain_bench.answers.documents.verdict import ELSEWHERE, central, combined, measured, verdict
+from entrain_bench.answers.tables import MISSING, encoder_degrees, run_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
@@ -33,167 +36,49 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.module_layers import Role
 
-CASE = ["workload", "model"]
-# Shares of the paper's gain: at least this for "reproduced", for "partly".
-REPRODUCED, PARTLY = 0.8, 1 / 3
-# How far from the paper's number, as a factor: at most this for "reproduced", for "partly".
-SAME, SIMILAR = 1.25, 2.0
-UNDECIDED, NO_SOURCE = "undecided", "no source"
-# A ratio must exceed this for an order to hold; what is closer counts as equal.
-ORDER = 1.02
-
-
-def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
-    """The claim's numbers from the runs of one setting: what is compared, or the metric itself.
-
-    Args:
-        claim: the claim.
-        pairs: for every situation the run tables of its sides (``workload``, ``model``, ``configuration``, ``seed``,
-            the metric), numerator first.
-
-    Returns:
-        A row for every workload and model, a single one where two situations are compared; a column for every seed.
-
-    Raises:
-        UserError: if the sides of a pair have no workload, model and seed in common, and for a ratio of numbers that
-            are not positive.
-    """
-    situations = [_compared(claim, tables) for tables in pairs]
-    if len(situations) == 1:
-        return situations[0]
-    at, against = (_over(cases, claim.measure.over) for cases in situations)
-    return pd.DataFrame([at / against])
-
-
-def combined(claim: Claim, cases: pd.DataFrame) -> str:
-    """The claim's number over all cases, and its interval; of an order the ends, and in how many cases it holds."""
-    if claim.value or len(cases) == 1:
-        return claim.describe(_interval(claim, _over(cases, claim.measure.over)))
-    intervals = [_interval(claim, row) for _, row in cases.iterrows()]
-    means = [interval.mean for interval in intervals]
-    holds, may = _held(intervals)
-    unclear = f", {may - holds} unclear" if may > holds else ""
-    return f"{claim.format((min(means), max(means)))} ({holds} of {len(means)}{unclear})"
-
-
-def central(claim: Claim, cases: pd.DataFrame) -> float:
-    """The claim's number over all cases without its interval, in the claim's unit."""
-    return _interval(claim, _over(cases, claim.measure.over)).mean
-
-
-def verdict(claim: Claim, cases: pd.DataFrame) -> str:
-    """Whether the claim is reproduced, partly or not, by the share of the paper's gain that is measured.
-
-    ``reproduced``: at least 80% of it, or beyond; ``partly``: at least a third; ``not reproduced``: less, or the other
-    direction. Of a range the end nearer to no gain counts. An order without a number is reproduced if it holds
-    (``ORDER``) in every case, partly if in a third of them. ``undecided``: within the intervals the verdict is not the
-    same. A level is reproduced within a factor of 1.25 of the paper's, partly within 2; stages where they are the same,
-    partly one off; a limit if it is kept, partly if it is exceeded by a factor of up to 1.25. ``no source``: the number
-    is not the paper's, as far as is known.
-    """
-    if claim.no_source:
-        return NO_SOURCE
-    interval = _interval(claim, _over(cases, claim.measure.over))
-    if claim.judged_by != GAIN:
-        verdicts = {_by_distance(claim, end) for end in (interval.low, interval.high)}
-    elif claim.value:
-        gain = min((claim.gain(number) for number in claim.value), key=abs)
-        verdicts = {_by_share(claim.gain(end) / gain, REPRODUCED) for end in (interval.low, interval.high)}
-    else:
-        counts = _held([_interval(claim, row) for _, row in cases.iterrows()])
-        verdicts = {_by_share(count / len(cases), 1.0) for count in counts}
-    return verdicts.pop() if len(verdicts) == 1 else UNDECIDED
-
-
-def _by_share(share: float, enough: float) -> str:
-    return "reproduced" if share >= enough else "partly" if share >= PARTLY else "not reproduced"
-
-
-def _by_distance(claim: Claim, number: float) -> str:
-    """The verdict on one number, by how many times (of stages: how far) it is above or below the paper's."""
-    low, high = min(claim.value), max(claim.value)
-    if claim.judged_by == LIMIT:
-        factor, enough, some = number / low, 1.0, SAME
-    elif claim.unit == "stages":
-        factor, enough, some = max(number - high, low - number), 0.5, 1.5
-    else:
-        factor, enough, some = max(number / high, low / number, 1.0), SAME, SIMILAR
-    return "reproduced" if factor <= enough else "partly" if factor <= some else "not reproduced"
-
-
-def _held(intervals: Sequence[Interval]) -> tuple[int, int]:
-    """In how many cases an order holds, and in how many it may."""
-    return sum(each.low > ORDER for each in intervals), sum(each.high > ORDER for each in intervals)
-
-
-def _interval(claim: Claim, seeds: pd.Series[float]) -> Interval:
-    """Mean and interval of a number of every seed, in the claim's unit."""
-    values = seeds.tolist()
-    found = ratio_interval(values, [1.0] * len(values)) if claim.is_relative else mean_interval(values)
-    if claim.unit == "x":
-        return found
-    nothing = 1.0 if claim.is_relative else 0.0
-    mean, low, high = (SCALES[claim.unit] * (end - nothing) for end in (found.mean, found.low, found.high))
-    return replace(found, mean=mean, low=low, high=high)
-
-
-def _over(cases: pd.DataFrame, over: str) -> pd.Series[float]:
-    """The mean of all cases at every seed, or the case that is greatest or least on average."""
-    if over == "mean":
-        return cases.mean()
-    means = cases.mean(axis="columns").to_numpy()
-    return cases.iloc[int(means.argmax() if over == "max" else means.argmin())]
-
-
-def _compared(claim: Claim, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Numerator over denominator, or the numerator, for every workload and model and at every seed."""
-    measure = claim.measure
-    sides = [
-        _case_values(table, measure.metric, pick)
-        for table, pick in zip(tables, (measure.pick_of, measure.pick_to), strict=False)
-    ]
-    cases = (sides[0] / sides[1] if len(sides) > 1 else sides[0]).dropna(how="all").dropna(axis="columns")
-    if cases.empty:
-        raise UserError(f"measure: the two sides of {claim.name} have no workload, model and seed in common")
-    if claim.is_relative and not (cases > 0).all(axis=None):
-        raise UserError(f"measure.metric={measure.metric}: must be positive in all runs, for it makes a ratio")
-    return cases
-
-
-def _case_values(table: pd.DataFrame, metric: str, pick: str) -> pd.DataFrame:
-    """The metric of every workload and model at every seed, of the configuration that counts."""
-    if metric in PRODUCTS:
-        one, other = PRODUCTS[metric]
-        table = table.assign(**{metric: table[one] * table[other]})
-    values = table.pivot_table(metric, [*CASE, "configuration"], "seed", sort=False)
-    cases = {case: _over(group, pick) for case, group in values.groupby(level=CASE, sort=False)}
-    return pd.DataFrame(cases.values(), pd.MultiIndex.from_tuples(cases, names=CASE))
-
-
 TABLE = "claims.csv"
 NOT_MEASURED = "not measured"
-# Between the overrides of a claim's sides.
-SIDE_SEPARATOR = " / "
-# What runs decide of a row; the rest is in the YAML.
+# What runs decide of a row; the rest is in the YAML. ``runs`` is a hash of the sweeps that a row is of.
 MEASURED = (
     *("published_value", "published_verdict", "fair_value", "fair_verdict"),
     *("otherwise_value", "otherwise_verdict", "other_choices"),
 )
+# Fields of the cells that a definition names; cases of a matrix by the pattern of their cells.
+SOURCE = Source(
+    "cells",
+    lambda cells: cell_fields(find_cells(cells)[0]) if cells else {},
+    "cell",
+    lambda pattern: [cell.id for cell in find_cells([pattern])],
+)
+MEMORY, OTHER_MEMORY, SECONDS_PER_DAY = "peak_memory_bytes", "cluster.device.memory_bytes", 86400
+# How a run says that its program needs more memory than the device has.
+NEEDS = re.compile(r"needs [\d.]+ GiB")
 COLUMNS = (
-    *("name", "claim", "paper", "where", "paper_value", *MEASURED[:4], "assumption", *MEASURED[4:]),
-    *("paper_setting", "published_setting", "fair_setting", "runs", "why"),
+    *("name", "group", "claim", "paper", "where", "paper_value", *MEASURED[:4], "assumption", *MEASURED[4:]),
+    "runs",
 )
 
 
 def load_claims(config_dir: str | None = None) -> list[Claim]:
-    """Return every claim: by file, then by name, ours before those in a folder of the user's."""
+    """Return every claim: by file, then by name, ours before those in a folder of the user's.
+
+    Raises:
+        UserError: naming the file and the claim, for one that says otherwise than its published cells.
+    """
     folders = {config_tree(): None, **({Path(config_dir): config_dir} if config_dir else {})}
     return [
         replace(claim, file=path.stem, system=claim.system or path.stem, config_dir=own)
         for folder, own in folders.items()
         for path in sorted((folder / "claim").glob("*.yaml"))
-        for claim in sorted(load_definitions(path, "claims", KEYS, parse_claim), key=lambda each: each.name)
+        for claim in sorted(load_definitions(path, "claims", KEYS, _checked, source=SOURCE), key=lambda each: each.name)
     ]
+
+
+def _checked(name: str, values: Mapping[str, Any]) -> Claim:
+    claim = parse_claim(name, values)
+    if wrong := mismatches(claim):
+        raise UserError("; ".join(wrong))
+    return claim
 
 
 def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output:
@@ -203,7 +88,8 @@ def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output
         claims = [claim for claim in claims if claim.config_dir] or claims
     sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
     files = [TABLE, INDEX, *dict.fromkeys(f"{PAGES}/{claim.file}.md" for claim in claims)]
-    return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files)
+    numbers = [cell.printed for claim in claims for cell in (*claim.cells, *claim.per)]
+    return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files, details=numbers)
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
@@ -226,16 +112,24 @@ class ClaimResult:
 
 
 def read_rows(claims: Sequence[Claim], path: Path) -> list[dict[str, str]]:
-    """The row of each claim, measured as ``claims.csv`` says; a claim that is not in it says so."""
+    """The row of each claim, measured as ``claims.csv`` says; one that is not in it, or was of other runs, says so."""
     table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame(columns=["name"])
-    known = {row["name"]: {name: row[name] for name in MEASURED} for row in table.to_dict("records")}
-    unknown = {name: f"{NOT_MEASURED}: run make claims" if "verdict" in name else "" for name in MEASURED}
-    return [_words(claim) | known.get(claim.name, unknown) for claim in claims]
+    known = {row["name"]: row for row in table.to_dict("records")}
+    rows = []
+    for claim in claims:
+        words, row = _words(claim), known.get(claim.name)
+        has = {"published": True, "fair": claim.fair is not None, "otherwise": claim.toggled is not None}
+        unknown = dict.fromkeys(MEASURED, "")
+        unknown |= {f"{name}_verdict": f"{NOT_MEASURED}: run make claims" for name, there in has.items() if there}
+        current = row is not None and row.get("runs") == words["runs"]
+        rows.append(words | ({name: str(row[name]) for name in MEASURED} if row and current else unknown))
+    return rows
 
 
 def claim_row(claim: Claim, study: Study) -> dict[str, str]:
     """Measure and judge a claim; without results the verdict is the reason."""
-    published, fair = (_result(claim, setting, study) for setting in (claim.published, claim.fair))
+    published = _result(claim, claim.published, study)
+    fair = _result(claim, claim.fair, study) if claim.fair else ClaimResult("", "")
     choices = {label: _result(claim, setting, study) for label, setting in claim.choices.items()}
     others = [f"{label}: {one.text or 'nothing'} ({one.verdict})" for label, one in choices.items()]
     dissent = {choice.verdict: None for choice in choices.values() if choice.number is not None}
@@ -260,23 +154,40 @@ def _words(claim: Claim) -> dict[str, str]:
         assumed = f"{claim.assumption.text}{where}; otherwise, {claim.assumption.otherwise}"
     return {
         **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
+        "paper_setting": claim.paper_setting + "".join(f" Here otherwise: {text}." for text in claim.differs.values()),
         "paper_value": claim.format(claim.value),
         "assumption": assumed,
         "published_setting": claim.published.words,
-        "fair_setting": claim.fair.words,
-        "runs": SIDE_SEPARATOR.join(map(shlex.join, sweeps)),
+        "fair_setting": claim.fair.words if claim.fair else "",
+        "why": claim.why,
+        "runs": hashlib.sha256("\n".join(map(shlex.join, sweeps)).encode()).hexdigest()[:16],
     }
 
 
 def _result(claim: Claim, setting: ClaimSide, study: Study) -> ClaimResult:
     claim = claim.under(setting)
     try:
-        tables = [[_side_table(side, study) for side in pair] for pair in setting.pairs]
+        tables = [[_side_table(claim, side, study) for side in pair] for pair in setting.pairs]
         complete, lacking = _complete(tables)
         cases = measured(claim, complete)
     except UserError as error:
-        return ClaimResult("", f"{NOT_MEASURED}: {error}")
-    return ClaimResult(combined(claim, cases) + lacking, verdict(claim, cases), central(claim, cases))
+        unfit = NEEDS.search(str(error))
+        return ClaimResult("", f"{ELSEWHERE}: {error}" if unfit else f"{NOT_MEASURED}: {error}")
+    text, number = combined(claim, cases) + lacking, central(claim, cases)
+    need, has = _memory(setting, complete, study)
+    if need > has and claim.measure.metric != MEMORY:
+        return ClaimResult(text, f"{ELSEWHERE}: needs {need / 2**30:.0f} of {has / 2**30:.0f} GiB", number)
+    return ClaimResult(text, verdict(claim, cases), number)
+
+
+def _memory(setting: ClaimSide, pairs: Sequence[Sequence[pd.DataFrame]], study: Study) -> tuple[float, float]:
+    """The most memory that runs need, and that of the published device, in bytes."""
+    tables = [table for pair in pairs for table in pair if MEMORY in table]
+    need = max((float(table[MEMORY].max()) for table in tables), default=0.0)
+    changed = [sweep for sweep in setting.sweeps if OTHER_MEMORY in map(override_key, sweep)]
+    devices = [study.cells(*sweep)[0].config.cluster["device"] for sweep in setting.sweeps if sweep not in changed]
+    published = [cluster_facts(sweep).memory_bytes for sweep in changed]
+    return need, min([*published, *(float(device["memory_bytes"]) for device in devices)])
 
 
 def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
@@ -289,7 +200,7 @@ def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
     return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
 
 
-def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:
+def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame:
     """The runs of one side; ``configuration`` tells those apart that differ by more than the seed.
 
     Raises:
@@ -301,15 +212,22 @@ def _side_table(side: Sequence[str], study: Study) -> pd.DataFrame:
         raise UserError(study.problem(*side))
     plain = {cell.key: [text for text in cell.overrides if not text.startswith("seed=")] for cell in cells}
     layouts = dict(zip(table["key"], table.reindex(columns=["layout"])["layout"].astype(str), strict=True))
-    stages = table["key"].map({cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells})
-    return table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])), **{ENCODER_STAGES: stages})
+    found = {cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells}
+    table = table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])))
+    table[ENCODER_STAGES] = table["key"].map({key: stages for key, (stages, _) in found.items()})
+    table[ENCODER_GPUS] = table["key"].map({key: stages * ranks for key, (stages, ranks) in found.items()})
+    if claim.measure.metric == GPU_DAYS:
+        cluster, (samples,) = cells[0].config.cluster, find_cells([claim.measure.samples])
+        gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
+        table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
+    return table
 
 
-def _encoder_stages(cell: Cell, layout: str) -> float:
-    """Stages of the model's encoders, which share theirs; not a number without a layout."""
+def _encoder_stages(cell: Cell, layout: str) -> tuple[float, float]:
+    """Stages of the model's encoders, which share theirs, and GPUs of a stage; not numbers without a layout."""
     roles = {name: module["role"] for name, module in cell.config.model["modules"].items()}
-    found = [encoder_stages(layout, name) for name, role in roles.items() if role == Role.ENCODER]
-    return float(max((count for count in found if count), default=np.nan))
+    found = [encoder_degrees(layout, name) for name, role in roles.items() if role == Role.ENCODER]
+    return max((degrees for degrees in found if degrees), default=(np.nan, np.nan))
 
 
 def _complete(pairs: Sequence[Sequence[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]], str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,48 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
-# `{name}` in any text: a field of the case, of its definition, or of `shared`.
-FIELD = re.compile(r"\{([a-z_0-9]+)\}")
-SHARED, DEFAULTS, CASES = "shared", "defaults", "cases"
+# `{name}` in any text: a field of the case, of its definition, of its source, or of `shared`. `{name[other]}`: of the
+# field's entries the one that another field names.
+FIELD = re.compile(r"\{([a-z_0-9]+)(?:\[([a-z_0-9]+)\])?\}")
+SHARED, DEFAULTS, CASES, MATRIX = "shared", "defaults", "cases", "matrix"
+# For definitions that have this key: the name of the matrix that a case is of.
+GROUP = "group"
 # Lists of overrides: a later layer replaces overrides of the same key in place and appends others.
-OVERRIDES = ("common", "of", "to", "at", "against")
+OVERRIDES = ("common", "of", "to", "at", "against", "against_of", "against_to")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where definitions find further fields.
+
+    Attributes:
+        key: the key of a definition that names entries.
+        fields: fields by the value of that key; fields of the definition come before them.
+        axis: the axis of a ``matrix`` whose values are patterns of entries.
+        expand: the entries of a pattern.
+    """
+
+    key: str
+    fields: Callable[[Any], Mapping[str, Any]]
+    axis: str
+    expand: Callable[[str], Sequence[str]]
 
 
 def load_definitions[T](
-    path: Path, kind: str, keys: set[str], parse: Callable[[str, Mapping[str, Any]], T], verbatim: str = ""
+    path: Path,
+    kind: str,
+    keys: set[str],
+    parse: Callable[[str, Mapping[str, Any]], T],
+    verbatim: str = "",
+    source: Source | None = None,
 ) -> Iterator[T]:
     """Parse every definition of a file.
 
     A file holds ``kind`` (definitions by name), ``defaults`` (what all of them share) and ``shared`` (values by name).
-    A definition with ``cases`` stands for one definition per case: each case states its name and its differences.
-    ``{name}`` inserts a field: any key that is not in ``keys``, or a value of ``shared``. A text that consists of one
+    A definition with ``cases`` stands for one definition per case: each case states its name and its differences. One
+    with ``matrix`` stands for one definition per combination of the matrix' values, by field; the values make the name.
+    ``{name}`` inserts a field: any key that is not in ``keys``, or a value of ``shared``; ``{name[other]}`` inserts the
+    entry of the field that another field names. A text that consists of one
     field takes the value itself; a list in a list becomes part of the outer list. The value of ``verbatim`` keeps its
     braces.
 
@@ -43,14 +72,18 @@ def load_definitions[T](
         raise UserError(f"{path.name}: {error}") from error
     shared = content.get(SHARED, {})
     for name, values in content[kind].items():
-        unused = set(values) - keys - {CASES}
-        for case, differences in values.get(CASES, {name: {}}).items():
+        unused = set(values) - keys - {CASES, MATRIX}
+        cases = _matrix(name, values[MATRIX], source) if MATRIX in values else values.get(CASES, {name: {}})
+        for case, differences in cases.items():
             layers = [content.get(DEFAULTS, {}), values, differences]
             try:
-                resolved, used = _resolved(layers, shared, keys, verbatim)
+                resolved, used = _resolved(layers, shared, keys, verbatim, source)
                 unused -= used
-                for key in sorted({str(key) for key in differences} - keys - used):
+                axes = {*values.get(MATRIX, {})}
+                for key in sorted({str(key) for key in differences} - keys - used - axes):
                     raise unknown_choice("key", key, keys)
+                if GROUP in keys and MATRIX in values:
+                    resolved[GROUP] = name
                 yield parse(case, resolved)
             except UserError as error:
                 raise UserError(f"{path.name}: {case}: {error}") from error
@@ -63,8 +96,24 @@ def override_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
+def _matrix(name: str, axes: Mapping[str, list[str]], source: Source | None) -> dict[str, dict[str, str]]:
+    """The cases of a matrix by name: the entry's, or that of the definition and its values."""
+    values = [
+        [entry for pattern in patterns for entry in source.expand(str(pattern))]
+        if source and axis == source.axis
+        else [*map(str, patterns)]
+        for axis, patterns in axes.items()
+    ]
+    cases = {}
+    for combination in product(*values):
+        case = dict(zip(axes, combination, strict=True))
+        alone = source is not None and [*axes] == [source.axis]
+        cases[re.sub(r"[^a-z0-9]+", "_", "_".join(([] if alone else [name]) + [*combination]).lower())] = case
+    return cases
+
+
 def _resolved(
-    layers: list[Mapping[str, Any]], shared: Mapping[str, Any], keys: set[str], verbatim: str
+    layers: list[Mapping[str, Any]], shared: Mapping[str, Any], keys: set[str], verbatim: str, source: Source | None
 ) -> tuple[dict[str, Any], set[str]]:
     """The merged layers, the most general first, with all fields inserted; and the names of these fields.
 
@@ -74,12 +123,20 @@ def _resolved(
     fields = {**shared, **{str(key): value for layer in layers for key, value in layer.items()}}
     used: set[str] = set()
 
-    def field(name: str, within: frozenset[str]) -> Any:
+    def field(found: re.Match[str], within: frozenset[str]) -> Any:
+        name, key = found.groups()
         if name not in fields:
             raise unknown_choice("field", name, fields)
         require(name not in within, "field", name, "free of itself")
         used.add(name)
-        return insert(fields[name], within | {name})
+        value = fields[name]
+        if key:
+            entries = {str(each): value[each] for each in value}
+            choice = str(insert(f"{{{key}}}", within))
+            if choice not in entries:
+                raise unknown_choice(name, choice, entries)
+            value = entries[choice]
+        return insert(value, within | {name})
 
     def insert(value: Any, within: frozenset[str]) -> Any:
         if isinstance(value, Mapping):
@@ -91,8 +148,11 @@ def _resolved(
         if not isinstance(value, str):
             return value
         whole = FIELD.fullmatch(value)
-        return field(whole[1], within) if whole else FIELD.sub(lambda match: str(field(match[1], within)), value)
+        return field(whole, within) if whole else FIELD.sub(lambda match: str(field(match, within)), value)
 
+    if source:
+        entries = [layer[source.key] for layer in layers if source.key in layer]
+        fields = {**source.fields(insert(entries[-1], frozenset())), **fields} if entries else fields
     merged: dict[str, Any] = {}
     for layer in layers:
         own = {key: value for key, value in layer.items() if key in keys}

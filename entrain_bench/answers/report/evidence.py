@@ -82,15 +82,16 @@ def _taus(usual: Case, case: Case) -> Iterator[tuple[int, float]]:
 
 
 def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
-    """Published claims and their verdicts here (``claims.csv``), and how they are measured again."""
+    """All verdicts counted, claims without the cases of matrices, and how to measure them again (``claims.csv``)."""
     parts = []
     for title, name in (("as published", "published"), ("fair", "fair")):
         # Other choices and reasons left out.
-        counts = Counter(claims[f"{name}_verdict"].str.split("[:;]", regex=True).str[0])
+        found = claims[f"{name}_verdict"].str.split("[:;]", regex=True).str[0]
+        counts = Counter(found[found != ""])
         parts.append(f"{title}: " + ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items())))
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
     rows = []
-    for each in claims.to_dict("records"):
+    for each in claims[claims["group"] == ""].to_dict("records"):
         claim, where = Text(each["claim"], link="claims-command"), f"arXiv:{each['paper']}, {each['where']}"
         published, fair = (
             (each[f"{name}_value"] or "-", Text(each[f"{name}_verdict"], strong=True)) for name in ("published", "fair")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.definition import load_definitions
+from entrain_bench.answers.documents.definition import Source, load_definitions
 from entrain_bench.base.errors import UserError
 
 KEYS = {"text", "value", "common", "side", "show"}
@@ -70,3 +70,47 @@ things:
 def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(tmp_path, text)
+
+
+def test_a_matrix_stands_for_all_combinations(tmp_path: Path) -> None:
+    found = load(
+        tmp_path,
+        """
+shared:
+  sides: {first: [a=1], second: "{other}"}
+  other: [b=2]
+things:
+  many: {text: "{row}, {column}", common: "{sides[column]}", matrix: {row: [A-1, B], column: [first, second]}}
+""",
+    )
+    assert [*found] == ["many_a_1_first", "many_a_1_second", "many_b_first", "many_b_second"]
+    assert found["many_a_1_second"] == {"text": "A-1, second", "common": ["b=2"]}
+    assert found["many_b_first"] == {"text": "B, first", "common": ["a=1"]}
+
+
+def test_a_source_gives_fields_and_expands_patterns(tmp_path: Path) -> None:
+    entries = {"X-1": {"text_of": "one", "size": 1}, "X-2": {"text_of": "two", "size": 2}}
+    source = Source(
+        "show",
+        lambda names: entries[names[0]],
+        "entry",
+        lambda pattern: [name for name in entries if name.startswith(pattern.rstrip("*"))],
+    )
+    (tmp_path / "mine.yaml").write_text(
+        """
+things:
+  many: {show: ["{entry}"], text: "{text_of}", value: "{size}", size: 7, matrix: {entry: ["X-*"]}}
+  one: {show: [X-2], text: "{text_of}", value: "{size}"}
+"""
+    )
+    found = dict(load_definitions(tmp_path / "mine.yaml", "things", KEYS, lambda *each: each, source=source))
+    assert found == {
+        "x_1": {"show": ["X-1"], "text": "one", "value": 7},
+        "x_2": {"show": ["X-2"], "text": "two", "value": 7},
+        "one": {"show": ["X-2"], "text": "two", "value": 2},
+    }
+
+
+def test_an_entry_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"one: sides=third: unknown; choices: first"):
+        load(tmp_path, 'things: {one: {text: "{sides[which]}", sides: {first: 1}, which: third}}')
