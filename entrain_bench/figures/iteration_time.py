@@ -1,4 +1,4 @@
-"""Iteration time by strategy, trace and model, every strategy tuned alike; and the lower bound of each layout.
+"""Iteration time by strategy, trace and model, every strategy tuned with one budget; lower bound of each layout.
 
 Cells of ``experiments/figure/iteration_time.yaml``; drawn as Figure 11 of arXiv:2605.27918, whose setting is that of
 ``entrain_setting``. Bars are means over seeds, whiskers their 95 % intervals, numbers the speedup over the first

@@ -20,7 +20,7 @@ CASE = ["model", "workload", "strategy"]
 GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": "gap_to_cluster_bound"}
 # Heading and sweep of every table; the first is the headline.
 TABLES = {
-    "Every strategy tuned alike, everything free": "iteration_time",
+    "Every strategy tuned with one budget, everything free": "iteration_time",
     "Entrain's setting: layout.tp=2 layout.dp=4 microbatch_size=4": "entrain_setting",
 }
 # What stands above the tables.
