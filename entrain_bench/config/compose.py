@@ -54,7 +54,7 @@ OF_LAUNCHER = re.compile(r"hydra/launcher|hydra\.launcher(\.[^\W_]\w*)+")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
-IN_FIGURES = ("all", "main", "free", "none")
+IN_FIGURES = ("all", "main", "none")
 
 
 @dataclass(frozen=True, slots=True)
