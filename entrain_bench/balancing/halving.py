@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Remembered, check_memory, heaviest
+from entrain_bench.balancing.candidates import ENOUGH, Remembered, check_memory, heaviest
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.offers import Estimates, Offer, by_turns
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import UserError
@@ -24,13 +25,16 @@ from entrain_bench.specs.shapes import SampleShapes
 # Batches drawn; fewer if they are so large that samples abound.
 NUM_BATCHES = 24
 MAX_DRAWN = 65_536
-# Strata of the drawn batches, of each of which the middle batch is simulated: for drafts, and in the last round.
+# Strata of the drawn batches, of each of which the middle batch is simulated for drafts.
 DRAFT_STRATA = 3
-LAST_STRATA = 4
 # Samples of a batch that counts as one simulated batch; larger ones count as several.
 COUNTED_SAMPLES = 8192
-# Shares of the budget: drafts on one batch; candidates with further draft batches; candidates in the last round.
-DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 16
+# Shares of the budget: drafts on one batch; candidates with further draft batches; the last round.
+DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 4
+# Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
+FINALISTS = 3
+# Share of the drafts that are the best estimates of every value of every knob.
+BY_TURNS = 1 / 3
 # Estimates at most so many times the least are considered.
 FAR = 3.0
 # Candidates that are tried for each draft, should most exceed memory.
@@ -44,12 +48,16 @@ class TuningBatches:
     Attributes:
         drawn: all batches.
         drafts: the middle batch of each of ``DRAFT_STRATA``, the middle stratum first.
-        last: the middle batch of each of ``LAST_STRATA``.
+        others: those that are not, by rising length of their longest units; the same if there are none.
     """
 
     drawn: tuple[SampleShapes, ...]
     drafts: tuple[int, ...]
-    last: tuple[int, ...]
+    others: tuple[int, ...]
+
+    def last(self, number: int) -> list[int]:
+        """The middle batch of each of so many strata of the others, of one at least."""
+        return _middles(self.others, min(max(1, number), len(self.others)))
 
 
 def tuning_batches(profile: Profile) -> TuningBatches:
@@ -59,7 +67,8 @@ def tuning_batches(profile: Profile) -> TuningBatches:
     drawn = profile.tuning_batches(count)
     order = _by_longest_unit(drawn, profile.job.model)
     low, middle, *high = _middles(order, DRAFT_STRATA)
-    return TuningBatches(drawn, tuple(dict.fromkeys((middle, low, *high))), tuple(_middles(order, LAST_STRATA)))
+    drafts = tuple(dict.fromkeys((middle, low, *high)))
+    return TuningBatches(drawn, drafts, tuple(index for index in order if index not in drafts) or drafts)
 
 
 def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[int]:
@@ -74,51 +83,6 @@ def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[
 
 def _middles(order: Sequence[int], strata: int) -> list[int]:
     return [order[(2 * stratum + 1) * len(order) // (2 * strata)] for stratum in range(strata)]
-
-
-@dataclass(frozen=True, slots=True)
-class Offer[What]:
-    """What is considered at an estimate, with the values of its knobs."""
-
-    estimated_s: float
-    knobs: tuple[object, ...]
-    what: What
-
-
-def _always(_: object) -> bool:
-    return True
-
-
-def by_turns[What](
-    offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = _always
-) -> Iterator[Offer[What]]:
-    """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
-
-    Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
-    value no turn: the best estimates of a value often are those that exceed memory.
-
-    Args:
-        offers: in any order.
-        runs: whether an offer can be taken; asked once of each until the caller stops.
-    """
-    rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
-    values: dict[object, list[int]] = {}
-    for index in rising:
-        for value in (None, *enumerate(offers[index].knobs)):
-            values.setdefault(value, []).append(index)
-    waiting = [iter(indices) for indices in values.values()]
-    taken: set[int] = set()
-    while waiting:
-        left = []
-        for indices in waiting:
-            for index in indices:
-                if index not in taken:
-                    taken.add(index)
-                    if runs(offers[index]):
-                        left.append(indices)
-                        yield offers[index]
-                        break
-        waiting = left
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +158,14 @@ class Trials:
         return decisive(sum(found) / len(found))
 
     def fits(self, layout: Layout) -> bool:
-        """Whether a candidate fits memory on the heaviest of all batches."""
-        job = self.profile.under(layout).job
+        """Whether a candidate fits memory on the heaviest of all batches, and on the others if these leave little."""
+        job, drawn = self.profile.under(layout).job, self.batches.drawn
         try:
-            chosen = [self.batches.drawn[index] for index in heaviest(self.batches.drawn, job)]
-            check_memory(self.profile, layout, self._makers, chosen)
+            chosen = heaviest(drawn, job)
+            need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
+            if need > ENOUGH * job.planning_budget_bytes:
+                others = (batch for index, batch in enumerate(drawn) if index not in chosen)
+                check_memory(self.profile, layout, self._makers, others)
         except UserError as error:
             self.refused.append(error.with_traceback(None))
             return False
@@ -210,51 +177,44 @@ def content_of(layout: Layout) -> tuple[object, ...]:
     return layout.content, layout.num_microbatches, layout.split_backward
 
 
-def nearest[What](offers: Sequence[Offer[What]], to: Offer[What]) -> int:
-    """The offer that differs from another in the fewest knobs; of several the one with the least estimate."""
-    return min(
-        range(len(offers)),
-        key=lambda index: (
-            sum(one != other for one, other in zip(offers[index].knobs, to.knobs, strict=True)),
-            decisive(offers[index].estimated_s),
-        ),
-    )
-
-
 def _drafted(
     trials: Trials, offers: Sequence[Offer[Layout]], num_drafts: int
-) -> tuple[list[tuple[float, Offer[Layout]]], list[Offer[Layout]]]:
+) -> tuple[list[tuple[float, Layout]], list[Layout]]:
     """Drafts that run, the fastest first, and what was not tried.
 
-    Half of them are taken by turns; the others are nearest to the fastest so far, each in turn. Of each half at most
-    ``MAX_REFUSED`` times as many are tried, until one runs.
+    A share of them is taken by turns, at most ``MAX_REFUSED`` times as many tried, until one runs. Each of the others
+    is the fastest by what those before it say of the estimates.
     """
-    drafted: list[tuple[float, Offer[Layout]]] = []
+    drafted: list[tuple[float, int]] = []
     tried: set[int] = set()
-    far: set[int] = set()
+    numbered = [replace(offer, what=index) for index, offer in enumerate(offers)]
+    left = np.ones(len(offers), bool)
 
-    def runs(offer: Offer[Layout]) -> bool:
+    def runs(offer: Offer[int]) -> bool:
+        left[offer.what] = False
         # Estimates of candidates that cannot run say nothing.
-        least_s = min((each.estimated_s for _, each in drafted), default=np.inf)
+        least_s = min((offers[index].estimated_s for _, index in drafted), default=np.inf)
         if decisive(offer.estimated_s) > decisive(FAR * least_s):
-            far.add(id(offer))
             return False
-        tried.add(id(offer))
-        seconds = trials.seconds(offer.what, trials.batches.drafts[0], draft=True)
+        tried.add(offer.what)
+        seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0], draft=True)
         if seconds is not None:
-            insort(drafted, (seconds, offer), key=lambda each: each[0])
+            insort(drafted, (seconds, offer.what), key=lambda each: each[0])
         return seconds is not None or is_over()
 
     def is_over() -> bool:
         return bool(drafted) and (len(drafted) >= most or len(tried) >= MAX_REFUSED * most)
 
-    most = -(-num_drafts // 2)
-    next((None for _ in by_turns(offers, runs) if is_over()), None)
+    most = max(1, int(num_drafts * BY_TURNS))
+    next((None for _ in by_turns(numbered, runs) if is_over()), None)
     most = num_drafts
-    waiting = [offer for offer in offers if id(offer) not in tried | far]
-    while waiting and drafted and not is_over():
-        runs(waiting.pop(nearest(waiting, drafted[0][1])))
-    return drafted, [offer for offer in offers if id(offer) not in tried]
+    estimates = Estimates.of(offers) if left.any() else None
+    while estimates and left.any() and not is_over():
+        expected = estimates.corrected([index for _, index in drafted], [seconds for seconds, _ in drafted])
+        runs(numbered[int(np.where(left, expected, np.inf).argmin())])
+    untried = [offer for offer in numbered if offer.what not in tried]
+    in_order = [(seconds, offers[index].what) for seconds, index in drafted]
+    return in_order, [offers[offer.what].what for offer in by_turns(untried)]
 
 
 def halved(
@@ -268,19 +228,25 @@ def halved(
         budget: simulated batches, for ``entered`` as well.
         entered: layouts that are in the last round in any case, before others that are as fast.
     """
-    count = max(1, budget // trials.weight)
-    first, others = trials.batches.drafts[0], trials.batches.drafts[1:]
+    count, batches = max(1, budget // trials.weight), trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
-    second = drafted[: int(count * SECOND)] if others else []
-    most = max(1, int(count * LAST) - len(entered))
-    timed = [(trials.mean_s(offer.what, (first, *others), draft=True), offer) for _, offer in second]
-    ranked = sorted(((seconds, offer) for seconds, offer in timed if seconds is not None), key=lambda each: each[0])
-    finalists = list(islice((o.what for _, o in ranked if trials.fits(o.what)), most))
+    if len(drafted) == 1 and not untried and not entered:
+        return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
+    second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
+    timed = [(trials.mean_s(layout, batches.drafts, draft=True), layout) for layout in second]
+    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda each: each[0])
+    last = batches.last(int(count * LAST) // FINALISTS)
+
+    def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
+        for layout in layouts:
+            seconds = trials.mean_s(layout, last, draft=False) if trials.fits(layout) else None
+            if seconds is not None:
+                yield seconds, layout
+
+    known = {content_of(layout) for layout in entered}
+    finalists = [*finished(entered)]
+    finalists += islice(finished(layout for _, layout in ranked if content_of(layout) not in known), FINALISTS)
     if not finalists:
-        rest = (offer for offer in (*(offer for _, offer in drafted[len(second) :]), *by_turns(untried)))
-        finalists = list(islice((offer.what for offer in rest if trials.fits(offer.what)), 1))
-    finalists = [*{content_of(layout): layout for layout in (*entered, *finalists)}.values()]
-    if len(finalists) < 2:
-        return finalists
-    last = [(trials.mean_s(layout, trials.batches.last, draft=False), layout) for layout in finalists]
-    return [layout for _, layout in sorted(((s, own) for s, own in last if s is not None), key=lambda each: each[0])]
+        rest = chain((layout for _, layout in drafted[len(second) :]), untried)
+        finalists = [*islice(finished(rest), 1)]
+    return [layout for _, layout in sorted(finalists, key=lambda each: each[0])]
