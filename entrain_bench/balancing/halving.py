@@ -123,23 +123,18 @@ class Trials:
         """Simulated batches that one batch of the job counts as."""
         return -(-self.profile.job.global_batch // COUNTED_SAMPLES)
 
-    def seconds(self, layout: Layout, index: int, *, draft: bool) -> float | None:
-        """Measured iteration time of a candidate on a batch; None if it cannot run there or exceeds memory.
+    def seconds(self, layout: Layout, index: int) -> float | None:
+        """Measured iteration time of a candidate on a batch, by quick programs if the scheduler has some.
 
-        Args:
-            layout: the candidate.
-            index: of the batch.
-            draft: whether the scheduler's quick programs do.
+        Returns:
+            Seconds; None if it cannot run there or exceeds memory.
         """
-        make = self._makers.draft if draft else self._makers.full
-        quick = make is not self._makers.full
-        key = (*content_of(layout), index, quick)
+        key = (*content_of(layout), index)
         if key not in self._known:
             shapes = self.batches.drawn[index]
             try:
-                checked: MakeProgram = self._makers if quick else make
-                check_memory(self.profile, layout, checked, [shapes])
-                self._known[key] = decisive(self.profile.trial_s(make(shapes, layout)))
+                check_memory(self.profile, layout, self._makers, [shapes])
+                self._known[key] = decisive(self.profile.trial_s(self._makers.draft(shapes, layout)))
                 self.simulated += self.weight
             except UserError as error:
                 # Its frames would keep a program each.
@@ -147,23 +142,54 @@ class Trials:
                 self._known[key] = None
         return self._known[key]
 
-    def mean_s(self, layout: Layout, indices: Sequence[int], *, draft: bool) -> float | None:
+    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float | None:
         """Mean of ``seconds`` over batches; None if one of them is."""
         found = []
         for index in indices:
-            seconds = self.seconds(layout, index, draft=draft)
+            seconds = self.seconds(layout, index)
             if seconds is None:
                 return None
             found.append(seconds)
         return decisive(sum(found) / len(found))
 
+    def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
+        """Whether a candidate is faster than another, both of known seconds on some batches.
+
+        It must be so by more than a standard error of their differences there; where schedulers have quick programs,
+        by full programs on the batches for drafts as well, for quick searches may fail some layouts more than others.
+        """
+        ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
+        ahead -= [self.seconds(layout, index) or np.inf for index in indices]
+        error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
+        if decisive(float(ahead.mean())) <= decisive(error):
+            return False
+        if self._makers.draft is self._makers.full:
+            return True
+        return self._full_s(layout) < self._full_s(over)
+
+    def _full_s(self, layout: Layout) -> float:
+        """Seconds of full programs on the batches for drafts together; infinite if there is one that it cannot run."""
+        total_s = 0.0
+        for shapes in (self.batches.drawn[index] for index in self.batches.drafts):
+            try:
+                total_s += self.profile.trial_s(self.make_program(shapes, layout))
+            except UserError as error:
+                self.refused.append(error.with_traceback(None))
+                return np.inf
+            self.simulated += self.weight
+        return decisive(total_s)
+
     def fits(self, layout: Layout) -> bool:
-        """Whether a candidate fits memory on the heaviest of all batches, and on the others if these leave little."""
+        """Whether a candidate fits memory on the heaviest of all batches, and on the others if these leave little.
+
+        Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
+        """
         job, drawn = self.profile.under(layout).job, self.batches.drawn
         try:
             chosen = heaviest(drawn, job)
             need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
-            if need > ENOUGH * job.planning_budget_bytes:
+            later = getattr(self.make_program, "choose_recomputation", False)
+            if need > ENOUGH * job.planning_budget_bytes and not later:
                 others = (batch for index, batch in enumerate(drawn) if index not in chosen)
                 check_memory(self.profile, layout, self._makers, others)
         except UserError as error:
@@ -197,7 +223,7 @@ def _drafted(
         if decisive(offer.estimated_s) > decisive(FAR * least_s):
             return False
         tried.add(offer.what)
-        seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0], draft=True)
+        seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0])
         if seconds is not None:
             insort(drafted, (seconds, offer.what), key=lambda each: each[0])
         return seconds is not None or is_over()
@@ -226,20 +252,21 @@ def halved(
         trials: simulates.
         offers: candidates.
         budget: simulated batches, for ``entered`` as well.
-        entered: layouts that are in the last round in any case, before others that are as fast.
+        entered: layouts that are in the last round in any case; the first stays ahead of all that are not faster by
+            more than a standard error.
     """
     count, batches = max(1, budget // trials.weight), trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
     if len(drafted) == 1 and not untried and not entered:
         return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
     second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
-    timed = [(trials.mean_s(layout, batches.drafts, draft=True), layout) for layout in second]
+    timed = [(trials.mean_s(layout, batches.drafts), layout) for layout in second]
     ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda each: each[0])
     last = batches.last(int(count * LAST) // FINALISTS)
 
     def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
         for layout in layouts:
-            seconds = trials.mean_s(layout, last, draft=False) if trials.fits(layout) else None
+            seconds = trials.mean_s(layout, last) if trials.fits(layout) else None
             if seconds is not None:
                 yield seconds, layout
 
@@ -249,4 +276,6 @@ def halved(
     if not finalists:
         rest = chain((layout for _, layout in drafted[len(second) :]), untried)
         finalists = [*islice(finished(rest), 1)]
-    return [layout for _, layout in sorted(finalists, key=lambda each: each[0])]
+    found = [layout for _, layout in sorted(finalists, key=lambda each: each[0])]
+    stays = next((layout for layout in found[1:] if any(layout is each for each in entered)), None)
+    return found if stays is None or trials.gains(found[0], stays, last) else [stays]
