@@ -35,7 +35,7 @@ DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 4
 FINALISTS = 3
 # Share of the drafts that are the best estimates of every value of every knob.
 BY_TURNS = 1 / 3
-# Estimates at most so many times the least are considered.
+# Estimates at most so many times the least are considered before drafts correct them.
 FAR = 3.0
 # Candidates that are tried for each draft, should most exceed memory.
 MAX_REFUSED = 4
@@ -216,12 +216,13 @@ def _drafted(
     numbered = [replace(offer, what=index) for index, offer in enumerate(offers)]
     left = np.ones(len(offers), bool)
 
-    def runs(offer: Offer[int]) -> bool:
-        left[offer.what] = False
+    def is_near(offer: Offer[int]) -> bool:
         # Estimates of candidates that cannot run say nothing.
         least_s = min((offers[index].estimated_s for _, index in drafted), default=np.inf)
-        if decisive(offer.estimated_s) > decisive(FAR * least_s):
-            return False
+        return decisive(offer.estimated_s) <= decisive(FAR * least_s)
+
+    def runs(offer: Offer[int]) -> bool:
+        left[offer.what] = False
         tried.add(offer.what)
         seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0])
         if seconds is not None:
@@ -232,7 +233,7 @@ def _drafted(
         return bool(drafted) and (len(drafted) >= most or len(tried) >= MAX_REFUSED * most)
 
     most = max(1, int(num_drafts * BY_TURNS))
-    next((None for _ in by_turns(numbered, runs) if is_over()), None)
+    next((None for _ in by_turns(numbered, lambda offer: is_near(offer) and runs(offer)) if is_over()), None)
     most = num_drafts
     estimates = Estimates.of(offers) if left.any() else None
     while estimates and left.any() and not is_over():
@@ -273,9 +274,9 @@ def halved(
     known = {content_of(layout) for layout in entered}
     finalists = [*finished(entered)]
     finalists += islice(finished(layout for _, layout in ranked if content_of(layout) not in known), FINALISTS)
-    if not finalists:
-        rest = chain((layout for _, layout in drafted[len(second) :]), untried)
-        finalists = [*islice(finished(rest), 1)]
+    if len(finalists) <= len(entered):
+        rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
+        finalists += islice(finished(rest), 1)
     found = [layout for _, layout in sorted(finalists, key=lambda each: each[0])]
     stays = next((layout for layout in found[1:] if any(layout is each for each in entered)), None)
     return found if stays is None or trials.gains(found[0], stays, last) else [stays]
