@@ -35,11 +35,11 @@ ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN}
 # A file in the folder of results.
 PENDING = "mlflow.pending"
 DOCUMENTS = {
-    "calibration": "Predicted against published times; calibration.md.",
+    "calibration": "Predicted and published iteration times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "results": "Iteration times of every strategy; results.md.",
-    "free_degrees": "The same with degrees of each planner's choice; free_degrees.md.",
-    "tables": "The measured tables of docs/strategies; tables/<name>.md.",
+    "free_degrees": "Iteration times with planner-chosen parallelism; free_degrees.md.",
+    "tables": "Measured tables of docs/strategies; tables/<name>.md.",
 }
 
 
