@@ -1,4 +1,4 @@
-"""``entrain-bench KEY=VALUE ...``: execute one run, or with ``--multirun`` a sweep of the runs that are not finished."""
+"""``entrain-bench KEY=VALUE ...``: execute one run, or with ``--multirun`` all unfinished runs of a sweep."""
 
 from __future__ import annotations
 
