@@ -97,11 +97,12 @@ bench: setup ## Benchmark the suite itself (up to five minutes); write results/b
 ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui
 
-lint: setup ## Check style, types and import contracts
+lint: setup ## Check style, types, import contracts and the words of the documentation
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
+	PYTHONPATH=tests $(PYTHON) -m words
 
 clean: ## Remove the environment, caches and generated results (keeps results/reference)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
