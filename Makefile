@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-setup: $(STAMP) ## Create .venv with everything (uv when it is there, else venv and pip)
+setup: $(STAMP) ## Create .venv with all packages (with uv if installed, else venv and pip)
 
 $(STAMP): pyproject.toml setup.py constraints.txt
 	@echo 'installing into .venv (about 5 GB; a minute or two)'
@@ -35,75 +35,76 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
-quick: setup ## The main figure with five strategies and one seed: results/figures/quick.{pdf,png,csv}
+quick: setup ## Draw the main figure with five strategies and one seed: results/figures/quick.{pdf,png,csv}
 	$(BENCH) figures quick
 
-figures: setup ## Run what is missing; draw results/figures/*.{pdf,png,csv}, write claims and results
+figures: setup ## Execute missing runs; draw results/figures/*.{pdf,png,csv}, write claims and results
 	$(BENCH) figures$(FOLDER)
 
-report: setup ## Write results/report.html and report.md: which strategy to use, how sure, why (after make figures)
+report: setup ## Write results/report.html and report.md: which strategy to use, and why (after make figures)
 	$(BENCH) report$(FOLDER)
 
-measured: setup ## Train on 4 ranks of this machine; draws results/figures/measured_gantt.{pdf,png,csv}
+measured: setup ## Train on 4 ranks of this machine; draw results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt
 
-preprocessing: setup ## Train with three kinds of input preprocessing; draws results/figures/preprocessing.{pdf,png,csv}
+preprocessing: setup ## Train with three kinds of input preprocessing; draw results/figures/preprocessing.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab.preprocessing
 
-fidelity: setup ## Train and predict 60 programs on this machine (20 minutes); draws results/figures/fidelity.{pdf,png,csv}
+fidelity: setup ## Train and predict 60 programs on this machine (20 minutes); draw results/figures/fidelity.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
-gpu-check: setup ## Check training on this machine's GPUs; writes results/gpu-check-<date>/ (OPTIONS=--help)
+gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
 	$(PYTHON) -m entrain_bench.lab.gpu_check $(OPTIONS)
 
-claims: setup ## Run what is missing; write results/claims.csv, results/claims.md and results/results.md
+claims: setup ## Execute missing runs; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
 	@$(BENCH) claims$(FOLDER) | tail -n 2
 
-calibration: setup ## Fit devices to published times anew and print the residuals; writes results/calibration.md
+calibration: setup ## Fit devices to published times, print the residuals, write results/calibration.md
 	$(BENCH) figures calibration
 	$(BENCH) calibrate
 
-verify: setup ## Compute every reference cell anew and name what is not the same to the last digit
+verify: setup ## Recompute every committed result and list every value that is not bit-identical
 	$(BENCH) verify
 
-reference: setup ## Bring results/reference and docs up to date; says what changed
+reference: setup ## Update results/reference and docs, and list every change
 	$(BENCH) reference
 
 # A worker takes neighbours, which compile the same loops, before it takes from the other's.
 TEST = $(PYTHON) -m pytest -n auto --dist worksteal -q
 
-test: setup ## Run the quick tests; WIDE=1: also those that take seconds, as continuous integration does
+test: setup ## Run the quick tests; WIDE=1: also tests that take seconds or repeat for every strategy, figure and trace
 	$(TEST)$(if $(WIDE), -m 'not slow')
 
-test-slow: setup ## Run the tests that take longer; SEED=1 draws other combinations of parts
+test-slow: setup ## Run the slow tests; SEED=1 draws other combinations of parts
 	SEED=$(or $(SEED),0) $(PYTHON) -m pytest -q -m slow
 
-mutants: setup ## Change 300 places of the core one by one: do the tests notice? (an hour; goes on where it stopped)
+mutants: setup ## Run mutation testing on the core (300 mutants, about an hour, resumable)
 	PYTHONPATH=tests $(PYTHON) -m mutants
 
-fuzz: setup ## Try 2000 random command lines, 500 broken traces and the commands of 200 sweeps: SEED=0 COUNT=2000 (no traceback, nothing over 60 s)
+fuzz: setup ## Test 2000 random command lines, 500 broken traces and commands of 200 sweeps: SEED=0 COUNT=2000 (no traceback, at most 60 s each)
 	PYTHONPATH=tests $(PYTHON) -m fuzz --seed $(or $(SEED),0) --count $(or $(COUNT),2000)
 
-tamper: setup ## Change a folder of 40 runs 500 times: is a changed number shown, is a command ended? SEED=0 N=500
+tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
 	PYTHONPATH=tests $(PYTHON) -m tamper --seed $(or $(SEED),0) --count $(or $(N),500)
 
-screenshots: setup ## Draw docs/images/mlflow_*.png anew; needs chromium and chromedriver
+screenshots: setup ## Draw docs/images/mlflow_*.png; needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
-bench: setup ## Measure the suite itself, up to five minutes; writes results/bench.json
+bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json
 	$(PYTHON) -m entrain_bench.lab.bench
 
-ui: setup ## Browse the runs in MLflow on 127.0.0.1:5000; prints links to answers
+ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui
 
-lint: setup ## Check style, types and what may import what
+lint: setup ## Check style, types, import contracts and the words of the documentation
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
+	PYTHONPATH=tests $(PYTHON) -m words
 
-clean: ## Remove the environment, caches and generated results (results/reference stays)
+clean: ## Remove the environment, caches and generated results (keeps results/reference)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find results -mindepth 1 -maxdepth 1 ! -name reference ! -name README.md -exec rm -rf {} +

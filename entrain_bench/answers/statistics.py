@@ -161,7 +161,7 @@ def _slower[Name: Hashable](
 
 
 def degrees_of_freedom(num_names: int, num_seeds: int) -> float:
-    """Return the degrees of freedom of a moderated variance, in the worst of the simulated cases (docs/metrics.md).
+    """Return the degrees of freedom of a moderated variance, in the worst of the simulated cases (docs/statistics.md).
 
     A variance of two names is that of their only pair. More names add up to 0.9 degrees a seed; with three to five
     seeds they add up to one more.

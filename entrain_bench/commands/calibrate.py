@@ -1,4 +1,4 @@
-"""``entrain-bench calibrate [DEVICE ...]``: fit cost constants of devices to published times, print the residuals."""
+"""``entrain-bench calibrate [DEVICE ...]``: fit cost constants to published times and print the residuals."""
 
 from __future__ import annotations
 

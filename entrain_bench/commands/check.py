@@ -1,4 +1,4 @@
-"""``entrain-bench check strategy=NAME [KEY=VALUE ...]``: test a strategy against the rules for all strategies."""
+"""``entrain-bench check strategy=NAME [KEY=VALUE ...]``: run the conformance tests on one strategy."""
 
 from __future__ import annotations
 

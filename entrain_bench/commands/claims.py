@@ -1,4 +1,4 @@
-"""``entrain-bench claims [NAME ...] [KEY=VALUE ...]``: verdicts on published claims; details and commands of one."""
+"""``entrain-bench claims [NAME ...] [KEY=VALUE ...]``: judge published claims, or show one with its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: run what is missing; draw figures, write documents."""
+"""``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: execute missing runs, draw figures, write pages."""
 
 from __future__ import annotations
 

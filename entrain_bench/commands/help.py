@@ -21,7 +21,7 @@ KEYS = "keys"
 # What is overridden, where that is not the group alone.
 PLACES = {"model/module": "model/module@model.modules.llm"}
 USAGE = re.compile(r'"""``entrain-bench (?P<usage>(?P<verb>\w+).*?)``: (?P<purpose>.*?)\.?(?:""")?$')
-TITLE = "entrain-bench: which load-balancing strategy for a multimodal-LLM training job, by how much, and why"
+TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
 # Six tasks, each with a command that can be pasted.
 TASKS = {
     "recommend": "recommend workload=chartqa cluster=h100x64",
@@ -33,9 +33,9 @@ TASKS = {
 }
 OPTIONS = {
     f"{MULTIRUN}, -m": "run a sweep over several values of keys: a,b or range(8); skip finished runs",
-    f"{CONFIG_DIR} DIR": "add a folder of yours: DIR/strategy/mine.yaml, DIR/figures/mine.py, ...",
-    "plan=FILE": "run the plan that recommend wrote",
-    "--help=TOPIC": f"explain {KEYS} (all keys of a run), a verb, a key, or a group such as strategy",
+    f"{CONFIG_DIR} DIR": "add your folder: DIR/strategy/mine.yaml, DIR/figures/mine.py, ...",
+    "plan=FILE": "execute the plan that recommend wrote",
+    "--help=TOPIC": f"explain {KEYS} (all keys of a run), a verb, a key, or a group of choices such as strategy",
 }
 
 
@@ -50,7 +50,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
         shown = {command.split()[0] for command in TASKS.values()}
         others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
         tasks = columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
-        usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb one run, or a sweep. Other verbs:"
+        usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb, execute a run or sweep. Other verbs:"
         return "\n\n".join([TITLE, tasks, f"{usage}\n{others}", columns(OPTIONS)])
     if name in verbs():
         return "\n\n".join(_verb(name, config_dir))

@@ -35,10 +35,10 @@ ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN}
 # A file in the folder of results.
 PENDING = "mlflow.pending"
 DOCUMENTS = {
-    "calibration": "Predicted against published times; calibration.md.",
+    "calibration": "Predicted and published iteration times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "results": "Iteration times of every strategy; results.md.",
-    "tables": "The measured tables of docs pages; tables/<name>.md.",
+    "tables": "Measured tables of docs pages; tables/<name>.md.",
 }
 
 

@@ -49,7 +49,7 @@ class Keys(Committed):
     """Own keys."""
 
     results_dir: str = own("results")
-    measured: bool = own(False, "also train on 4 ranks of this machine, for the measured schedule")
+    measured: bool = own(False, "also train on 4 ranks of this machine for the figure measured_gantt")
 
 
 VERB = Verb(Keys, options=())

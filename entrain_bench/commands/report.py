@@ -1,4 +1,4 @@
-"""``entrain-bench report [KEY=VALUE ...]``: write a page on the runs of a folder: which strategy to use, and why."""
+"""``entrain-bench report [KEY=VALUE ...]``: write a report on a folder of runs: which strategy to use, and why."""
 
 from __future__ import annotations
 

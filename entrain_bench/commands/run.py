@@ -1,4 +1,4 @@
-"""``entrain-bench KEY=VALUE ...``: one run, or with ``--multirun`` a sweep that skips what is finished."""
+"""``entrain-bench KEY=VALUE ...``: execute one run, or with ``--multirun`` all unfinished runs of a sweep."""
 
 from __future__ import annotations
 

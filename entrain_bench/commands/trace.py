@@ -1,4 +1,4 @@
-"""``entrain-bench trace source=NAME [KEY=VALUE ...]``: list the sizes of a dataset's samples in a shape trace."""
+"""``entrain-bench trace source=NAME [KEY=VALUE ...]``: scan a dataset and write a shape trace."""
 
 from __future__ import annotations
 

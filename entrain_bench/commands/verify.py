@@ -46,8 +46,8 @@ class Keys(Committed):
     """Own keys."""
 
     results_dir: str = own("", "folder of results to verify (default: the committed reference)")
-    sample: int = own(20, "runs of the folder that are simulated again")
-    seed: int = own(0, "which runs those are")
+    sample: int = own(20, "number of random runs to simulate again")
+    seed: int = own(0, "random seed that selects these runs")
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -55,7 +55,7 @@ class Keys(Committed):
         require(self.seed >= 0, "seed", self.seed, "at least 0")
 
 
-VERB = Verb(Keys, examples=["verify results_dir=results sample=20 seed=0"])
+VERB = Verb(Keys, examples=["results_dir=results sample=20 seed=0"])
 
 
 def main(request: Request[Keys]) -> int:

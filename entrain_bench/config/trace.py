@@ -28,17 +28,19 @@ RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatc
 class TraceKeys:
     """Own keys; who scans checks their ranges."""
 
-    output: str = own("trace.parquet", "the trace; beside it a page that sums it up (trace.md)")
+    output: str = own("trace.parquet", "file of the trace; a summary goes next to it (trace.md)")
     tokenizer: str | None = own(
         None,
-        "a tokenizer.json; bytes: a token a byte; null: characters only, a model makes tokens by its ratio",
+        "path of a tokenizer.json; bytes: one token per UTF-8 byte; null: count characters only",
     )
     engine: str = own(
-        "processes", "of this machine; or ray: the same on a Ray cluster, whose machines all have these folders"
+        "processes", "processes: on this machine; ray: on a Ray cluster whose machines have the same folders"
     )
-    workers: int | None = own(None, "shards at a time; null: one a core, up to 8, or all CPUs of the cluster")
-    ray_address: str | None = own(None, "host:port of a running cluster; null: one on this machine, for this scan")
-    timeout_s: float = own(60.0, "a sample that takes longer ends the process that reads it, and is left out")
+    workers: int | None = own(
+        None, "shards scanned at the same time; null: one per core up to 8, or all CPUs of the cluster"
+    )
+    ray_address: str | None = own(None, "host:port of a running Ray cluster; null: start one on this machine")
+    timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer is skipped")
 
 
 class Scanned(Protocol):

@@ -1,4 +1,4 @@
-"""Which part carries a system's gain: planners, assigners and schedulers of several systems in every combination.
+"""Speedup of each part of a system: planners, assigners and schedulers of several systems in every combination.
 
 No figure of a paper; arXiv:2605.27918 and the others ablate their own parts only. Cells of
 ``experiments/figure/ablation.yaml``: parts by the names of their YAMLs. A panel a scheduler and trace, a row a planner,

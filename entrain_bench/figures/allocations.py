@@ -1,4 +1,4 @@
-"""GPUs of a replica that batches of a size would give the encoder, over repeated draws.
+"""GPUs of a replica that batches of a given size would give the encoder, over repeated draws.
 
 Corresponds to arXiv:2605.27918, Tables 2 and 5-11 (59 draws at batch 1, 4, 16, 64, 256; 16 GPUs a replica); cells of
 ``experiments/figure/allocations.yaml``. The table has the stages that the GPUs make up as well. Above each panel: the

@@ -1,4 +1,4 @@
-"""One schedule simulated and measured: real training on ranks of this machine beside the simulator.
+"""One schedule, simulated and measured: real training on ranks of this machine next to the simulator.
 
 Corresponds to arXiv:2605.27918, Figure 12; cells of ``experiments/figure/measured_gantt.yaml``. The machine is not the
 simulated device, so the simulation has a time axis of its own. The last panel gives the actions their measured

@@ -1,4 +1,4 @@
-"""Iteration time as strategies' workload estimates get worse, relative to estimates without error.
+"""Iteration time with increasing errors of workload estimates, relative to estimates without error.
 
 No figure of arXiv:2605.27918 or the other papers: their estimates are never wrong by more than their fits. Cells of
 ``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in

@@ -1,4 +1,4 @@
-"""What to switch on with the stack one has: every balancer's gain over arrival order at several pipeline depths.
+"""Speedup of available balancers over arrival order, at several pipeline depths.
 
 No figure of a paper: arXiv:2511.00279, pull requests and training scripts each measure one of them on a stack of their
 own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a column of panels each; the first strategy is what

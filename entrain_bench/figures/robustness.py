@@ -1,4 +1,4 @@
-"""How firm the ranking of strategies is: the fastest, and rank correlations, under other modelling choices.
+"""Ranking of strategies under other modeling choices: the fastest strategy, and rank correlations.
 
 No figure of arXiv:2605.27918 or the other papers, which measure one system each. Rows of
 ``experiments/figure/robustness.yaml``: choices and constants of the cost model changed one at a time, strategies

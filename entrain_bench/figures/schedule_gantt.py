@@ -1,4 +1,4 @@
-"""Schedules of the strategies on one global batch: what every stage of a replica does, and when.
+"""Schedules of the strategies on one global batch: the passes of every stage of a replica over time.
 
 Corresponds to arXiv:2605.27918, Figure 12; cells of ``experiments/figure/schedule_gantt.yaml``. Each strategy shows its
 slowest replica in the first iteration. A deferred part is a part of a microbatch after its first: the encoder work of

@@ -1,4 +1,4 @@
-"""Speedup over the baseline on a trace, and on its synthetic twin: whether strategies rank alike on both.
+"""Speedup over the baseline on a trace and on its synthetic counterpart, and rank correlation between both.
 
 Cells of ``experiments/figure/twins.yaml``, in the setting of arXiv:2605.27918, section 7. A twin (``workload=twin``)
 has a trace's marginals and rank correlations and no sample of it. Tau is Kendall's over the

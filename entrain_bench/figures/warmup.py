@@ -1,4 +1,4 @@
-"""Iteration time and peak memory of 1F1B schedules against how many forwards encoder stages run ahead.
+"""Iteration time and peak memory of 1F1B schedules against the number of encoder forwards ahead of 1F1B.
 
 Section 5.3 of arXiv:2605.27918 runs as many as memory allows; here every strategy may, up to a number. Cells of
 ``experiments/figure/warmup.yaml``. Means over seeds.

@@ -1,4 +1,4 @@
-"""Where the GPU time of an iteration goes, under every strategy: ideal work, and everything else by its cause.
+"""GPU-time breakdown of an iteration under every strategy: ideal work, and all other time by its cause.
 
 No figure of a paper: arXiv:2605.27918, Figure 6, has the idle share alone. Cells of
 ``experiments/figure/iteration_time.yaml``. Every second of every GPU is in one class (docs/metrics.md), so a bar is

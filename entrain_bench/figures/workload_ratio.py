@@ -1,4 +1,4 @@
-"""The encoders' share of the estimated workload: of single samples, and of batches as they grow.
+"""Encoder share of the estimated workload: of single samples, and of growing batches.
 
 Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure/token_distributions.yaml``. Bands hold
 50 % and 90 % of the batches of a size.

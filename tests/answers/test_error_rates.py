@@ -1,4 +1,4 @@
-"""Simulated error rates of comparisons and intervals: what docs/metrics.md says of them, and quick bounds."""
+"""Simulated error rates of comparisons and intervals: what docs/statistics.md says of them, and quick bounds."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_documented_coverages(seeds: int, batches: int) -> None:
 
 
 def assert_documented(row: str) -> None:
-    """docs/metrics.md has a row of a table."""
-    assert row in (ROOT / "docs/metrics.md").read_text().splitlines(), row
+    """docs/statistics.md has a row of a table."""
+    assert row in (ROOT / "docs/statistics.md").read_text().splitlines(), row
 
 
 @pytest.mark.slow
