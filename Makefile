@@ -106,11 +106,12 @@ docs: setup ## Build the documentation as a site, offline, warnings as errors: b
 docs-serve: setup ## Build it and serve it on 127.0.0.1: PORT=8000
 	$(SITE) --serve $(or $(PORT),8000)
 
-lint: setup ## Check style, types and what may import what
+lint: setup ## Check style, types, what may import what, and the words of docs and help
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
+	PYTHONPATH=tests $(PYTHON) -m prose
 
 clean: ## Remove the environment, caches and generated results (results/reference stays)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
