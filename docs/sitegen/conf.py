@@ -23,6 +23,7 @@ smartquotes = False
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
+toc_object_entries = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -31,7 +31,7 @@ JOB = {
 MIN_STRATEGIES = 3
 COLUMNS = (
     *(Column("workload", filtered=True), Column("model", filtered=True), Column("cluster", filtered=True)),
-    *(Column("degrees", filtered=True), Column("batch"), Column("strategy", filtered=True)),
+    *(Column("degrees", filtered=True), Column("batch / microbatch"), Column("strategy", filtered=True)),
     *(Column("seconds per iteration", numbers=True), Column("speedup over Megatron", numbers=True)),
     *(Column("idle", numbers=True), Column("memory, GiB", numbers=True), Column("seeds", numbers=True)),
 )
@@ -136,7 +136,7 @@ def _degrees(job: Mapping[str, Any]) -> str:
 
 def _batch(job: Mapping[str, Any]) -> str:
     size = job["microbatch_size"]
-    return f"{job['global_batch']} in {'any' if pd.isna(size) else size}s"
+    return f"{job['global_batch']} / {'any' if pd.isna(size) else size}"
 
 
 def _is_plain(row: Mapping[Any, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from urllib.parse import quote
 
 from entrain_bench.answers.strategy_facts import StrategyFacts
 from sitegen.diagram import BASELINE, WORDS, Schedule, alternative, command_of, svg
@@ -40,7 +41,7 @@ def strategy_page(
         "paper": papers_text,
         "authors' code": strategy.code or NONE_PUBLIC,
         "runs today": "; ".join([HERE, *strategy.runs_in] if strategy.runs_in else [HERE, NOWHERE]),
-        "claims": ", ".join(f"[{paper}](../claims.md)" for paper in papers),
+        "claims": ", ".join(f'<a href="../claims.html?paper={quote(paper)}">{paper}</a>' for paper in papers),
     }
     parts = [f"# {strategy.label}", strategy.summary, facts(table)]
     parts += ["## Its schedule", *_diagram(strategy, schedules)]
