@@ -18,7 +18,7 @@ from sitegen.check import problems
 from sitegen.claims import first_number, verdict
 from sitegen.diagram import Schedule, alternative, svg
 from sitegen.links import Site
-from sitegen.pages import STRATEGY_INDEX, Section, complete, halves
+from sitegen.pages import ELSEWHERE, STRATEGY_INDEX, Section, complete, halves, navigation
 from sitegen.results import result_rows
 from sitegen.tables import Cell, Column, Row, html_table
 
@@ -171,6 +171,12 @@ def test_pages_that_no_section_names_stand_in_the_last_one() -> None:
     assert [[*section.pages] for section in found] == [["docs/strategies/e.md"], ["docs/x.md"], ["docs/new.md"]]
     with pytest.raises(UserError, match=r"docs/none.md: must be a page of the site"):
         complete([Section("A", "a.md", "", {"docs/none.md": ""})], places)
+
+
+def test_the_navigation_names_pages_that_are_there() -> None:
+    pages = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")]
+    sections, places = navigation(ROOT, [*pages, *ELSEWHERE], strategy_facts())
+    assert {places[page] for section in sections for page in section.pages} >= {"recommend.md", "strategies/braid.md"}
 
 
 def test_the_readme_is_cut_after_its_first_section() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sphinx.cmd.build import build_main
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results
 from sitegen.check import problems
 from sitegen.pages import assemble
@@ -51,7 +52,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="sitegen", description=__doc__)
     parser.add_argument("--serve", type=int, metavar="PORT", nargs="?", const=PORT, help="then serve it on 127.0.0.1")
     arguments = parser.parse_args()
-    failed = build(ROOT, BUILD)
+    try:
+        failed = build(ROOT, BUILD)
+    except UserError as error:
+        print(f"sitegen: {error}", file=sys.stderr)
+        return 2
     if arguments.serve is not None and not failed:
         serve(BUILD / "html", arguments.serve)
     return failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,10 +78,9 @@ def assemble(root: Path, results: Results, target: Path) -> list[Page]:
     """
     strategies = strategy_facts()
     committed = {path: (root / path).read_text() for path in (*_markdown_files(root), *ELSEWHERE)}
-    sections = [Section(**entry) for entry in yaml.safe_load((root / NAVIGATION).read_text())]
-    places = _places(committed, strategies) | {section.place: section.place for section in sections}
+    sections, places = navigation(root, committed, strategies)
     pages = {page.source: page for page in _pages(root, results, committed, strategies, places)}
-    pages |= {page.source: page for page in _with_sections(complete(sections, places), pages, strategies)}
+    pages |= {page.source: page for page in _with_sections(sections, pages, strategies)}
     shutil.rmtree(target, ignore_errors=True)
     site, files, broken = Site(root, places), set[str](), list[str]()
     for page in pages.values():
@@ -95,6 +94,19 @@ def assemble(root: Path, results: Results, target: Path) -> list[Page]:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / file, copy)
     return [*pages.values()]
+
+
+def navigation(
+    root: Path, committed: Collection[str], strategies: Sequence[StrategyFacts]
+) -> tuple[list[Section], dict[str, str]]:
+    """Return the sections with all pages, and the place on the site of every page by its path in the repository.
+
+    Raises:
+        UserError: for a page of the navigation that does not exist.
+    """
+    sections = [Section(**entry) for entry in yaml.safe_load((root / NAVIGATION).read_text())]
+    places = _places(committed, strategies) | {section.place: section.place for section in sections}
+    return complete(sections, places), places
 
 
 def complete(sections: Sequence[Section], places: Mapping[str, str]) -> list[Section]:
@@ -124,7 +136,7 @@ def _markdown_files(root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in sorted((root / DOCS).rglob("*.md"))]
 
 
-def _places(committed: Mapping[str, str], strategies: Sequence[StrategyFacts]) -> dict[str, str]:
+def _places(committed: Collection[str], strategies: Sequence[StrategyFacts]) -> dict[str, str]:
     """Place on the site of every page, by its path in the repository."""
     places = {path: ELSEWHERE.get(path, path.removeprefix(f"{DOCS}/")) for path in committed}
     # In display order.
