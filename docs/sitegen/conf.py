@@ -48,4 +48,5 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"index": []}

@@ -44,9 +44,17 @@ function sort(table, head) {
 }
 
 async function copy(button) {
-  const text = button.parentElement.querySelector("pre").textContent;
-  await navigator.clipboard.writeText(text);
-  button.textContent = "copied";
+  const shown = button.parentElement.querySelector("details");
+  const block = shown.querySelector("pre");
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(block.textContent);
+    button.textContent = "copied";
+  } else {
+    // Pages that are opened as files may not write to it.
+    shown.open = true;
+    getSelection().selectAllChildren(block);
+    button.textContent = "press Ctrl+C";
+  }
   setTimeout(() => { button.textContent = "copy"; }, 1500);
 }
 
