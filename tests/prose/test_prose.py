@@ -50,11 +50,21 @@ def test_numbers_may_only_fall() -> None:
     known = {"a.md": 3, prose.HAND_WRITTEN: 100}
     assert prose.grown({"a.md": 3, "b.md": 1, prose.HAND_WRITTEN: prose.LIMIT}, known) == {"b.md": 0}
     assert prose.grown({"a.md": 4, prose.HAND_WRITTEN: prose.LIMIT + 1}, known) == known
+    # Until they are within the limit, they are shown only.
+    assert prose.grown({prose.HAND_WRITTEN: prose.LIMIT + 2}, {prose.HAND_WRITTEN: prose.LIMIT + 1}) == {}
 
 
-def test_generated_words_are_not_counted() -> None:
-    page = "One two.\n\n<!-- table: x -->\nthree four\n<!-- end -->\n\nFive.\n"
-    assert prose.hand_written({"docs/x.md": page, "docs/claims/x.md": page, "README.md": page}) == 3
+def test_generated_words_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "One two.\n\n<!-- table: x -->\nanew anew\n<!-- end -->\n\nAll alike.\n"
+    for name in ("docs/x.md", "docs/claims/x.md", "README.md", "experiments/claim/x.yaml", *prose.COMMENTS):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(page if name.endswith(".md") else "why: [It is anew., seed=range(2) a]  # so\n")
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    texts = prose.read()
+    assert [*texts][:3] == ["README.md", "docs/x.md", "experiments/claim/x.yaml"]
+    assert [hit.line for hit in hits(texts["docs/x.md"])] == [7]
+    assert texts["experiments/claim/x.yaml"] == "It is anew."
+    assert prose.hand_written(texts) == 4
 
 
 def test_help_is_checked_without_names() -> None:
