@@ -1,7 +1,9 @@
 """Sphinx's configuration of the site; ``sitegen`` passes the folder of assembled pages."""
 
+import re
 from importlib.metadata import version as _version
 from pathlib import Path
+from typing import Any
 
 project = "entrain-bench"
 version = release = _version("entrain-bench")
@@ -50,3 +52,14 @@ html_theme_options = {
 }
 html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"index": []}
+
+
+def setup(app: Any) -> None:
+    """Join names that share a line of a docstring (``tp, cp: degrees.``): napoleon would take the first for a type."""
+    shared = re.compile(r"^(\s+\w+(?:, \w+)+): ")
+
+    def join(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
+        lines[:] = [shared.sub(lambda found: found[0].replace(", ", ","), line, count=1) for line in lines]
+
+    # Before napoleon, whose priority is the default 500.
+    app.connect("autodoc-process-docstring", join, priority=400)

@@ -13,8 +13,8 @@ from sitegen.tables import Row, facts, markdown, raw
 NONE_PUBLIC = "no code of the authors is public"
 NOWHERE = "in no other framework that we know"
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
-# Of a row of results: workload, model, cluster, degrees; seconds, speedup, idle, memory; rows of most seeds are shown.
-CASE, SHOWN = (0, 1, 2, 3), (6, 7, 8, 9)
+# Of a row of results: workload, model, cluster, degrees; seconds, speedup, idle; rows of most seeds are shown.
+CASE, SHOWN = (0, 1, 2, 3), (6, 7, 8)
 SEEDS, MAX_ROWS = 10, 12
 # How far the common time scale of the diagrams goes beyond the baseline.
 ROOM = 1.15
@@ -86,26 +86,15 @@ def _diagram(strategy: StrategyFacts, schedules: Mapping[str, Schedule]) -> list
 
 
 def _results(rows: Iterable[Row]) -> str:
+    """The rows of most seeds as a table; empty if there are none."""
     firm = sorted(rows, key=lambda row: -int(row.cells[SEEDS].text))[:MAX_ROWS]
-    lines = [
-        [row.cells[place].text for place in (*CASE, *SHOWN)]
-        for row in sorted(firm, key=lambda row: [row.cells[place].text for place in CASE])
-    ]
-    heading = [
-        "workload",
-        "model",
-        "cluster",
-        "degrees",
-        "seconds per iteration",
-        "speedup over Megatron",
-        "idle",
-        "GiB",
-    ]
-    return (
-        markdown(heading, lines) + "\nCommands and other strategies: [all results](../../results_table.md)."
-        if lines
-        else ""
-    )
+    lines = []
+    for row in sorted(firm, key=lambda row: [row.cells[place].text for place in CASE]):
+        workload, model, cluster, degrees = (row.cells[place].text for place in CASE)
+        lines.append([workload, model, f"{cluster}, {degrees}", *(row.cells[place].text for place in SHOWN)])
+    heading = ["workload", "model", "cluster, degrees", "seconds per iteration", "speedup over Megatron", "idle"]
+    more = "Commands and other strategies: [all results](../../results_table.md)."
+    return f"{markdown(heading, lines)}\n{more}" if lines else ""
 
 
 def _without_title(text: str) -> str:
