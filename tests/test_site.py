@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
+from urllib.request import urlopen
 
 import pandas as pd
 import pytest
@@ -15,12 +17,12 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
 from entrain_bench.config.tree import choices
 from entrain_bench.records.leaves import parameters_text
-from sitegen.__main__ import build
+from sitegen.__main__ import build, server_of
 from sitegen.check import problems
 from sitegen.claims import first_number, verdict
 from sitegen.diagram import Schedule, alternative, svg
 from sitegen.links import Site
-from sitegen.pages import ELSEWHERE, STRATEGY_INDEX, Section, complete, halves, navigation
+from sitegen.pages import STRATEGY_INDEX, Section, broken_links, committed_pages, complete, halves, navigation
 from sitegen.results import result_rows
 from sitegen.tables import Cell, Column, Row, html_table
 from support.browser import chromium, headless
@@ -179,9 +181,13 @@ def test_pages_that_no_section_names_stand_in_the_last_one() -> None:
 
 
 def test_the_navigation_names_pages_that_are_there() -> None:
-    pages = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")]
-    sections, places = navigation(ROOT, [*pages, *ELSEWHERE], strategy_facts())
+    sections, places = navigation(ROOT, committed_pages(ROOT), strategy_facts())
     assert {places[page] for section in sections for page in section.pages} >= {"recommend.md", "strategies/braid.md"}
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    pages = committed_pages(ROOT)
+    assert broken_links(ROOT, pages, navigation(ROOT, pages, strategy_facts())[1]) == []
 
 
 def test_the_readme_is_cut_after_its_first_section() -> None:
@@ -202,6 +208,15 @@ def test_broken_links_and_what_is_loaded_are_found(tmp_path: Path) -> None:
         "b.html: c.html: no such file",
         "b.html: loads https://cdn.org/x.js",
     ]
+
+
+def test_the_site_is_served_on_this_machine_only(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("here")
+    with server_of(tmp_path, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        Thread(target=server.handle_request).start()
+        with urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=10) as answer:
+            assert answer.read() == b"here"
 
 
 @pytest.fixture(scope="module")

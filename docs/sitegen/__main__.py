@@ -38,13 +38,18 @@ def build(root: Path, folder: Path) -> int:
 
 
 def serve(html: Path, port: int) -> None:
-    """Serve a folder on this machine only, until interrupted."""
-    with ThreadingHTTPServer(("127.0.0.1", port), partial(SimpleHTTPRequestHandler, directory=str(html))) as server:
+    """Serve a folder until interrupted."""
+    with server_of(html, port) as server:
         print(f"http://127.0.0.1:{server.server_port}/ (Ctrl+C ends it)")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
+
+
+def server_of(html: Path, port: int) -> ThreadingHTTPServer:
+    """A server of a folder that only this machine reaches; port 0 is a free one."""
+    return ThreadingHTTPServer(("127.0.0.1", port), partial(SimpleHTTPRequestHandler, directory=str(html)))
 
 
 def main() -> int:

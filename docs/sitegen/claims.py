@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entrain_bench.answers.documents.claim import Claim
 from entrain_bench.answers.documents.claim_pages import VERDICTS, claim_commands, plain_value
-from entrain_bench.answers.documents.claims import TABLE, load_claims, read_rows
+from entrain_bench.answers.documents.claims import NOT_MEASURED, TABLE, load_claims, read_rows
 from sitegen.tables import Cell, Column, Row, html_table, markdown
 
 COLUMNS = (
@@ -77,9 +77,9 @@ def _row(claim: Claim, row: Mapping[str, str]) -> Row:
         Cell(f"{row['claim']} ({row['where']})", link=f"claims/{claim.file}.html#{anchor(claim)}"),
         Cell(row["paper_value"], value=first_number(row["paper_value"])),
         Cell(plain_value(row), value=first_number(row["published_value"])),
-        Cell(row["published_verdict"], value=published, strong=published == VERDICTS[0]),
+        Cell(_shown(row["published_verdict"]), value=published, strong=published == VERDICTS[0]),
         Cell(row["fair_value"], value=first_number(row["fair_value"])),
-        Cell(row["fair_verdict"], value=fair),
+        Cell(_shown(row["fair_verdict"]), value=fair),
     )
     return Row(claim.name, cells, [command for label, command in claim_commands(claim) if label in SETTINGS])
 
@@ -87,6 +87,11 @@ def _row(claim: Claim, row: Mapping[str, str]) -> Row:
 def anchor(claim: Claim) -> str:
     """The heading of a claim, or of its matrix, on its paper's page, as docutils spells it."""
     return (claim.group or claim.name).replace("_", "-").lower()
+
+
+def _shown(text: str) -> str:
+    """A verdict with what other choices gave; of a claim without runs no reason."""
+    return NOT_MEASURED if verdict(text) == NOT_MEASURED else text
 
 
 def verdict(text: str) -> str:

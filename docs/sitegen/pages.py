@@ -76,24 +76,39 @@ def assemble(root: Path, results: Results, target: Path) -> list[Page]:
     Raises:
         UserError: for a page of the navigation that does not exist, and naming all links that lead to nothing.
     """
-    strategies = strategy_facts()
-    committed = {path: (root / path).read_text() for path in (*_markdown_files(root), *ELSEWHERE)}
+    strategies, committed = strategy_facts(), committed_pages(root)
     sections, places = navigation(root, committed, strategies)
+    # Simulating takes a minute the first time.
+    if broken := broken_links(root, committed, places):
+        raise UserError("; ".join(broken))
     pages = {page.source: page for page in _pages(root, results, committed, strategies, places)}
     pages |= {page.source: page for page in _with_sections(sections, pages, strategies)}
     shutil.rmtree(target, ignore_errors=True)
-    site, files, broken = Site(root, places), set[str](), list[str]()
+    site, files, wrong = Site(root, places), set[str](), list[str]()
     for page in pages.values():
         path = target / page.place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(site.rewritten(page.text, page.source, page.place, files.add, broken.append))
-    if broken:
-        raise UserError("; ".join(broken))
+        path.write_text(site.rewritten(page.text, page.source, page.place, files.add, wrong.append))
+    assert not wrong, wrong
     for file in sorted(files):
         copy = target / FILES / file
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / file, copy)
     return [*pages.values()]
+
+
+def committed_pages(root: Path) -> dict[str, str]:
+    """The text of every page of the repository, by its path."""
+    pages = (path.relative_to(root).as_posix() for path in sorted((root / DOCS).rglob("*.md")))
+    return {path: (root / path).read_text() for path in (*pages, *ELSEWHERE)}
+
+
+def broken_links(root: Path, committed: Mapping[str, str], places: Mapping[str, str]) -> list[str]:
+    """Return a line for every link of these pages that leads to no page and no file."""
+    site, broken = Site(root, places), list[str]()
+    for source, text in committed.items():
+        site.rewritten(text, source, places[source], lambda _: None, broken.append)
+    return broken
 
 
 def navigation(
@@ -130,10 +145,6 @@ def halves(readme: str) -> tuple[str, str]:
     """The README up to the end of its first section, and the rest."""
     head, *sections = readme.split("\n## ")
     return "\n## ".join([head, *sections[:1]]), "\n".join(f"## {section}" for section in sections[1:])
-
-
-def _markdown_files(root: Path) -> list[str]:
-    return [path.relative_to(root).as_posix() for path in sorted((root / DOCS).rglob("*.md"))]
 
 
 def _places(committed: Collection[str], strategies: Sequence[StrategyFacts]) -> dict[str, str]:
