@@ -10,7 +10,7 @@ from entrain_bench.answers.strategy_facts import StrategyFacts
 from sitegen.diagram import BASELINE, WORDS, Schedule, alternative, command_of, svg
 from sitegen.tables import Row, facts, markdown, raw
 
-NONE_PUBLIC = "no code of the authors is public"
+NONE_PUBLIC = "we found none that is public"
 NOWHERE = "in no other framework that we know"
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
 # Of a row of results: workload, model, cluster, degrees; seconds, speedup, idle; rows of most seeds are shown.

@@ -28,7 +28,7 @@ class StrategyFacts:
         summary: first sentence of its YAML.
         order: place in figures.
         paper: arXiv numbers.
-        code: where its authors' code is; empty if none is public.
+        code: where its authors' code is; empty if we found none.
         balances: whose work it makes equal.
         needs: what it asks of a job or a framework.
         runs_in: frameworks other than this suite that run it, with their limits; empty for none.
