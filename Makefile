@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow mutants fuzz tamper screenshots bench ui lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow mutants fuzz tamper screenshots bench ui docs docs-serve lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -23,10 +23,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@echo 'installing into .venv (about 5 GB; a minute or two)'
 	@if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python 3.12 .venv; \
-	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[data,dev,joblib]'; \
+	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[data,dev,docs,joblib]'; \
 	elif [ -n "$(BASE_PYTHON)" ]; then \
 	  $(BASE_PYTHON) -m venv .venv; \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev,joblib]'; \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev,docs,joblib]'; \
 	else \
 	  echo "setup: needs uv or a Python >= 3.12 on PATH" >&2; exit 1; \
 	fi
@@ -97,12 +97,21 @@ bench: setup ## Benchmark the suite itself (up to five minutes); write results/b
 ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui
 
-lint: setup ## Check style, types, import contracts and the words of the documentation
+# Its own parts import as a package of docs/.
+SITE = PYTHONPATH=docs $(PYTHON) -m sitegen
+
+docs: setup ## Build the documentation as a site, offline, warnings as errors: build/docs/html/index.html
+	$(SITE)
+
+docs-serve: setup ## Build it and serve it on 127.0.0.1: PORT=8000
+	$(SITE) --serve $(or $(PORT),8000)
+
+lint: setup ## Check style, types, import contracts and the words of docs and help
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
-	PYTHONPATH=tests $(PYTHON) -m words
+	PYTHONPATH=tests $(PYTHON) -m prose
 
 clean: ## Remove the environment, caches and generated results (keeps results/reference)
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -98,26 +98,33 @@ def time_text(record: Record) -> str:
 
 
 @contextmanager
+def headless(browser: str, driver: str) -> Iterator[webdriver.Chrome]:
+    """A headless browser of these programs, closed at the end."""
+    options = Options()
+    options.binary_location = browser
+    # The sandbox needs what containers do not give.
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={WIDTH},{HEIGHT}"):
+        options.add_argument(flag)
+    found = webdriver.Chrome(options, Service(driver))
+    try:
+        found.set_page_load_timeout(PAGE_S)
+        yield found
+    finally:
+        found.quit()
+
+
+@contextmanager
 def opened(results: Results) -> Iterator[Pages]:
     """The pages of a results folder, served and in a browser."""
     programs, port = chromium(), free_port()
     if programs is None:
         raise RuntimeError("chromium and chromedriver must be on PATH")
     command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={results.root}", f"port={port}"]
-    options = Options()
-    options.binary_location = programs[0]
-    # The sandbox needs what containers do not give.
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={WIDTH},{HEIGHT}"):
-        options.add_argument(flag)
     with serving(command, port) as server:
         assert server.stdout is not None
         link = next(line.split()[1] for line in server.stdout if line.strip().startswith("runs:"))
-        driver = webdriver.Chrome(options, Service(programs[1]))
-        try:
-            driver.set_page_load_timeout(PAGE_S)
+        with headless(*programs) as driver:
             driver.get(f"http://127.0.0.1:{port}")
             for name, value in CLOSED.items():
                 driver.execute_script("localStorage.setItem(arguments[0], arguments[1])", name, value)
             yield Pages(driver, f"http://127.0.0.1:{port}", link)
-        finally:
-            driver.quit()

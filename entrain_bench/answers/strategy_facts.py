@@ -1,0 +1,94 @@
+"""What a reader wants to know of a strategy before trying it: ``experiments/strategies.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from entrain_bench.answers.labels import FAMILIES, spell
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.config.comments import first_sentence
+from entrain_bench.config.tree import choices, config_tree
+
+FILE = "strategies.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFacts:
+    """One strategy in words.
+
+    Attributes:
+        name: as in ``strategy=name``.
+        label: what figures call it.
+        family: heading of its family.
+        summary: first sentence of its YAML.
+        order: place in figures.
+        paper: arXiv numbers.
+        code: where its authors' code is; empty if we found none.
+        balances: whose work it makes equal.
+        needs: what it asks of a job or a framework.
+        runs_in: frameworks other than this suite that run it, with their limits; empty for none.
+        page: its page in ``docs/strategies``, with an anchor if the page has several strategies.
+    """
+
+    name: str
+    label: str
+    family: str
+    summary: str
+    order: float
+    paper: tuple[str, ...] = ()
+    code: str = ""
+    balances: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    runs_in: tuple[str, ...] = ()
+    page: str = ""
+
+
+# What the file states; the rest is in the strategy's YAML.
+LISTS, TEXTS = ("paper", "balances", "needs", "runs_in"), ("code", "page")
+
+
+def strategy_facts() -> list[StrategyFacts]:
+    """Return the facts on every strategy of the suite, in display order.
+
+    Raises:
+        UserError: for an entry without a strategy, a strategy without an entry, and an unknown or malformed key.
+    """
+    stated = yaml.safe_load((config_tree() / FILE).read_text())
+    names = choices("strategy")
+    for name in stated:
+        if name not in names:
+            raise unknown_choice(FILE, name, names)
+    for name in names:
+        if name not in stated:
+            raise UserError(f"{FILE}: must have an entry {name}, as every strategy")
+    return sorted((_facts(name, stated[name]) for name in names), key=lambda each: (each.order, each.name))
+
+
+def _facts(name: str, entry: Mapping[str, Any]) -> StrategyFacts:
+    for key, value in entry.items():
+        where = f"{FILE}: {name}.{key}"
+        if key not in (*LISTS, *TEXTS):
+            raise unknown_choice(f"{FILE}: {name}", key, [*LISTS, *TEXTS])
+        if key in TEXTS:
+            require(isinstance(value, str), where, value, "a text")
+        else:
+            listed = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            require(listed, where, value, "a list of texts")
+    path = Path(config_tree()) / "strategy" / f"{name}.yaml"
+    own = yaml.safe_load(path.read_text())
+    lists = {key: tuple(entry.get(key, ())) for key in LISTS}
+    return StrategyFacts(
+        name,
+        label=str(own.get("label") or spell(name)),
+        family=FAMILIES[str(own.get("family") or "")],
+        summary=first_sentence(path),
+        order=float(own.get("display_order", "inf")),
+        code=entry.get("code", ""),
+        page=entry.get("page", f"{name}.md"),
+        **lists,
+    )
