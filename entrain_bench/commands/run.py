@@ -20,8 +20,9 @@ from entrain_bench.base.errors import UnwritableError, UserError, require
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, one_line_errors
-from entrain_bench.config.compose import Composer, Sweep, check_overrides
+from entrain_bench.config.compose import Composer, Sweep
 from entrain_bench.config.grammar import CFG, CONFIG_DIR, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
+from entrain_bench.config.overrides import check_overrides
 from entrain_bench.config.schema import GROUP_KEYS, RunConfig, plain_values, register_schema
 from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE

@@ -1,0 +1,149 @@
+"""Models and clusters that no YAML states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer, compose
+from entrain_bench.config.given import resized
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.model import ModelSpec
+from support.specs import load
+
+CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | {
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+
+
+def sizes(name: str) -> tuple[int, int, list[int]]:
+    cluster = ClusterSpec.from_config(compose(f"cluster={name}").cluster)
+    return cluster.num_nodes, cluster.gpus_per_node, [tier.num_ranks for tier in cluster.tiers]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("16xh100", (2, 8, [8, 16])),
+        ("h100x16", (2, 8, [8, 16])),
+        ("8xa100-80g", (1, 8, [8, 8])),
+        ("8xh100-sxm-80gb", (1, 8, [8, 8])),
+        ("4xh100", (1, 4, [4, 4])),
+        ("1xh200", (1, 1, [1])),
+        ("8xa40", (2, 4, [2, 4, 8])),
+        ("2xa40", (1, 2, [2, 2])),
+        ("3xa40", (1, 3, [2, 3, 3])),
+    ],
+)
+def test_counted_clusters(name: str, expected: tuple[int, int, list[int]]) -> None:
+    assert sizes(name) == expected
+
+
+def test_a_counted_cluster_is_the_choice_of_that_size() -> None:
+    assert compose("cluster=64xh100").cluster == load("cluster", "h100x64")
+    assert compose("cluster=h100x8").cluster == compose("cluster=8xh100").cluster == load("cluster", "h100x8")
+    two, eight = compose("cluster=16xh100").cluster, compose("cluster=h100x64").cluster
+    assert two == {**eight, "name": "h100x16", "num_nodes": 2}
+
+
+def test_a_counted_cluster_can_be_changed() -> None:
+    changed = compose("cluster=16xh100", "cluster.device.memory_efficiency=0.5").cluster
+    assert changed["device"]["memory_efficiency"] == 0.5
+    assert changed["num_nodes"] == 2
+    assert compose("cluster=16xh100", "cluster.num_nodes=3").cluster["num_nodes"] == 3
+    with pytest.raises(UserError, match=r"cluster\.device\.colour=red: cluster=h100x16 has no such key"):
+        compose("cluster=16xh100", "cluster.device.colour=red")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("12xh100", "cluster=12xh100: must be from 1 to 8 GPUs, or a multiple of 8"),
+        ("0xh100", "cluster=0xh100: must be"),
+        ("8xa100-40g", "cluster=8xa100-40g: 40g is not known of a100"),
+        ("8xh100-pcie", "cluster=8xh100-pcie: pcie is not known of h100"),
+        ("8xb200", "cluster=8xb200: unknown; choices:"),
+        ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
+    ],
+)
+def test_clusters_that_are_not_known(name: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        ClusterSpec.from_config(compose(f"cluster={name}").cluster)
+
+
+def test_clusters_of_the_users_own_device(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    own = "defaults:\n  - node: hopper\n  - device: h200\n  - _self_\nname: z1x8\nnum_nodes: 1\n"
+    (tmp_path / "cluster" / "z1x8.yaml").write_text(own)
+    cluster = Composer(str(tmp_path)).run(["cluster=24xz1"]).cluster
+    assert (cluster["name"], cluster["num_nodes"]) == ("z1x24", 3)
+
+
+@pytest.mark.parametrize("device", ["a100", "a40", "h100", "h20", "h200", "h800"])
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 32])
+def test_every_device_can_be_counted(device: str, count: int) -> None:
+    cluster = ClusterSpec.from_config(resized(load("cluster", f"{device}x8"), count))
+    assert cluster.num_ranks == count
+    assert cluster.name == f"{device}x{count}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def llm(config: Any) -> Any:
+    return ModelSpec.from_config(config.model).llm.config
+
+
+def test_a_model_that_no_yaml_states(folder: Path) -> None:
+    config = compose(f"model={folder}", "cluster=8xh100", "seed=3")
+    assert config.model["name"] == str(folder)
+    assert config.seed == 3
+    assert llm(config).hidden_size == 64
+    changed = compose(f"model=hf:{folder}", "model.modules.llm.num_layers=5")
+    assert llm(changed).num_layers == 5
+    assert changed.model["name"] == f"hf:{folder}"
+
+
+def test_a_changed_file_is_read_again(folder: Path) -> None:
+    composer = Composer()
+    cells = composer.sweep([f"model={folder}", "seed=0,1"]).cells
+    assert [llm(composer.run(cell)).num_layers for cell in cells] == [2, 2]
+    composer.save()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 7}))
+    again = Composer()
+    again.sweep([f"model={folder}", "seed=0,1"])
+    assert llm(again.run(cells[0])).num_layers == 7
+
+
+def test_models_of_both_kinds_in_a_sweep(folder: Path) -> None:
+    composer = Composer()
+    cells = composer.sweep([f"model={folder},llama3_8b"]).cells
+    assert [llm(composer.run(cell)).num_layers for cell in cells] == [2, 32]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.modules.llm.depth=3", r"model\.modules\.llm\.depth=3: model=.* has no such key"),
+        ("model/tokens=llavaov", "model/tokens=llavaov: is not supported with model="),
+        ("+model.label=x", r"\+model\.label=x: is not supported with model="),
+        ("model.modules={}", "is not supported with model="),
+        ("harness=train", "is simulated only"),
+    ],
+)
+def test_what_cannot_be_combined_with_a_given_model(override: str, line: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=line):
+        compose(f"model={folder}", override)
+
+
+def test_yaml_files_are_still_to_be_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must be a name; use --config-dir"):
+        compose(f"model={tmp_path}/mine.yaml")
