@@ -61,7 +61,12 @@ class Keys:
 
 
 VERB = Verb(
-    Keys, RUN_KEYS, examples=["workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b cluster=h100x64"]
+    Keys,
+    RUN_KEYS,
+    examples=[
+        "model=hf:Qwen/Qwen2.5-VL-7B-Instruct data=mine.parquet cluster=8xh100",
+        "model=qwen25vl_llama3_3b workload=chartqa cluster=h100x64",
+    ],
 )
 
 

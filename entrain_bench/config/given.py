@@ -1,4 +1,4 @@
-"""Choices that no YAML states: ``model=hf:ORG/NAME`` or a path of a configuration, and ``cluster=16xh100``."""
+"""Choices that no YAML states: ``model=hf:ORG/NAME`` or a path, ``cluster=16xh100``, and ``data=FILE``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from entrain_bench.config.overrides import is_inside, parse
 from entrain_bench.config.schema import RunConfig
 
 MODEL, CLUSTER = "model", "cluster"
+# The workload of a shape trace, in one word.
+DATA, TRACE = "data", "trace"
 # 16xh100 or 8xa100-80g, and the same as the choices of a cluster are called: h100x16.
 COUNTED = re.compile(r"(\d+)x([a-z]+\d+)((?:-\w+)*)")
 NAMED = re.compile(r"([a-z]+\d+)((?:-\w+)*)x(\d+)")
@@ -41,6 +43,11 @@ class Given:
     model: Mapping[str, Any] | None
     num_gpus: int | None
     changes: tuple[Override, ...]
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether every group is a choice of the configuration."""
+        return self.model is None and self.num_gpus is None
 
     @property
     def reads_files(self) -> bool:
@@ -112,6 +119,27 @@ def given_of(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[tuple[s
         else:
             rest.append(text)
     return tuple(rest), Given(model, num_gpus, tuple(changes))
+
+
+def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides with ``workload=trace workload.path=FILE`` in the place of ``data=FILE``.
+
+    Raises:
+        UserError: for a workload besides, and for a file that is no shape trace by its name.
+    """
+    found: list[str] = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key != DATA:
+            found.append(text)
+            continue
+        if other := next((one for one in overrides if one.startswith(("workload=", "workload.path="))), None):
+            raise UserError(f"{text}: stands for workload=trace workload.path={value}; leave {other} out")
+        if not all(name.strip("'\"[] ").endswith(".parquet") for name in value.split(",")):
+            scan = "entrain-bench trace source=NAME source.path=FILE output=mine.parquet"
+            raise UserError(f"{text}: must be a shape trace, a Parquet file; `{scan}` makes one of a dataset")
+        found += [f"workload={TRACE}", f"workload.path={value}"]
+    return tuple(found)
 
 
 def resized(cluster: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:

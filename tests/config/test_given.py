@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer, compose
-from entrain_bench.config.given import resized
+from entrain_bench.config.given import resized, with_data
+from entrain_bench.config.given_plan import check_model
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
 from support.specs import load
@@ -147,3 +149,53 @@ def test_what_cannot_be_combined_with_a_given_model(override: str, line: str, fo
 def test_yaml_files_are_still_to_be_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must be a name; use --config-dir"):
         compose(f"model={tmp_path}/mine.yaml")
+
+
+def test_data_stands_for_a_trace() -> None:
+    assert with_data(["data=./my data.parquet", "seed=1"]) == (
+        "workload=trace",
+        "workload.path=./my data.parquet",
+        "seed=1",
+    )
+    assert with_data(["data=a.parquet,b.parquet"])[1] == "workload.path=a.parquet,b.parquet"
+    assert with_data(["workload=chartqa"]) == ("workload=chartqa",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["data=x.jsonl"], r"data=x\.jsonl: must be a shape trace.*entrain-bench trace source=NAME"),
+        (["data=x.parquet,y.tar"], "must be a shape trace"),
+        (["data=x.parquet", "workload=chartqa"], "stands for workload=trace .*; leave workload=chartqa out"),
+        (["workload.path=y.parquet", "data=x.parquet"], "leave workload.path=y.parquet out"),
+    ],
+)
+def test_data_that_is_no_trace(overrides: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        with_data(overrides)
+
+
+def test_a_command_takes_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["data=nowhere.parquet"]) == 2
+    assert "workload.path=nowhere.parquet: does not exist" in capsys.readouterr().err
+
+
+def test_hydra_shows_choices_that_are_files_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in (f"model={folder}", "cluster=16xh100"):
+        assert run_command(["--cfg", "job", text]) == 2
+        assert "--cfg=job: must be left out with a model or cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "model", ["hf:Qwen/Qwen3-VL-8B", "hf:Qwen/Qwen3-VL-8B@v1", "/models/a_b-c.d/config.json", "./x"]
+)
+def test_plans_name_given_models(model: str) -> None:
+    check_model(model)
+
+
+@pytest.mark.parametrize(
+    "model", ["hf:a/b,c/d", "hf:a/b seed=1", "hf:${oc.env:HOME}", "glob(*)", "hf:[a/b]", "http://x/y"]
+)
+def test_plans_name_nothing_else(model: str) -> None:
+    with pytest.raises(UserError, match=r"job\.model"):
+        check_model(model)
