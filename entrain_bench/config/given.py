@@ -32,7 +32,7 @@ SIMULATED = "entrain_bench.simulate.Simulator"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What takes the place of groups that Hydra composes.
+    """Models and clusters that replace what Hydra composes.
 
     Attributes:
         model: a published model; None for a choice of the configuration.
@@ -55,7 +55,7 @@ class Given:
         return self.model is not None
 
     def put_into(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a run with what is given in the place of its groups.
+        """Replace groups of a run by the given model and cluster, and apply their changes.
 
         Raises:
             UserError: for a number of GPUs that makes no whole nodes, and for changes of keys that are not there.
@@ -85,7 +85,7 @@ class Given:
 
 
 def given_of(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[tuple[str, ...], Given]:
-    """What overrides give that no YAML states, and the rest of them.
+    """Split overrides into those that YAML files answer, and models and clusters that they do not.
 
     Args:
         overrides: of one run.
@@ -122,10 +122,10 @@ def given_of(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[tuple[s
 
 
 def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides with ``workload=trace workload.path=FILE`` in the place of ``data=FILE``.
+    """Replace ``data=FILE`` by ``workload=trace workload.path=FILE``.
 
     Raises:
-        UserError: for a workload besides, and for a file that is no shape trace by its name.
+        UserError: for a second workload, and for a file whose name does not end with .parquet.
     """
     found: list[str] = []
     for text in overrides:
@@ -134,7 +134,7 @@ def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
             found.append(text)
             continue
         if other := next((one for one in overrides if one.startswith(("workload=", "workload.path="))), None):
-            raise UserError(f"{text}: stands for workload=trace workload.path={value}; leave {other} out")
+            raise UserError(f"{text}: sets workload=trace workload.path={value}; leave {other} out")
         if not all(name.strip("'\"[] ").endswith(".parquet") for name in value.split(",")):
             scan = "entrain-bench trace source=NAME source.path=FILE output=mine.parquet"
             raise UserError(f"{text}: must be a shape trace, a Parquet file; `{scan}` makes one of a dataset")

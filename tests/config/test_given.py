@@ -166,7 +166,7 @@ def test_data_stands_for_a_trace() -> None:
     [
         (["data=x.jsonl"], r"data=x\.jsonl: must be a shape trace.*entrain-bench trace source=NAME"),
         (["data=x.parquet,y.tar"], "must be a shape trace"),
-        (["data=x.parquet", "workload=chartqa"], "stands for workload=trace .*; leave workload=chartqa out"),
+        (["data=x.parquet", "workload=chartqa"], "sets workload=trace .*; leave workload=chartqa out"),
         (["workload.path=y.parquet", "data=x.parquet"], "leave workload.path=y.parquet out"),
     ],
 )

@@ -73,7 +73,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     | {"num_attention_heads": 16, "num_channels": 3, "image_size": 448, "patch_size": 14, "crop_size": 448},
     "phi4_multimodal_audio": {"hidden_size": 1024, "intermediate_size": 1536, "num_blocks": 24}
     | {"num_attention_heads": 16, "input_size": 80, "time_reduction": 8, "nemo_conv_channels": 1024}
-    | {"nemo_final_size": 10, "downsample_rate": 1},
+    | {"downsample_rate": 1},
     "qwen2_audio_encoder": {"d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20}
     | {"encoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500},
     "voxtral_encoder": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32}

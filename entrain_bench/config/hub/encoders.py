@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.hub.decoder import head_dim
 from entrain_bench.config.hub.fields import Fields
 
@@ -142,21 +142,29 @@ def whisper(fields: Fields, names: tuple[str, str, str, str]) -> dict[str, Any]:
 # Names of a Whisper encoder's fields in its own and in newer configurations.
 OPENAI_NAMES = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
 NEWER_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+# Names of a conformer's fields in transformers and in Phi-4-multimodal's own configuration.
+CONFORMER_NAMES = ("hidden_size", "num_blocks", "num_attention_heads", "intermediate_size")
+PHI4MM_NAMES = ("attention_dim", "num_blocks", "attention_heads", "linear_units")
 
 
-def conformer(fields: Fields) -> dict[str, Any]:
+def conformer(fields: Fields, names: tuple[str, str, str, str], channels: int) -> dict[str, Any]:
     """The conformer of Phi-4-multimodal, with one MLP in place of two gated ones and the products between convolutions.
 
-    Products have the same sizes in all, and a layer the same number of parameters but for norms and biases.
+    Products have the same sizes in all, and a layer the same number of parameters except for norms and biases.
+
+    Args:
+        fields: of its configuration.
+        names: of its fields for width, layers, heads and feed-forward width.
+        channels: of its first convolutions.
     """
-    width, ffn, stride = fields.integer("hidden_size"), fields.integer("intermediate_size"), 8
-    channels, bands = fields.integer("nemo_conv_channels"), fields.integer("nemo_final_size")
-    if fields.integer("time_reduction") != stride:
-        raise UserError(f"{fields.path}time_reduction={fields.get('time_reduction')}: must be {stride}")
-    heads = fields.integer("num_attention_heads")
+    width, layers, heads, ffn = (fields.integer(name) for name in names)
+    stride = fields.integer("time_reduction")
+    require(stride == 8, fields.named("time_reduction"), stride, "8: three convolutions of stride 2")
+    # Frequencies that three convolutions of stride 2 leave.
+    bands = -(-fields.integer("input_size") // stride)
     return encoder(
         AUDIO,
-        fields.integer("num_blocks"),
+        layers,
         width,
         heads,
         # Gated ones have 6 x width x ffn parameters, convolutions 4 x width x width, this one 2 x width x its own.
@@ -166,7 +174,7 @@ def conformer(fields: Fields) -> dict[str, Any]:
         norm_bias=True,
         qkv_bias=True,
         linear_bias=True,
-        # Three convolutions of stride 2 in time and frequency, two of them depthwise with a product behind.
+        # Convolutions of stride 2 in time and frequency, all but the first depthwise with a product behind.
         embed_gemms=[
             product(9, channels, 4.0 * 4 * bands),
             product(channels, channels, 2.0 * 2 * bands),

@@ -12,8 +12,10 @@ from entrain_bench.config.hub.decoder import FAMILIES as DECODERS
 from entrain_bench.config.hub.decoder import language_model
 from entrain_bench.config.hub.defaults import DEFAULTS
 from entrain_bench.config.hub.encoders import (
+    CONFORMER_NAMES,
     NEWER_NAMES,
     OPENAI_NAMES,
+    PHI4MM_NAMES,
     conformer,
     product,
     qwen_vision,
@@ -156,7 +158,7 @@ def _paligemma(published: Published) -> Parts:
 
 def _idefics3(published: Published) -> Parts:
     config, scale = published.config, published.config.integer("scale_factor")
-    vision, (text, kind) = config.part("vision_config", "idefics3_vision"), text_of(config)
+    vision, (text, kind) = config.part_as("vision_config", "idefics3_vision"), text_of(config)
     found = vision_encoder(vision, "idefics3_vision")
     shuffled = product(found["hidden_size"] * scale**2, text.integer("hidden_size"), 1 / scale**2)
     tokens = token_rules.longest_edge(published.processor, vision, scale)
@@ -165,10 +167,10 @@ def _idefics3(published: Published) -> Parts:
 
 def _idefics2(published: Published) -> Parts:
     config = published.config
-    vision, (text, kind) = config.part("vision_config", "idefics2"), text_of(config)
-    resampler = config.part("perceiver_config", "idefics2_perceiver")
+    vision, (text, kind) = config.part_as("vision_config", "idefics2_vision"), text_of(config)
+    resampler = config.part_as("perceiver_config", "idefics2_perceiver")
     found, width, ffn = (
-        vision_encoder(vision, "idefics2"),
+        vision_encoder(vision, "idefics2_vision"),
         text.integer("hidden_size"),
         text.integer("intermediate_size"),
     )
@@ -225,35 +227,48 @@ def _shuffled(vision: Fields, text: Fields, ratio: float) -> dict[str, Any]:
 
 def _qwen_vl(published: Published) -> Parts:
     config, kind = published.config, str(published.config.get("model_type"))
-    vision = config.part("vision_config", f"{kind}_vision")
-    vision = replace(vision, defaults=DEFAULTS[f"{kind}_vision"])
+    vision = config.part_as("vision_config", f"{kind}_vision")
     # Older configurations have the language model's fields at the top.
     nested = config.get("text_config") is not None
-    text = config.part("text_config", f"{kind}_text") if nested else config
+    text = config.part("text_config") if nested else config
     text = replace(text, defaults=DEFAULTS[f"{kind}_text"])
     tokens = token_rules.qwen_images(published.processor, vision)
     return Parts({"vision": qwen_vision(vision, kind)}, text, f"{kind}_text", tokens)
 
 
 def _phi4(published: Published) -> Parts:
-    config, processor = published.config, published.processor
-    vision, audio = (
-        config.part("vision_config", "phi4_multimodal_vision"),
-        config.part("audio_config", "phi4_multimodal_audio"),
-    )
-    width, heard = config.integer("hidden_size"), conformer(audio)
+    config = published.config
+    vision = config.part_as("vision_config", "phi4_multimodal_vision")
+    audio = config.part_as("audio_config", "phi4_multimodal_audio")
+    heard = conformer(audio, CONFORMER_NAMES, audio.integer("nemo_conv_channels"))
+    pixels, rate = token_rules.tile_side(published.processor), audio.integer("downsample_rate")
+    return _phi4_parts(published, vision, pixels, heard, rate * audio.integer("time_reduction"))
+
+
+def _phi4mm(published: Published) -> Parts:
+    """Phi-4-multimodal as its authors publish it; its vision encoder is fixed in their code."""
+    config = published.config
+    vision = Fields({}, CONFIG, defaults=DEFAULTS["phi4_multimodal_vision"])
+    audio = config.part("audio_processor").part("config")
+    channels = audio.part("nemo_conv_settings").integer("conv_channels")
+    embedding = config.part("embd_layer")
+    pixels = embedding.part("image_embd_layer").integer("crop_size")
+    rate = embedding.part("audio_embd_layer").integer("downsample_rate") * audio.integer("time_reduction")
+    return _phi4_parts(published, vision, pixels, conformer(audio, PHI4MM_NAMES, channels), rate)
+
+
+def _phi4_parts(published: Published, vision: Fields, pixels: int, heard: dict[str, Any], rate: int) -> Parts:
+    """Phi-4-multimodal with tiles of ``pixels``, and a token of ``rate`` spectrogram frames."""
+    config = published.config
+    width = config.integer("hidden_size")
     # Speech has a projector of its own, and another one next to images.
     projector = [product(heard["hidden_size"], width), product(width, width)]
     encoders = {
         "vision": _two_layers(vision_encoder(vision, "phi4_multimodal_vision"), width, 0.25),
         "audio": with_projector(heard, *projector, *projector),
     }
-    tokens = token_rules.padded_grid(processor, vision)
-    rate = audio.integer("time_reduction") * audio.integer("downsample_rate")
-    steps: dict[str, Any] = {"frames_per_s": 100.0, "window_s": 0.025, "encoder_steps": [[1, rate, 0]], "llm_steps": []}
-    # Longer audio is cut into blocks of 500 tokens.
-    tokens |= {"audio": steps, "audio_segment_s": 5.0 * rate, "audio_frames_per_s": 100.0 / rate}
-    return Parts(encoders, config, "phi4_multimodal", tokens)
+    tokens = token_rules.padded_grid(published.processor, pixels, vision.square("patch_size"))
+    return Parts(encoders, config, "phi4_multimodal", tokens | token_rules.conformer_audio(rate))
 
 
 def _qwen2_audio(published: Published) -> Parts:
@@ -321,6 +336,7 @@ FAMILIES: Mapping[str, Callable[[Published], Parts]] = {
     "mistral3": _mistral3,
     "paligemma": _paligemma,
     "phi4_multimodal": _phi4,
+    "phi4mm": _phi4mm,
     "qwen2_audio": _qwen2_audio,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,

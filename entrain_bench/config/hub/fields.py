@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -86,6 +86,10 @@ class Fields:
         require(isinstance(values, Mapping), self.named(name), values, f"a mapping ({self.file})")
         kind = values.get("model_type") or model_type
         return Fields(values, self.file, f"{self.path}{name}.", DEFAULTS.get(str(kind), {}))
+
+    def part_as(self, name: str, model_type: str) -> Fields:
+        """A mapping of the file with the defaults of a given type; older files state the type of the whole model there."""
+        return replace(self.part(name), defaults=DEFAULTS[model_type])
 
     def refuse(self, name: str, reason: str) -> None:
         """Raise ``UserError`` if a field states anything but nothing, zero or false."""

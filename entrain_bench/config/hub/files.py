@@ -65,7 +65,7 @@ def _file(reference: str, name: str) -> Path | None:
     if place.is_dir():
         return found if (found := place / name).is_file() else None
     if place.suffix == ".json" or not reference.startswith(HUB):
-        # A configuration by itself has its processor next to it.
+        # The processor's files are in the folder of the configuration.
         found = place if name == CONFIG else place.with_name(name)
         return found if found.is_file() else None
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):

@@ -28,23 +28,32 @@ MAX_FRAMES = 32
 WHISPER_RATE, WHISPER_STEPS = 100.0, [[3, 1, 1], [3, 2, 1]]
 
 
-def qwen_images(processor: Fields, vision: Fields, has_frames_per_s: float = 2.0) -> dict[str, Any]:
+def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
     """Patches of an image's own size, between two limits (Qwen2-VL and its successors)."""
     patch, merge = vision.square("patch_size"), vision.integer("spatial_merge_size")
     for name, own in (("patch_size", patch), ("merge_size", merge)):
         stated = processor.square(name)
         require(stated == own, name, stated, f"{own}, as config.json has it")
-    size = processor.part("size") if processor.get("size") else processor
-    pixels = ("shortest_edge", "longest_edge") if size.get("longest_edge") else ("min_pixels", "max_pixels")
-    least, most = (size.integer(name) / (patch * merge) ** 2 for name in pixels)
+    least, most = (
+        _pixels(processor, *names) / (patch * merge) ** 2
+        for names in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    )
     return {
         "patch_pixels": patch,
         "merge_patches": merge,
         "min_image_tokens": max(1, math.ceil(least)),
         "max_image_tokens": most,
         "temporal_patch_frames": vision.integer("temporal_patch_size"),
-        "video_frames_per_s": has_frames_per_s,
+        "video_frames_per_s": 2.0,
     }
+
+
+def _pixels(processor: Fields, name: str, edge: str) -> int:
+    """A limit of an image's area: ``size`` states it under either name, and a field of the whole file replaces it."""
+    if processor.get(name) is not None or not processor.get("size"):
+        return processor.integer(name)
+    size = processor.part("size")
+    return size.integer(name if size.get(name) is not None else edge)
 
 
 def tile_side(processor: Fields) -> int:
@@ -150,14 +159,16 @@ def resampled(processor: Fields, vision: Fields, latents: int) -> dict[str, Any]
     return {"images": {"kind": "resampled", **rules}, "patch_pixels": patch}
 
 
-def padded_grid(processor: Fields, vision: Fields) -> dict[str, Any]:
-    """Phi-4-multimodal's padded grids."""
-    rules = {
-        "pixels": tile_side(processor),
-        "patch_pixels": vision.square("patch_size"),
-        "max_tiles": processor.integer("dynamic_hd"),
-    }
-    return {"images": {"kind": "padded_grid", **rules}, "patch_pixels": vision.square("patch_size")}
+def padded_grid(processor: Fields, pixels: int, patch: int) -> dict[str, Any]:
+    """Phi-4-multimodal's padded grids of tiles with sides of ``pixels``."""
+    rules = {"pixels": pixels, "patch_pixels": patch, "max_tiles": processor.integer("dynamic_hd")}
+    return {"images": {"kind": "padded_grid", **rules}, "patch_pixels": patch}
+
+
+def conformer_audio(rate: int) -> dict[str, Any]:
+    """A token of ``rate`` spectrogram frames, 100 a second; longer audio is cut into blocks of 500 tokens."""
+    rules = {"frames_per_s": 100.0, "window_s": 0.025, "encoder_steps": [[1, rate, 0]], "llm_steps": []}
+    return {"audio": rules, "audio_segment_s": 5.0 * rate, "audio_frames_per_s": 100.0 / rate}
 
 
 def whisper_audio(pooling: int, rounds_up: bool = False, pads_llm: bool = False) -> dict[str, Any]:

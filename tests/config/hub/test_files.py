@@ -145,12 +145,65 @@ def test_processors_in_a_newer_file(tmp_path: Path) -> None:
     assert ModelSpec.from_config(published_model(folder)).tokens.max_image_tokens == 500
 
 
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [
+        ({"min_pixels": 3136, "max_pixels": 784 * 500}, 500),
+        ({"size": {"min_pixels": 3136, "max_pixels": 784 * 400}}, 400),
+        ({"size": {"shortest_edge": 3136, "longest_edge": 784 * 300}}, 300),
+        ({"size": {"shortest_edge": 3136, "longest_edge": 784 * 300}, "max_pixels": 784 * 200}, 200),
+    ],
+)
+def test_limits_of_images_under_all_their_names(limits: Mapping[str, Any], tokens: int, tmp_path: Path) -> None:
+    processor = {"patch_size": 14, "merge_size": 2, **limits}
+    assert ModelSpec.from_config(published_model(write(tmp_path, QWEN, processor))).tokens.max_image_tokens == tokens
+
+
+def test_parts_that_are_called_like_the_whole(tmp_path: Path) -> None:
+    config = {
+        "model_type": "idefics2",
+        "text_config": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
+        "vision_config": {"model_type": "idefics2", "hidden_size": 64, "num_attention_heads": 4, "patch_size": 14},
+        "perceiver_config": {"model_type": "idefics2", "resampler_depth": 2},
+    }
+    processor = {"size": {"shortest_edge": 378, "longest_edge": 980}, "do_image_splitting": True}
+    spec = ModelSpec.from_config(published_model(write(tmp_path, config, processor)))
+    assert spec.encoders[0].config.num_layers == 12
+    tiles = image_items(np.array([1]), np.array([900.0]), np.array([450.0]), spec.tokens, 2**20)
+    assert tiles.llm_tokens.sum() == 5 * 64 + 6
+
+
 def test_internvl_as_its_authors_publish_it(tmp_path: Path) -> None:
     spec = ModelSpec.from_config(published_model(write(tmp_path, INTERNVL_CHAT)))
     assert [module.name for module in spec.modules] == ["vision", "llm"]
     assert [gemm.k for gemm in spec.encoders[0].layers[-1].gemms] == [128, 64]
     tiles = image_items(np.array([1]), np.array([900.0]), np.array([450.0]), spec.tokens, 2**20)
     assert tiles.llm_tokens.sum() == 3 * 256 + 2
+
+
+def test_phi4_as_its_authors_publish_it(tmp_path: Path) -> None:
+    conformer = {"attention_dim": 1024, "attention_heads": 16, "num_blocks": 24, "linear_units": 1536}
+    config = {
+        **LLAMA,
+        "model_type": "phi4mm",
+        "hidden_size": 3072,
+        "max_position_embeddings": 131072,
+        "audio_processor": {
+            "name": "cascades",
+            "config": {
+                **conformer,
+                "input_size": 80,
+                "time_reduction": 8,
+                "nemo_conv_settings": {"conv_channels": 1024},
+            },
+        },
+        "embd_layer": {"audio_embd_layer": {"downsample_rate": 1}, "image_embd_layer": {"crop_size": 448}},
+    }
+    spec = ModelSpec.from_config(published_model(write(tmp_path, config, {"dynamic_hd": 36})))
+    ours = {module.name: module.parameters for module in spec.encoders}
+    # As transformers counts its own format, less the pooling head that sees no image.
+    assert ours == {"vision": pytest.approx(425.1e6, rel=1e-3), "audio": pytest.approx(466.0e6, rel=1e-3)}
+    assert audio_items(np.array([30.0]), spec.tokens).llm_tokens.tolist() == [375]
 
 
 def test_ultravox_and_models_that_it_names(cache: Path, tmp_path: Path) -> None:
