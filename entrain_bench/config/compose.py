@@ -51,7 +51,7 @@ NUM_PROCESSES = ("n_jobs", "num_cpus")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
-IN_FIGURES = ("all", "main", "free", "none")
+IN_FIGURES = ("all", "main", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,7 @@ class Composer:
             chosen.sort()
         try:
             values = given.put_into(self._composed(tuple(chosen)))
-            if isinstance(values["workload"], dict):  # Others are refused by their kind.
-                _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
+            _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
             for override in inside:
                 values = with_value(values, override.key_or_group.split("."), override.value())
         except KeyError:

@@ -67,11 +67,13 @@ def check_overrides(overrides: Iterable[str]) -> None:
                 f"{text}: is not supported; of Hydra's keys hydra/launcher and hydra.launcher.* are. A folder of "
                 "yours is named by --config-dir"
             )
+        if group not in GROUP_KEYS and "/" not in group:
+            continue
         value = override.value()
         several = value.list if isinstance(value, ChoiceSweep) else value
         chosen = several if isinstance(several, list) else [several]
-        chosen = chosen if group in GROUP_KEYS or "/" in group else []
-        if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
+        names = isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)
+        if isinstance(value, list | dict) and not names:
             raise UserError(f"{text}: must be one of the choices of that group")
         if any(len(str(choice)) > MAX_NAME for choice in chosen):
             raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")

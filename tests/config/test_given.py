@@ -15,6 +15,7 @@ from entrain_bench.config.given import resized, with_data
 from entrain_bench.config.given_plan import check_model
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench_workloads.trace import PACKAGED_TRACES
 from support.specs import load
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | {
@@ -199,3 +200,24 @@ def test_plans_name_given_models(model: str) -> None:
 def test_plans_name_nothing_else(model: str) -> None:
     with pytest.raises(UserError, match=r"job\.model"):
         check_model(model)
+
+
+@pytest.mark.wide
+def test_a_job_without_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vision = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = {
+        "model_type": "llava_next",
+        "vision_config": {**vision, "patch_size": 14},
+        "text_config": {**CONFIG, "max_position_embeddings": 8192},
+        "image_grid_pinpoints": [[336, 672], [672, 336]],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"shortest_edge": 336}}))
+    trace = PACKAGED_TRACES / "chartqa_test_by_image.parquet"
+    job = [f"model=hf:{tmp_path}", f"data={trace}", "cluster=4xh100", "layout.tp=1", "layout.dp=2", "global_batch=16"]
+    arguments = [*job, "strategy=megatron", f"results_dir={tmp_path}/results", "mlflow=false"]
+    assert run_command(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"model hf:{tmp_path}, cluster h100x4" in shown
+    assert run_command(arguments) == 0
+    assert "finished earlier" in capsys.readouterr().err

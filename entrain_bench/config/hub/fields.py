@@ -88,7 +88,7 @@ class Fields:
         return Fields(values, self.file, f"{self.path}{name}.", DEFAULTS.get(str(kind), {}))
 
     def part_as(self, name: str, model_type: str) -> Fields:
-        """A mapping of the file with the defaults of a given type; older files state the type of the whole model there."""
+        """A mapping of the file with the defaults of a given type: older files state another one there."""
         return replace(self.part(name), defaults=DEFAULTS[model_type])
 
     def refuse(self, name: str, reason: str) -> None:
