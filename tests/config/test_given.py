@@ -221,3 +221,10 @@ def test_a_job_without_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"model hf:{tmp_path}, cluster h100x4" in shown
     assert run_command(arguments) == 0
     assert "finished earlier" in capsys.readouterr().err
+    assert run_command(["recommend", *arguments, "seconds=0.1"]) == 0
+    said = capsys.readouterr()
+    assert f"model hf:{tmp_path}, workload chartqa_test_by_image, cluster h100x4 (4 GPUs)" in said.out
+    assert "harness=train" not in said.err
+    plan = f"plan={tmp_path}/results/recommendation.yaml"
+    assert run_command([plan, f"results_dir={tmp_path}/results", "mlflow=false"]) == 0
+    assert f"model hf:{tmp_path}, cluster h100x4" in " ".join(capsys.readouterr().out.split())
