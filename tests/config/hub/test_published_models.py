@@ -160,6 +160,7 @@ def test_qwen2_audio_has_the_tokens_of_its_processor(tmp_path: Path) -> None:
     assert set(ours.encoder_tokens) == {1500}
 
 
+@pytest.mark.wide
 def test_phi4_has_the_audio_tokens_of_its_processor(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     rules = spec_of("phi4_multimodal", tmp_path).tokens
