@@ -14,6 +14,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config import compose as module
 from entrain_bench.config.command_line import CONFIG_NAME, in_tree
 from entrain_bench.config.compose import Composer, compose
+from entrain_bench.config.overrides import MAX_NAME
 from entrain_bench.config.schema import RunConfig, plain_values
 
 OVERRIDES = [
@@ -71,7 +72,7 @@ def test_a_list_of_choices_may_be_longer_than_a_choice(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = ["megatron_schedules", "hetero_noncolocated"] * 8
     text = f"strategy={','.join(names)}"
-    assert len(text) > module.MAX_NAME
+    assert len(text) > MAX_NAME
     assert Composer().sweep([text]).cells == tuple((f"strategy={name}",) for name in names)
     with pytest.raises(UserError, match="strategy: the name of a choice must have at most 250 characters"):
         Composer().sweep([f"strategy=megatron,{'x' * 251}"])

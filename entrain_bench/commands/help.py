@@ -22,9 +22,15 @@ KEYS = "keys"
 PLACES = {"model/module": "model/module@model.modules.llm"}
 USAGE = re.compile(r'"""``entrain-bench (?P<usage>(?P<verb>\w+).*?)``: (?P<purpose>.*?)\.?(?:""")?$')
 TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
+# Values of a key that are no choices of its group.
+OTHER_VALUES = {
+    "model": "Or a model of the Hugging Face hub: model=hf:ORG/NAME, from its cache, or a path of its config.json",
+    "cluster": "Or as many GPUs as you have, in nodes of one kind: cluster=16xh100, cluster=8xa100-80g",
+    "workload": "Or a shape trace of your own: data=FILE.parquet, short for workload=trace workload.path=FILE.parquet",
+}
 # Six tasks, each with a command that can be pasted.
 TASKS = {
-    "recommend": "recommend workload=chartqa cluster=h100x64",
+    "recommend": "recommend workload=chartqa cluster=8xh100",
     "compare strategies": "--multirun strategy=megatron,entrain workload=chartqa seed=0,1",
     "describe my data": "trace source.path='data/*.parquet' output=mine.parquet",
     "draw figures": "figures iteration_time workload=chartqa,coco cluster=h100x64",
@@ -135,6 +141,8 @@ def _group(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
     default = next((f", default {key.default}" for key in documented_keys() if key.name == group), "")
     yield f"{PLACES.get(group, group)}=NAME{default}"
     yield columns(known[group])
+    if group in OTHER_VALUES:
+        yield OTHER_VALUES[group]
     yield f"All keys of one: --help={group}/{next(iter(known[group]))}"
     if inside := [name for name in known if name.startswith(f"{group}/")]:
         yield f"Parts of it: {', '.join(f'--help={name}' for name in inside)}"

@@ -25,6 +25,7 @@ from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
 from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
+from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
@@ -61,7 +62,12 @@ class Keys:
 
 
 VERB = Verb(
-    Keys, RUN_KEYS, examples=["workload=trace workload.path=mine.parquet model=qwen25vl_llama3_3b cluster=h100x64"]
+    Keys,
+    RUN_KEYS,
+    examples=[
+        "model=hf:Qwen/Qwen2.5-VL-7B-Instruct data=mine.parquet cluster=8xh100",
+        "model=qwen25vl_llama3_3b workload=chartqa cluster=h100x64",
+    ],
 )
 
 
@@ -91,7 +97,8 @@ def main(request: Request[Keys]) -> int:
         except OSError as error:
             raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error
         command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
-        say(f"written: {path} ({command} runs it; with harness=train on real ranks)")
+        trains = "" if is_reference(config.model["name"]) else "; with harness=train on real ranks"
+        say(f"written: {path} ({command} runs it{trains})")
     else:
         heading, *lines = no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
         _print(lines)

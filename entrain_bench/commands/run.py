@@ -20,11 +20,13 @@ from entrain_bench.base.errors import UnwritableError, UserError, require
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, one_line_errors
-from entrain_bench.config.compose import Composer, Sweep, check_overrides
+from entrain_bench.config.compose import Composer, Sweep
+from entrain_bench.config.given import given_of
 from entrain_bench.config.grammar import CFG, CONFIG_DIR, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
+from entrain_bench.config.overrides import check_overrides
 from entrain_bench.config.schema import GROUP_KEYS, RunConfig, plain_values, register_schema
 from entrain_bench.config.targets import check_targets
-from entrain_bench.config.tree import CONFIG_MODULE
+from entrain_bench.config.tree import CONFIG_MODULE, config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
@@ -49,6 +51,8 @@ def main(request: Request[NoKeys]) -> int:
         require(shown in ("job", "hydra", "all"), CFG, shown, "job, hydra or all")
         with one_line_errors(request.overrides):
             check_overrides(request.overrides)
+            _, given = given_of(request.overrides, [config_tree()])
+            require(given.is_nothing, CFG, shown, "left out with a model or cluster that no YAML file states")
         _hand_to_hydra(request)
         return 0
     if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -18,17 +18,17 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.base.store import Store
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
+from entrain_bench.config.given import Given, given_of, with_value
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.groups import Groups
 from entrain_bench.config.known import KnownRuns
-from entrain_bench.config.overrides import group_of, is_inside, is_plain, parse
+from entrain_bench.config.overrides import check_overrides, group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
     GROUP_KEYS,
@@ -41,8 +41,6 @@ from entrain_bench.config.schema import (
 from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import config_tree
 
-# Characters of a file's name: a choice is looked for as one.
-MAX_NAME = 250
 INTERPOLATION = "${"
 # The first key that an interpolation names; nothing for what is no plain path.
 INTERPOLATED = re.compile(r"\$\{(\w*)")
@@ -50,7 +48,6 @@ INTERPOLATED = re.compile(r"\$\{(\w*)")
 SWEEP_KEYS = frozenset({"hydra", "figure"})
 # What joblib's launcher and Ray's call the number of their processes.
 NUM_PROCESSES = ("n_jobs", "num_cpus")
-OF_LAUNCHER = re.compile(r"hydra/launcher|hydra\.launcher(\.[^\W_]\w*)+")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
@@ -104,15 +101,16 @@ class Composer:
             if self._sweeps and (known := self._known.get(overrides)):
                 return known
             check_overrides(overrides)
-            plain = dict(_plain(text) for text in overrides if is_plain(parse(text)))
-            values = self._choices(tuple(text for text in overrides if not is_plain(parse(text))))
+            chosen, given = given_of(overrides, self._folders)
+            plain = dict(_plain(text) for text in chosen if is_plain(parse(text)))
+            values = self._choices(tuple(text for text in chosen if not is_plain(parse(text))), given)
             for group in NESTED:
-                given = values[group].items()
-                values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in given}}
+                usual = values[group].items()
+                values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in usual}}
             resolved, by_itself = _resolved(values | plain)
             check_targets({group: resolved[group] for group in GROUP_KEYS})
-            config = RunConfig.from_values(resolved)
-        if self._sweeps and by_itself:
+            config = given.checked(RunConfig.from_values(resolved))
+        if self._sweeps and by_itself and not given.reads_files:
             self._known.put(overrides, resolved)
         return config
 
@@ -138,8 +136,8 @@ class Composer:
         self._store.save()
         self._known.save()
 
-    def _choices(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """What Hydra composes of overrides that choose, interpolations left as they are.
+    def _choices(self, overrides: tuple[str, ...], given: Given) -> dict[str, Any]:
+        """What Hydra composes of overrides that choose, interpolations left as they are, and what is given otherwise.
 
         Values inside of a choice are put in afterwards, so that cells which differ in them share one composition; what
         that cannot do is left to Hydra, which says what is wrong.
@@ -150,12 +148,12 @@ class Composer:
         if len({override.key_or_group for override in parsed}) == len(parsed):
             chosen.sort()
         try:
-            values = self._composed(tuple(chosen))
+            values = given.put_into(self._composed(tuple(chosen)))
             _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
             for override in inside:
-                values = _with_value(values, override.key_or_group.split("."), override.value())
+                values = with_value(values, override.key_or_group.split("."), override.value())
         except KeyError:
-            values = self._composed(overrides)
+            values = given.put_into(self._composed(overrides))
         return values
 
     def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -278,35 +276,6 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     return config
 
 
-def check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse what Hydra's parser lets pass and its composition breaks over, and what would reach past the choices.
-
-    Raises:
-        UserError: for an override without a key, for choices of a group that are no names, and for keys of Hydra's
-            other than a launcher's: they name places to search and classes to build.
-    """
-    for text in overrides:
-        override = parse(text)
-        group = override.key_or_group
-        if not group:
-            raise UserError(f"{text}: names no key")
-        if group.startswith("hydra") and not OF_LAUNCHER.fullmatch(group):
-            raise UserError(
-                f"{text}: is not supported; of Hydra's keys hydra/launcher and hydra.launcher.* are. A folder of "
-                "yours is named by --config-dir"
-            )
-        if group not in GROUP_KEYS and "/" not in group:
-            continue
-        value = override.value()
-        several = value.list if isinstance(value, ChoiceSweep) else value
-        chosen = several if isinstance(several, list) else [several]
-        names = isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)
-        if isinstance(value, list | dict) and not names:
-            raise UserError(f"{text}: must be one of the choices of that group")
-        if any(len(str(choice)) > MAX_NAME for choice in chosen):
-            raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
-
-
 def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
     """Refuse another file for a workload that is called after its own: tables would show one as the other.
 
@@ -363,14 +332,6 @@ def _resolved_text(text: str) -> dict[str, Any]:
     return plain_values(OmegaConf.create(json.loads(text)))
 
 
-def _with_value(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A mapping with one of its values exchanged; ``KeyError`` if there is no such value."""
-    first, *rest = path
-    if not isinstance(node, dict) or isinstance(old := node[first], list) or (not rest and isinstance(old, dict)):
-        raise KeyError(first)
-    return {**node, first: _with_value(old, rest, value) if rest else value}
-
-
 def _num_processes(launcher: DictConfig) -> int:
     """How many processes a launcher is told to use; 1 of one that is not told."""
     key = next((key for key in NUM_PROCESSES if key in launcher), None)
@@ -389,7 +350,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "groups.py", "known.py", "overrides.py", "parts.py", "schema.py"):
+    for module in ("compose.py", "given.py", "groups.py", "known.py", "overrides.py", "parts.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")

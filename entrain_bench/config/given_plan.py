@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import OverrideType
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.command_line import one_line_errors
+from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import PLAIN_KEYS, parse
 from entrain_bench.config.schema import ASIDE
 from entrain_bench.program.plan_file import TrainingPlan, plan_overrides, read_plan
@@ -23,6 +24,8 @@ KEY = "plan"
 OF_THE_PLAN = ("strategy", "layout", "global_batch", "microbatch_size")
 # Names of choices, and the keys that a plan may set: those of a run that decide its result, and keys inside of choices.
 NAME = re.compile(r"\w[\w.+-]*")
+# A published model, or the place of its configuration.
+REFERENCE = re.compile(r"(hf:)?[\w.@/~+-]+")
 JOB_KEYS = PLAIN_KEYS - {*ASIDE}
 INSIDE_JOB = re.compile(r"(model|workload|cluster)([./][^\W_]\w*)+")
 INSIDE_STRATEGY = re.compile(r"strategy([./][^\W_]\w*)+")
@@ -59,7 +62,8 @@ def checked_plan(path: str | Path) -> TrainingPlan:
     """
     plan = read_plan(path)
     try:
-        for name in ("model", "workload", "cluster"):
+        check_model(plan.job.model)
+        for name in ("workload", "cluster"):
             _check_name(f"job.{name}", getattr(plan.job, name))
         _check_name("strategy", plan.strategy)
         for text in plan.options:
@@ -74,6 +78,12 @@ def checked_plan(path: str | Path) -> TrainingPlan:
 def check_of_job(field: str, text: str) -> None:
     """Raise ``UserError`` for an override that a plan cannot hold as one of its job."""
     _check_override(field, text, INSIDE_JOB)
+
+
+def check_model(name: str) -> None:
+    """Raise ``UserError`` for a model that is neither the name of a choice nor a published one."""
+    if not (is_reference(name) and REFERENCE.fullmatch(name) and "://" not in name):
+        _check_name("job.model", name)
 
 
 def _check_name(field: str, name: str) -> None:

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from entrain_bench.base.errors import UserError, nearest, unknown_key
 from entrain_bench.config.command_line import first_line, one_line_errors
 from entrain_bench.config.comments import groups
+from entrain_bench.config.given import DATA, with_data
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import NESTED, ConfigSchema, check_storage
 from entrain_bench.specs.parse import parse as parse_values
@@ -25,8 +26,8 @@ CFG = "--cfg"
 FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
 VALUED = {CONFIG_DIR: CONFIG_DIR, CFG: CFG, "-c": CFG}
 HELP_OPTIONS = (HELP, "-h")
-# Top-level keys of a run, and those that Hydra and a plan add to them.
-RUN_KEYS = (*ConfigSchema.__dataclass_fields__, "plan", "hydra")
+# Top-level keys of a run, and those that traces, plans and Hydra add to them.
+RUN_KEYS = (*ConfigSchema.__dataclass_fields__, DATA, "plan", "hydra")
 NESTED_KEYS = {group: [*config.__dataclass_fields__] for group, config in NESTED.items()}
 TOP = re.compile(r"[+~]*([A-Za-z_]\w*)")
 
@@ -190,7 +191,7 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
 
     Raises:
         UserError: for unknown options and keys, each with the nearest; for words that it does not take, and for values
-            of its own keys that do not fit.
+            of its own keys and of ``data`` that do not fit.
     """
     for option, value in line.unknown.items():
         raise UserError(_no_option(option, value, verb))
@@ -207,7 +208,7 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
         if found and found[1] in mine:
             texts.append(text)
     overrides = tuple(text for text in line.overrides if text not in texts)
-    return Request(_values(name, verb.keys, texts), line.words, overrides, line.options)
+    return Request(_values(name, verb.keys, texts), line.words, with_data(overrides), line.options)
 
 
 def _nested(name: str, verb: Verb[Any]) -> str:

@@ -205,6 +205,7 @@ def test_qwen2_audio() -> None:
     assert set(ours.encoder_tokens) == {1500}
 
 
+@pytest.mark.wide
 def test_phi4_audio() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -1,0 +1,1 @@
+"""Models of the Hugging Face hub: their published configurations as models of this suite."""

@@ -1,0 +1,101 @@
+"""Fields of a JSON file: typed, with the defaults of their class, and errors that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.config.hub.defaults import DEFAULTS
+
+# Sizes of a model, at most; those of a module have limits of their own.
+MAX_FIELD = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A mapping of a file.
+
+    Attributes:
+        values: as the file states them.
+        file: its name, for errors.
+        path: where in the file the mapping is, with a dot behind it; empty for the whole file.
+        defaults: values of fields that the file leaves out.
+    """
+
+    values: Mapping[str, Any]
+    file: str
+    path: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str) -> Any:
+        """The value of a field, null included, or its default; None for neither."""
+        return self.values[name] if name in self.values else self.defaults.get(name)
+
+    def needed(self, name: str) -> Any:
+        """The value of a field; ``UserError`` if there is none."""
+        if (value := self.get(name)) is None:
+            raise UserError(f"{self.path}{name}: missing in {self.file}")
+        return value
+
+    def integer(self, name: str, least: int = 1) -> int:
+        """A whole number of at least ``least``; ``UserError`` otherwise."""
+        value = self.needed(name)
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_FIELD
+        require(fits, self.named(name), value, f"a whole number from {least} to {MAX_FIELD} ({self.file})")
+        return int(value)
+
+    def number(self, name: str) -> float:
+        """A number above 0; ``UserError`` otherwise."""
+        value = self.needed(name)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FIELD
+        require(fits, self.named(name), value, f"a number above 0 ({self.file})")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false, false where nothing is stated; ``UserError`` for anything else."""
+        value = self.get(name)
+        require(value is None or isinstance(value, bool), self.named(name), value, f"true or false ({self.file})")
+        return bool(value)
+
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """One of some words; ``UserError`` for another one."""
+        value = self.needed(name)
+        if value not in choices:
+            raise unknown_choice(self.named(name), str(value), choices)
+        return str(value)
+
+    def square(self, name: str) -> int:
+        """A side that is stated once, or twice as two equal ones; ``UserError`` for two that differ."""
+        value = self.needed(name)
+        if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+            return Fields({name: value[0]}, self.file, self.path).integer(name)
+        return self.integer(name)
+
+    def integers(self, name: str) -> list[int]:
+        """Whole numbers of at least 0; ``UserError`` for anything else."""
+        value = self.needed(name)
+        fits = isinstance(value, list) and all(isinstance(one, int) and 0 <= one <= MAX_FIELD for one in value)
+        require(fits, self.named(name), value, f"whole numbers ({self.file})")
+        return [*value]
+
+    def part(self, name: str, model_type: str = "") -> Fields:
+        """A mapping of the file as fields, with the defaults of its ``model_type``, or else of the given one."""
+        values = self.needed(name)
+        require(isinstance(values, Mapping), self.named(name), values, f"a mapping ({self.file})")
+        kind = values.get("model_type") or model_type
+        return Fields(values, self.file, f"{self.path}{name}.", DEFAULTS.get(str(kind), {}))
+
+    def part_as(self, name: str, model_type: str) -> Fields:
+        """A mapping of the file with the defaults of a given type: older files state another one there."""
+        return replace(self.part(name), defaults=DEFAULTS[model_type])
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Raise ``UserError`` if a field states anything but nothing, zero or false."""
+        if value := self.get(name):
+            raise UserError(f"{self.named(name)}={value}: {reason}")
+
+    def named(self, name: str) -> str:
+        """A field with its path."""
+        return f"{self.path}{name}"

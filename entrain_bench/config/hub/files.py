@@ -1,0 +1,118 @@
+"""Where the files of a published model are: a folder, a file, or the cache of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.hub.families import CONFIG, PROCESSOR, Published, model_values
+from entrain_bench.config.hub.fields import Fields
+
+HUB = "hf:"
+# Names of repositories of the hub, with an optional revision.
+REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+# Set to 1, missing files are downloaded.
+DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
+# Newer processors are in a file of their own, next to what else there is to know.
+NEWER_PROCESSOR = "processor_config.json"
+NESTED = ("image_processor", "feature_extractor", "audio_processor")
+# Bytes of a configuration at most.
+MAX_BYTES = 2**24
+
+
+def is_reference(value: object) -> bool:
+    """Whether a value of ``model`` names a published model: ``hf:ORG/NAME``, or a path of a folder or a JSON file."""
+    if not isinstance(value, str) or value.endswith((".yaml", ".yml")):
+        return False
+    return value.startswith(HUB) or "/" in value or value.endswith(".json")
+
+
+def published_model(reference: str) -> dict[str, Any]:
+    """The model that a reference names, as a model's YAML states one; it is called like the reference.
+
+    Raises:
+        UserError: for files that are not there or cannot be read, and for fields that cannot be mapped.
+    """
+    try:
+        values = model_values(_published(reference))
+    except UserError as error:
+        raise UserError(f"model={reference}: {error}") from error
+    for module in values["modules"].values():
+        module["source"] = f"Hugging Face {reference.removeprefix(HUB)} config.json"
+    return {"name": reference, **values}
+
+
+def _published(reference: str) -> Published:
+    """The files that a reference names."""
+    files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
+    if CONFIG not in files:
+        raise UserError(_missing(reference))
+    newer = files.get(NEWER_PROCESSOR, {})
+    processor = {key: value for key, value in newer.items() if key not in NESTED} | files.get(PROCESSOR, {})
+    for name in NESTED:
+        processor |= newer.get(name, {}) if isinstance(newer.get(name), Mapping) else {}
+    return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR), lambda name: _published(HUB + name))
+
+
+def _file(reference: str, name: str) -> Path | None:
+    """A file of a published model; None if there is none."""
+    place = Path(reference.removeprefix(HUB)).expanduser()
+    if place.is_dir():
+        return found if (found := place / name).is_file() else None
+    if place.suffix == ".json" or not reference.startswith(HUB):
+        # The processor's files are in the folder of the configuration.
+        found = place if name == CONFIG else place.with_name(name)
+        return found if found.is_file() else None
+    if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):
+        raise UserError("must be hf:ORG/NAME, a folder, or the path of a config.json")
+    return _from_hub(match[1], match[2], name)
+
+
+def _from_hub(repository: str, revision: str | None, name: str) -> Path | None:
+    """A file in the hub's cache, or downloaded to it if the user allows that; None if there is none."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    if os.environ.get(DOWNLOAD) != "1":
+        return None
+    try:
+        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
+    except EntryNotFoundError:
+        return None
+    # What the network, the hub and a disk raise has no common base.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{name} cannot be downloaded ({reason})") from error
+
+
+def _missing(reference: str) -> str:
+    name = reference.removeprefix(HUB)
+    if not reference.startswith(HUB) or Path(name).expanduser().is_dir():
+        return f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path"
+    repository = name.partition("@")[0]
+    get = f"hf download {repository} {CONFIG} {PROCESSOR} {NEWER_PROCESSOR}"
+    return f"is not in the Hugging Face cache; run `{get}`, or set {DOWNLOAD}=1"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise UserError(f"{path.name} has more than {MAX_BYTES} bytes; must be a configuration")
+        values = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path.name} cannot be read ({error})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path.name} must hold a mapping")
+    return values

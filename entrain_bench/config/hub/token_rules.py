@@ -1,0 +1,183 @@
+"""Token rules from the configurations of processors (``preprocessor_config.json`` and ``processor_config.json``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.hub.fields import Fields
+
+# Rules that a model's processor does not state: Qwen's and Whisper's, as in experiments/model/tokens/qwen25vl.yaml.
+USUAL: Mapping[str, Any] = {
+    "patch_pixels": 14,
+    "merge_patches": 1,
+    "min_image_tokens": 1,
+    "temporal_patch_frames": 1,
+    "video_frames_per_s": 1.0,
+    "audio_frames_per_s": 50.0,
+    "audio_merge_frames": 2,
+    "audio_segment_s": 30.0,
+    "text_chars_per_token": 4.0,
+}
+# Frames of a video at most, one a second, as in experiments/model/tokens/llavaov.yaml.
+MAX_FRAMES = 32
+# Whisper's spectrogram: 100 frames a second, then convolutions ``[kernel, stride, padding]`` of which one halves them.
+WHISPER_RATE, WHISPER_STEPS = 100.0, [[3, 1, 1], [3, 2, 1]]
+
+
+def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
+    """Patches of an image's own size, between two limits (Qwen2-VL and its successors)."""
+    patch, merge = vision.square("patch_size"), vision.integer("spatial_merge_size")
+    for name, own in (("patch_size", patch), ("merge_size", merge)):
+        stated = processor.square(name)
+        require(stated == own, name, stated, f"{own}, as config.json has it")
+    least, most = (
+        _pixels(processor, *names) / (patch * merge) ** 2
+        for names in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    )
+    return {
+        "patch_pixels": patch,
+        "merge_patches": merge,
+        "min_image_tokens": max(1, math.ceil(least)),
+        "max_image_tokens": most,
+        "temporal_patch_frames": vision.integer("temporal_patch_size"),
+        "video_frames_per_s": 2.0,
+    }
+
+
+def _pixels(processor: Fields, name: str, edge: str) -> int:
+    """A limit of an image's area: ``size`` states it under either name, and a field of the whole file replaces it."""
+    if processor.get(name) is not None or not processor.get("size"):
+        return processor.integer(name)
+    size = processor.part("size")
+    return size.integer(name if size.get(name) is not None else edge)
+
+
+def tile_side(processor: Fields) -> int:
+    """Side of the square that a processor resizes or crops images to, in pixels."""
+    crop = processor.get("crop_size") if processor.get("do_center_crop") else None
+    name = "crop_size" if crop else "size"
+    if isinstance(processor.get(name), int):
+        return processor.integer(name)
+    size = processor.part(name)
+    if size.get("shortest_edge") is not None:
+        return size.integer("shortest_edge")
+    height, width = size.integer("height"), size.integer("width")
+    require(height == width, f"{size.path}width", width, f"height={height}: only square sizes are supported")
+    return height
+
+
+def patches_a_side(pixels: int, vision: Fields) -> int:
+    """Patches on a side of a square image."""
+    return pixels // vision.square("patch_size")
+
+
+def fixed(encoder_tokens: int, llm_tokens: int) -> dict[str, Any]:
+    """Images of one size."""
+    return {"images": {"kind": "fixed_size", "encoder_tokens": encoder_tokens, "llm_tokens": llm_tokens}}
+
+
+def any_resolution(processor: Fields, config: Fields, vision: Fields, has_class_token: bool) -> dict[str, Any]:
+    """Grids of tiles as LLaVA-NeXT and LLaVA-OneVision have them."""
+    pixels = tile_side(processor)
+    side = patches_a_side(pixels, vision)
+    keeps_all = config.choice("vision_feature_select_strategy", ("default", "full")) == "full"
+    if not keeps_all and not has_class_token:
+        raise UserError("vision_feature_select_strategy=default: would drop a patch; must be full for this encoder")
+    rules: dict[str, Any] = {
+        "kind": "any_resolution",
+        "pixels": pixels,
+        "side": side,
+        "encoder_tokens": side**2 + has_class_token,
+        "overview_tokens": side**2 + (has_class_token and keeps_all),
+        "grids": _grids(processor if processor.get("image_grid_pinpoints") else config, pixels),
+    }
+    found: dict[str, Any] = {"images": rules, "patch_pixels": vision.square("patch_size")}
+    if config.get("vision_aspect_ratio"):
+        ratio = str(config.get("vision_aspect_ratio"))
+        limit = re.fullmatch(r"anyres_max_(\d+)", ratio)
+        if limit is None:
+            raise UserError(f"vision_aspect_ratio={ratio}: must be anyres_max_N")
+        rules |= {"max_tiles": int(limit[1]), "single_only": True}
+        frame = {"encoder_tokens": side**2, "llm_tokens": math.ceil(side / 2) ** 2, "max_frames": MAX_FRAMES}
+        found["frames"] = frame
+    return found
+
+
+def _grids(fields: Fields, pixels: int) -> list[list[int]]:
+    stated = fields.needed("image_grid_pinpoints")
+    fits = isinstance(stated, list) and all(
+        isinstance(size, list) and len(size) == 2 and all(isinstance(one, int) and one >= pixels for one in size)
+        for size in stated
+    )
+    require(fits, "image_grid_pinpoints", stated, f"pairs of sides of at least {pixels} pixels")
+    return [[height // pixels, width // pixels] for height, width in stated]
+
+
+def nearest_grid(
+    max_tiles: int, min_tiles: int, pixels: int, patch: int, ratio: float, has_overview: bool
+) -> dict[str, Any]:
+    """InternVL's dynamic tiling; ``ratio``: LLM tokens on a side of a tile relative to its patches."""
+    require(min_tiles == 1, "min_patches", min_tiles, "1")
+    require(has_overview, "use_thumbnail", has_overview, "true")
+    side = pixels // patch
+    tokens = int(side * ratio) ** 2
+    images = {"pixels": pixels, "max_tiles": max_tiles, "encoder_tokens": side**2 + 1, "llm_tokens": tokens}
+    frames = {"encoder_tokens": side**2 + 1, "llm_tokens": tokens, "max_frames": MAX_FRAMES}
+    return {"images": {"kind": "nearest_grid", **images}, "frames": frames, "patch_pixels": patch}
+
+
+def longest_edge(processor: Fields, vision: Fields, scale: int) -> dict[str, Any]:
+    """Tiles and an overview as Idefics3 and SmolVLM have them; ``scale``: patches on a side of an LLM token."""
+    pixels = processor.part("max_image_size").integer("longest_edge")
+    side = patches_a_side(pixels, vision)
+    encoder_tokens, llm_tokens = side**2, (side // scale) ** 2
+    if processor.get("do_image_splitting") is False:
+        # With a marker on each side, and one that tells the overview.
+        return fixed(encoder_tokens, llm_tokens + 3)
+    longest = processor.part("size").integer("longest_edge")
+    require(longest % pixels == 0, "size.longest_edge", longest, f"a multiple of max_image_size.longest_edge={pixels}")
+    rules = {"pixels": pixels, "longest_edge": longest, "encoder_tokens": encoder_tokens, "llm_tokens": llm_tokens}
+    return {"images": {"kind": "longest_edge", **rules}, "patch_pixels": vision.square("patch_size")}
+
+
+def native_size(processor: Fields, vision: Fields, merge: int) -> dict[str, Any]:
+    """Pixtral's images of their own size."""
+    patch, size = vision.square("patch_size"), processor.part("size")
+    rules = {"pixels": patch * merge, "longest_edge": size.integer("longest_edge"), "merge": merge}
+    return {"images": {"kind": "native_size", **rules}, "patch_pixels": patch, "merge_patches": merge}
+
+
+def resampled(processor: Fields, vision: Fields, latents: int) -> dict[str, Any]:
+    """Idefics2's images between two edges, of each of which a resampler makes ``latents`` tokens."""
+    size, patch = processor.part("size"), vision.square("patch_size")
+    edges = {name: size.integer(name) for name in ("shortest_edge", "longest_edge")}
+    rules = {"pixels": patch, **edges, "llm_tokens": latents, "quarters": processor.flag("do_image_splitting")}
+    return {"images": {"kind": "resampled", **rules}, "patch_pixels": patch}
+
+
+def padded_grid(processor: Fields, pixels: int, patch: int) -> dict[str, Any]:
+    """Phi-4-multimodal's padded grids of tiles with sides of ``pixels``."""
+    rules = {"pixels": pixels, "patch_pixels": patch, "max_tiles": processor.integer("dynamic_hd")}
+    return {"images": {"kind": "padded_grid", **rules}, "patch_pixels": patch}
+
+
+def conformer_audio(rate: int) -> dict[str, Any]:
+    """A token of ``rate`` spectrogram frames, 100 a second; longer audio is cut into blocks of 500 tokens."""
+    rules = {"frames_per_s": 100.0, "window_s": 0.025, "encoder_steps": [[1, rate, 0]], "llm_steps": []}
+    return {"audio": rules, "audio_segment_s": 5.0 * rate, "audio_frames_per_s": 100.0 / rate}
+
+
+def whisper_audio(pooling: int, rounds_up: bool = False, pads_llm: bool = False) -> dict[str, Any]:
+    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own."""
+    rules = {
+        "frames_per_s": WHISPER_RATE,
+        "encoder_steps": WHISPER_STEPS,
+        "llm_steps": [[1 if rounds_up else pooling, pooling, 0]],
+        "pads_encoder": True,
+        "pads_llm": pads_llm,
+    }
+    return {"audio": rules, "audio_segment_s": 30.0}

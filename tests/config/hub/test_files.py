@@ -1,0 +1,271 @@
+"""Where published models are found, and what is said of those that cannot be mapped: one line that names the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.hub.files import DOWNLOAD, is_reference, published_model
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench_workloads.tokens import audio_items, image_items
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | {
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+QWEN = {
+    "model_type": "qwen2_5_vl",
+    **{key: value for key, value in LLAMA.items() if key != "model_type"},
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vision_config": {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
+    | {"fullatt_block_indexes": [1]},
+}
+QWEN_PROCESSOR = {"min_pixels": 3136, "max_pixels": 1003520, "patch_size": 14, "merge_size": 2}
+INTERNVL_CHAT = {
+    "model_type": "internvl_chat",
+    "downsample_ratio": 0.5,
+    "dynamic_image_size": True,
+    "force_image_size": 448,
+    "max_dynamic_patch": 12,
+    "min_dynamic_patch": 1,
+    "use_thumbnail": True,
+    "llm_config": {**LLAMA, "model_type": "internlm2", "num_key_value_heads": 2, "max_position_embeddings": 4096},
+    "vision_config": {"model_type": "intern_vit_6b", "hidden_size": 32, "num_hidden_layers": 2, "patch_size": 14}
+    | {"num_attention_heads": 2, "intermediate_size": 128, "num_channels": 3, "qkv_bias": False},
+}
+WHISPER = {"model_type": "whisper", "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2} | {
+    "encoder_ffn_dim": 128,
+    "num_mel_bins": 80,
+}
+ULTRAVOX = {"model_type": "ultravox", "hidden_size": 48, "stack_factor": 8, "projector_act": "swiglu"} | {
+    "audio_config": WHISPER,
+    "text_config": LLAMA,
+}
+
+
+def write(folder: Path, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if processor is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return str(folder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(DOWNLOAD, raising=False)
+    return tmp_path / "cache"
+
+
+def cached(cache: Path, name: str, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> None:
+    """Lay files into the cache as huggingface_hub does."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    write(place / "snapshots" / ("0" * 40), config, processor)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("0" * 40)
+
+
+def test_references() -> None:
+    for value in ("hf:Qwen/Qwen2-VL-7B", "/models/x/config.json", "./x", "config.json", "hf:./x"):
+        assert is_reference(value)
+    for value in ("qwen25vl_7b", "mine.yaml", "./mine.yaml", None, 3):
+        assert not is_reference(value)
+
+
+def test_a_folder_and_its_configuration_are_the_same_model(tmp_path: Path) -> None:
+    folder = write(tmp_path, QWEN, QWEN_PROCESSOR)
+    models = [published_model(name) for name in (folder, f"{folder}/config.json", f"hf:{folder}")]
+    assert [model.pop("name") for model in models] == [folder, f"{folder}/config.json", f"hf:{folder}"]
+    for model in models:
+        for module in model["modules"].values():
+            module.pop("source")
+    assert models[0] == models[1] == models[2]
+    spec = ModelSpec.from_config({"name": "x", **{key: models[0][key] for key in ("tokens",)}} | with_source(models[0]))
+    assert [module.name for module in spec.modules] == ["vision", "llm"]
+    # Fields of the language model are at the top.
+    assert spec.llm.config.vocab_size == 1000
+    assert spec.llm.config.tied_embeddings
+    assert spec.tokens.max_image_tokens == 1280
+
+
+def with_source(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {"modules": {name: {**module, "source": "here"} for name, module in model["modules"].items()}}
+
+
+def test_a_model_of_the_cache(cache: Path) -> None:
+    cached(cache, "some/model", LLAMA)
+    model = published_model("hf:some/model")
+    assert model["name"] == "hf:some/model"
+    assert ModelSpec.from_config(model).llm.config.hidden_size == 64
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_that_is_not_there_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("nothing may be downloaded")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(UserError, match=r"model=hf:some/model: is not in the Hugging Face cache; run `hf download"):
+        published_model("hf:some/model")
+
+
+def test_downloads_are_made_if_the_user_allows_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import EntryNotFoundError
+
+    asked = []
+
+    def download(repository: str, name: str, revision: str | None) -> str:
+        asked.append((repository, name, revision))
+        if name != "config.json":
+            raise EntryNotFoundError("no such file")
+        return write(cache, LLAMA) + "/config.json"
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setenv(DOWNLOAD, "1")
+    assert ModelSpec.from_config(published_model("hf:some/model@v2")).llm.config.num_layers == 2
+    assert asked[0] == ("some/model", "config.json", "v2")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: 1 / 0)
+    with pytest.raises(UserError, match=r"config\.json cannot be downloaded"):
+        published_model("hf:some/model")
+
+
+def test_processors_in_a_newer_file(tmp_path: Path) -> None:
+    folder = write(tmp_path, QWEN)
+    newer = {"image_processor": {**QWEN_PROCESSOR, "max_pixels": 784 * 500}, "processor_class": "Qwen2_5_VLProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(newer))
+    assert ModelSpec.from_config(published_model(folder)).tokens.max_image_tokens == 500
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [
+        ({"min_pixels": 3136, "max_pixels": 784 * 500}, 500),
+        ({"size": {"min_pixels": 3136, "max_pixels": 784 * 400}}, 400),
+        ({"size": {"shortest_edge": 3136, "longest_edge": 784 * 300}}, 300),
+        ({"size": {"shortest_edge": 3136, "longest_edge": 784 * 300}, "max_pixels": 784 * 200}, 200),
+    ],
+)
+def test_limits_of_images_under_all_their_names(limits: Mapping[str, Any], tokens: int, tmp_path: Path) -> None:
+    processor = {"patch_size": 14, "merge_size": 2, **limits}
+    assert ModelSpec.from_config(published_model(write(tmp_path, QWEN, processor))).tokens.max_image_tokens == tokens
+
+
+def test_parts_that_are_called_like_the_whole(tmp_path: Path) -> None:
+    config = {
+        "model_type": "idefics2",
+        "text_config": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
+        "vision_config": {"model_type": "idefics2", "hidden_size": 64, "num_attention_heads": 4, "patch_size": 14},
+        "perceiver_config": {"model_type": "idefics2", "resampler_depth": 2},
+    }
+    processor = {"size": {"shortest_edge": 378, "longest_edge": 980}, "do_image_splitting": True}
+    spec = ModelSpec.from_config(published_model(write(tmp_path, config, processor)))
+    assert spec.encoders[0].config.num_layers == 12
+    tiles = image_items(np.array([1]), np.array([900.0]), np.array([450.0]), spec.tokens, 2**20)
+    assert tiles.llm_tokens.sum() == 5 * 64 + 6
+
+
+def test_internvl_as_its_authors_publish_it(tmp_path: Path) -> None:
+    spec = ModelSpec.from_config(published_model(write(tmp_path, INTERNVL_CHAT)))
+    assert [module.name for module in spec.modules] == ["vision", "llm"]
+    assert [gemm.k for gemm in spec.encoders[0].layers[-1].gemms] == [128, 64]
+    tiles = image_items(np.array([1]), np.array([900.0]), np.array([450.0]), spec.tokens, 2**20)
+    assert tiles.llm_tokens.sum() == 3 * 256 + 2
+
+
+def test_phi4_as_its_authors_publish_it(tmp_path: Path) -> None:
+    conformer = {"attention_dim": 1024, "attention_heads": 16, "num_blocks": 24, "linear_units": 1536}
+    config = {
+        **LLAMA,
+        "model_type": "phi4mm",
+        "hidden_size": 3072,
+        "max_position_embeddings": 131072,
+        "audio_processor": {
+            "name": "cascades",
+            "config": {
+                **conformer,
+                "input_size": 80,
+                "time_reduction": 8,
+                "nemo_conv_settings": {"conv_channels": 1024},
+            },
+        },
+        "embd_layer": {"audio_embd_layer": {"downsample_rate": 1}, "image_embd_layer": {"crop_size": 448}},
+    }
+    spec = ModelSpec.from_config(published_model(write(tmp_path, config, {"dynamic_hd": 36})))
+    ours = {module.name: module.parameters for module in spec.encoders}
+    # As transformers counts its own format, less the pooling head that sees no image.
+    assert ours == {"vision": pytest.approx(425.1e6, rel=1e-3), "audio": pytest.approx(466.0e6, rel=1e-3)}
+    assert audio_items(np.array([30.0]), spec.tokens).llm_tokens.tolist() == [375]
+
+
+def test_ultravox_and_models_that_it_names(cache: Path, tmp_path: Path) -> None:
+    held = ModelSpec.from_config(published_model(write(tmp_path / "held", ULTRAVOX)))
+    seconds = np.array([0.5, 3.21, 29.99])
+    ours = audio_items(seconds, held.tokens)
+    # As its processor: samples of 16 kHz, 320 of them a frame, 8 frames a token.
+    frames = [round(second * 16000 / 320 + 1e-4) for second in seconds]
+    assert ours.llm_tokens.tolist() == [-(-frame // 8) for frame in frames]
+    assert [(gemm.k, gemm.n) for gemm in held.encoders[0].layers[-1].gemms] == [(256, 48), (24, 64)]
+    cached(cache, "openai/ear", WHISPER)
+    cached(cache, "meta/voice", LLAMA)
+    names = {"audio_model_id": "openai/ear", "text_model_id": "meta/voice", "audio_config": {}, "text_config": None}
+    named = ModelSpec.from_config(published_model(write(tmp_path / "named", {**ULTRAVOX, **names})))
+    assert [module.parameters for module in named.modules] == [module.parameters for module in held.modules]
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "line"),
+    [
+        ({"hidden_size": 64}, None, "model_type: missing in config.json"),
+        ({**LLAMA, "model_type": "mamba"}, None, "model_type=mamba: unknown"),
+        ({**LLAMA, "num_local_experts": 8}, None, "num_local_experts=8: mixtures of experts are not supported"),
+        ({**LLAMA, "hidden_size": "big"}, None, "hidden_size=big: must be a whole number"),
+        ({**LLAMA, "hidden_size": 0}, None, "hidden_size=0: must be a whole number"),
+        ({**LLAMA, "num_attention_heads": 5}, None, "head_dim: missing in config.json"),
+        ({**LLAMA, "layer_types": ["full_attention", "linear_attention"]}, None, "layer_types=linear_attention"),
+        ({**LLAMA, "layer_types": ["full_attention"]}, None, "layer_types=.*must be a list of 2 kinds"),
+        ({**LLAMA, "tie_word_embeddings": "no"}, None, "tie_word_embeddings=no: must be true or false"),
+        (WHISPER, None, "model_type=whisper: has cross-attention"),
+        (QWEN, None, "patch_size: missing in preprocessor_config.json"),
+        (QWEN, {**QWEN_PROCESSOR, "patch_size": 16}, "patch_size=16: must be 14"),
+        ({**QWEN, "vision_config": 3}, QWEN_PROCESSOR, "vision_config=3: must be a mapping"),
+        ({**INTERNVL_CHAT, "use_thumbnail": False}, None, "use_thumbnail=False: must be true"),
+        (
+            {**INTERNVL_CHAT, "vision_config": {"model_type": "convnext", "patch_size": 4}},
+            None,
+            "vision_config.model_type=convnext: unknown",
+        ),
+        ({**INTERNVL_CHAT, "llm_config": {**LLAMA, "model_type": "rwkv"}}, None, "llm_config.model_type=rwkv"),
+    ],
+)
+def test_one_line_names_what_cannot_be_mapped(
+    config: Mapping[str, Any], processor: Mapping[str, Any] | None, line: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, config, processor)
+    with pytest.raises(UserError, match=line) as raised:
+        published_model(folder)
+    assert str(raised.value).startswith(f"model={folder}: ")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "\udcff".encode("utf-8", "surrogateescape").decode("latin1")])
+def test_files_that_are_no_configurations(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        published_model(str(tmp_path))
+
+
+def test_places_that_hold_nothing(tmp_path: Path) -> None:
+    for reference in (str(tmp_path), f"{tmp_path}/config.json", f"hf:{tmp_path}"):
+        with pytest.raises(UserError, match=r"there is no config\.json"):
+            published_model(reference)
+    with pytest.raises(UserError, match="must be hf:ORG/NAME"):
+        published_model("hf:only-a-name")

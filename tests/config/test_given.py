@@ -1,0 +1,230 @@
+"""Models and clusters that no YAML states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
+from entrain_bench.config.compose import Composer, compose
+from entrain_bench.config.given import resized, with_data
+from entrain_bench.config.given_plan import check_model
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench_workloads.trace import PACKAGED_TRACES
+from support.specs import load
+
+CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | {
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+
+
+def sizes(name: str) -> tuple[int, int, list[int]]:
+    cluster = ClusterSpec.from_config(compose(f"cluster={name}").cluster)
+    return cluster.num_nodes, cluster.gpus_per_node, [tier.num_ranks for tier in cluster.tiers]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("16xh100", (2, 8, [8, 16])),
+        ("h100x16", (2, 8, [8, 16])),
+        ("8xa100-80g", (1, 8, [8, 8])),
+        ("8xh100-sxm-80gb", (1, 8, [8, 8])),
+        ("4xh100", (1, 4, [4, 4])),
+        ("1xh200", (1, 1, [1])),
+        ("8xa40", (2, 4, [2, 4, 8])),
+        ("2xa40", (1, 2, [2, 2])),
+        ("3xa40", (1, 3, [2, 3, 3])),
+    ],
+)
+def test_counted_clusters(name: str, expected: tuple[int, int, list[int]]) -> None:
+    assert sizes(name) == expected
+
+
+def test_a_counted_cluster_is_the_choice_of_that_size() -> None:
+    assert compose("cluster=64xh100").cluster == load("cluster", "h100x64")
+    assert compose("cluster=h100x8").cluster == compose("cluster=8xh100").cluster == load("cluster", "h100x8")
+    two, eight = compose("cluster=16xh100").cluster, compose("cluster=h100x64").cluster
+    assert two == {**eight, "name": "h100x16", "num_nodes": 2}
+
+
+def test_a_counted_cluster_can_be_changed() -> None:
+    changed = compose("cluster=16xh100", "cluster.device.memory_efficiency=0.5").cluster
+    assert changed["device"]["memory_efficiency"] == 0.5
+    assert changed["num_nodes"] == 2
+    assert compose("cluster=16xh100", "cluster.num_nodes=3").cluster["num_nodes"] == 3
+    with pytest.raises(UserError, match=r"cluster\.device\.colour=red: cluster=h100x16 has no such key"):
+        compose("cluster=16xh100", "cluster.device.colour=red")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("12xh100", "cluster=12xh100: must be from 1 to 8 GPUs, or a multiple of 8"),
+        ("0xh100", "cluster=0xh100: must be"),
+        ("8xa100-40g", "cluster=8xa100-40g: 40g is not known of a100"),
+        ("8xh100-pcie", "cluster=8xh100-pcie: pcie is not known of h100"),
+        ("8xb200", "cluster=8xb200: unknown; choices:"),
+        ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
+    ],
+)
+def test_clusters_that_are_not_known(name: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        ClusterSpec.from_config(compose(f"cluster={name}").cluster)
+
+
+def test_clusters_of_the_users_own_device(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    own = "defaults:\n  - node: hopper\n  - device: h200\n  - _self_\nname: z1x8\nnum_nodes: 1\n"
+    (tmp_path / "cluster" / "z1x8.yaml").write_text(own)
+    cluster = Composer(str(tmp_path)).run(["cluster=24xz1"]).cluster
+    assert (cluster["name"], cluster["num_nodes"]) == ("z1x24", 3)
+
+
+@pytest.mark.parametrize("device", ["a100", "a40", "h100", "h20", "h200", "h800"])
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 32])
+def test_every_device_can_be_counted(device: str, count: int) -> None:
+    cluster = ClusterSpec.from_config(resized(load("cluster", f"{device}x8"), count))
+    assert cluster.num_ranks == count
+    assert cluster.name == f"{device}x{count}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def llm(config: Any) -> Any:
+    return ModelSpec.from_config(config.model).llm.config
+
+
+def test_a_model_that_no_yaml_states(folder: Path) -> None:
+    config = compose(f"model={folder}", "cluster=8xh100", "seed=3")
+    assert config.model["name"] == str(folder)
+    assert config.seed == 3
+    assert llm(config).hidden_size == 64
+    changed = compose(f"model=hf:{folder}", "model.modules.llm.num_layers=5")
+    assert llm(changed).num_layers == 5
+    assert changed.model["name"] == f"hf:{folder}"
+
+
+def test_a_changed_file_is_read_again(folder: Path) -> None:
+    composer = Composer()
+    cells = composer.sweep([f"model={folder}", "seed=0,1"]).cells
+    assert [llm(composer.run(cell)).num_layers for cell in cells] == [2, 2]
+    composer.save()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 7}))
+    again = Composer()
+    again.sweep([f"model={folder}", "seed=0,1"])
+    assert llm(again.run(cells[0])).num_layers == 7
+
+
+def test_models_of_both_kinds_in_a_sweep(folder: Path) -> None:
+    composer = Composer()
+    cells = composer.sweep([f"model={folder},llama3_8b"]).cells
+    assert [llm(composer.run(cell)).num_layers for cell in cells] == [2, 32]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.modules.llm.depth=3", r"model\.modules\.llm\.depth=3: model=.* has no such key"),
+        ("model/tokens=llavaov", "model/tokens=llavaov: is not supported with model="),
+        ("+model.label=x", r"\+model\.label=x: is not supported with model="),
+        ("model.modules={}", "is not supported with model="),
+        ("harness=train", "is simulated only"),
+    ],
+)
+def test_what_cannot_be_combined_with_a_given_model(override: str, line: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=line):
+        compose(f"model={folder}", override)
+
+
+def test_yaml_files_are_still_to_be_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must be a name; use --config-dir"):
+        compose(f"model={tmp_path}/mine.yaml")
+
+
+def test_data_stands_for_a_trace() -> None:
+    assert with_data(["data=./my data.parquet", "seed=1"]) == (
+        "workload=trace",
+        "workload.path=./my data.parquet",
+        "seed=1",
+    )
+    assert with_data(["data=a.parquet,b.parquet"])[1] == "workload.path=a.parquet,b.parquet"
+    assert with_data(["workload=chartqa"]) == ("workload=chartqa",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["data=x.jsonl"], r"data=x\.jsonl: must be a shape trace.*entrain-bench trace source=NAME"),
+        (["data=x.parquet,y.tar"], "must be a shape trace"),
+        (["data=x.parquet", "workload=chartqa"], "sets workload=trace .*; leave workload=chartqa out"),
+        (["workload.path=y.parquet", "data=x.parquet"], "leave workload.path=y.parquet out"),
+    ],
+)
+def test_data_that_is_no_trace(overrides: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        with_data(overrides)
+
+
+def test_a_command_takes_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["data=nowhere.parquet"]) == 2
+    assert "workload.path=nowhere.parquet: does not exist" in capsys.readouterr().err
+
+
+def test_hydra_shows_choices_that_are_files_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in (f"model={folder}", "cluster=16xh100"):
+        assert run_command(["--cfg", "job", text]) == 2
+        assert "--cfg=job: must be left out with a model or cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "model", ["hf:Qwen/Qwen3-VL-8B", "hf:Qwen/Qwen3-VL-8B@v1", "/models/a_b-c.d/config.json", "./x"]
+)
+def test_plans_name_given_models(model: str) -> None:
+    check_model(model)
+
+
+@pytest.mark.parametrize(
+    "model", ["hf:a/b,c/d", "hf:a/b seed=1", "hf:${oc.env:HOME}", "glob(*)", "hf:[a/b]", "http://x/y"]
+)
+def test_plans_name_nothing_else(model: str) -> None:
+    with pytest.raises(UserError, match=r"job\.model"):
+        check_model(model)
+
+
+@pytest.mark.wide
+def test_a_job_without_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vision = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = {
+        "model_type": "llava_next",
+        "vision_config": {**vision, "patch_size": 14},
+        "text_config": {**CONFIG, "max_position_embeddings": 8192},
+        "image_grid_pinpoints": [[336, 672], [672, 336]],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"shortest_edge": 336}}))
+    trace = PACKAGED_TRACES / "chartqa_test_by_image.parquet"
+    job = [f"model=hf:{tmp_path}", f"data={trace}", "cluster=4xh100", "layout.tp=1", "layout.dp=2", "global_batch=16"]
+    arguments = [*job, "strategy=megatron", f"results_dir={tmp_path}/results", "mlflow=false"]
+    assert run_command(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"model hf:{tmp_path}, cluster h100x4" in shown
+    assert run_command(arguments) == 0
+    assert "finished earlier" in capsys.readouterr().err
+    assert run_command(["recommend", *arguments, "seconds=0.1"]) == 0
+    said = capsys.readouterr()
+    assert f"model hf:{tmp_path}, workload chartqa_test_by_image, cluster h100x4 (4 GPUs)" in said.out
+    assert "harness=train" not in said.err
+    plan = f"plan={tmp_path}/results/recommendation.yaml"
+    assert run_command([plan, f"results_dir={tmp_path}/results", "mlflow=false"]) == 0
+    assert f"model hf:{tmp_path}, cluster h100x4" in " ".join(capsys.readouterr().out.split())
