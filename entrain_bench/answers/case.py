@@ -58,6 +58,11 @@ class SeedGroup:
         return None if order is None else float(order)
 
     @property
+    def family(self) -> str:
+        """The family that the strategy states; empty if it states none."""
+        return str(next(iter(self.runs.values())).config["strategy"].get("family") or "")
+
+    @property
     def plainness(self) -> tuple[int, int, Own]:
         """What the variants of a strategy are sorted by: many seeds first, then few overrides, then by labels."""
         num_overrides = min(len(record.overrides) for record in self.runs.values())
@@ -104,6 +109,12 @@ class Case:
     def contested(self) -> bool:
         """Whether there is anything to compare."""
         return len(self.groups) > 1
+
+    @property
+    def freedom(self) -> int:
+        """How many keys that users ask for are left to the planners."""
+        config = self.records[0].config
+        return [*flatten({key: config.get(key) for key in ASKED}).values()].count(None)
 
     @property
     def best(self) -> Sequence[Own]:

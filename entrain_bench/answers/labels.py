@@ -16,7 +16,8 @@ from entrain_bench.costs.profiled.cluster import ProfiledDevice
 ORDER = "strategy_order"
 # The column that holds what it states as ``family``, and what families are called; others are the user's own.
 FAMILY = "strategy_family"
-FAMILIES = {"published": "Published systems", "out_of_the_box": "Out of the box", "ours": "Ours", "": "Yours"}
+OURS = "ours"
+FAMILIES = {"published": "Published systems", "out_of_the_box": "Out of the box", OURS: "Ours", "": "Yours"}
 
 # Shorter words are taken for abbreviations.
 ABBREVIATION_LETTERS = 3

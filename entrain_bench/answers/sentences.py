@@ -12,6 +12,8 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case, SeedGroup, StrategyResult
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, OPEN, with_result
+from entrain_bench.answers.labels import OURS
+from entrain_bench.answers.leads import lead_of, lead_sentence
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import MAX_NAMES, count, listing, name_of, speedup, spell_seeds, times
 from entrain_bench.records.records import Record
@@ -27,7 +29,7 @@ WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its
 def sentences(answer: Answer) -> list[str]:
     """What an answer says, one statement each; nothing where there is nothing to compare."""
     contested = [case for case in answer.cases if case.contested]
-    found = [*_winners(answer, contested), *_over_cases(answer)]
+    found = [*_winners(answer, contested), *_ours(contested), *_over_cases(answer)]
     if contested:
         found += [*_trust(answer, contested), *_unequal_seeds(answer, contested), *_failed(answer, contested)]
     if answer.not_run and len(answer.ran) > 1:
@@ -141,6 +143,17 @@ def _over_cases(answer: Answer) -> Iterator[str]:
         yield f"Speedup over {answer.baseline}, geometric mean over cases and seeds: {', '.join(listed)}."
     if without := [name for name in answer.variants if name not in found]:
         yield f"Without a mean, for lack of results: {listing(without)}."
+
+
+def _ours(cases: Sequence[Case]) -> Iterator[str]:
+    """Our strategies over the fastest of all others, where each has one variant in every case."""
+    groups = (group for case in cases for group in case.groups.values())
+    for name in dict.fromkeys(group.strategy for group in groups if group.family == OURS):
+        found = [[own for own, group in case.groups.items() if group.strategy == name] for case in cases]
+        if all(len(own) == 1 for own in found):
+            times = [{own: each.times for own, each in case.comparison.standings.items()} for case in cases]
+            leads = [lead_of(each, own) for each, (own,) in zip(times, found, strict=True)]
+            yield from filter(None, [lead_sentence(leads, name, "case")])
 
 
 def _trust(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:

@@ -55,14 +55,17 @@ def stages_s(
     return forward, matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
 
 
-def packed_units_s(module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile) -> FloatArray:
+def packed_units_s(
+    module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile, split: bool = False
+) -> FloatArray:
     """What each unit of a module adds to a packed chunk's forward and backward, in each kind of layer.
 
     Returns:
-        Seconds ``[2, units, kinds]``, with the error of the profile's estimates.
+        Seconds ``[2, units, kinds]``, with the error of the profile's estimates; ``[3, ...]`` with the weight pass of
+        a ``split`` backward.
     """
     units = module.units(shapes)
-    added = profile.pack_times(module, tp, cp).of(module.lengths(shapes, units))
+    added = profile.pack_times(module, tp, cp, split).of(module.lengths(shapes, units))
     return np.asarray(added * profile.error_factor(module, shapes)[:, None])
 
 
@@ -73,41 +76,44 @@ def packed_chunks_s(
     chunks: Chunks,
     profile: Profile,
     remade: IntArray | None = None,
-) -> tuple[FloatArray, FloatArray]:
+    split: bool = False,
+) -> tuple[FloatArray, ...]:
     """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
 
     A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
     forward of layers that are recomputed, or the share of it that its products are. ``remade`` are the layers of each
-    stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
+    stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With ``split`` the weight passes
+    come third.
     """
-    times = profile.pack_times(module, placed.tp, placed.cp)
-    seconds = np.zeros((2, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
-    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile)
+    times = profile.pack_times(module, placed.tp, placed.cp, split)
+    seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
+    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)
     sums = np.stack(
         [np.stack([sum_rows(chunks.offsets, kind) for kind in each[chunks.members].T], axis=1) for each in seconds]
     )
-    forward, backward = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
+    forward, backward, *weights = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
     counts = module.kind_counts(placed.layers_per_stage)
     needed = np.array([kind.remade_share for kind in module.kinds], np.float64)
     again = counts * needed * placed.recompute
-    stages = matmul(forward, counts.T), matmul(backward, counts.T) + matmul(forward, again.T)
-    if remade is None or placed.recompute:
-        return stages
-    kinds = remade_kinds(module, placed.layers_per_stage, remade) * needed
-    return stages[0], stages[1] + (forward[:, None] * kinds).sum(axis=2)
+    stages = [matmul(each, counts.T) for each in (forward, backward, *weights)]
+    stages[1] += matmul(forward, again.T)
+    if remade is not None and not placed.recompute:
+        kinds = remade_kinds(module, placed.layers_per_stage, remade) * needed
+        stages[1] += (forward[:, None] * kinds).sum(axis=2)
+    return tuple(stages)
 
 
 def packed_durations(
-    program: Program, profile: Profile, chunks_s: Callable[..., tuple[FloatArray, FloatArray]] = packed_chunks_s
+    program: Program, profile: Profile, chunks_s: Callable[..., tuple[FloatArray, ...]] = packed_chunks_s
 ) -> FloatArray:
-    """Estimated seconds of every forward and backward of a program by ``chunks_s`` ``[first_action[-1]]``."""
+    """Estimated seconds of every pass of a program by ``chunks_s`` ``[first_action[-1]]``."""
     duration = np.zeros(int(program.first_action[-1]))
     for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
         remade = program.remade[index] if program.remade else None
-        forward, backward = program.forward_actions(index), program.backward_actions(index)
-        duration[forward], duration[backward] = chunks_s(
-            module, placed, program.shapes, program.chunks[index], profile, remade
-        )
+        split = {"split": True} if program.splits_backward(index) else {}
+        passes = chunks_s(module, placed, program.shapes, program.chunks[index], profile, remade, **split)
+        for span, seconds in zip(program.spans(index), passes, strict=False):
+            duration[span] = seconds.ravel()
     return duration
 
 

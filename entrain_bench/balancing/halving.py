@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -85,10 +85,21 @@ class Offer[What]:
     what: What
 
 
-def by_turns[What](offers: Sequence[Offer[What]]) -> Iterator[Offer[What]]:
-    """Every offer once: by turns the best that is left of all and of every value of every knob.
+def _always(_: object) -> bool:
+    return True
 
-    Values take their turns by rising best estimate; equal estimates go by index.
+
+def by_turns[What](
+    offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = _always
+) -> Iterator[Offer[What]]:
+    """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
+
+    Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
+    value no turn: the best estimates of a value often are those that exceed memory.
+
+    Args:
+        offers: in any order.
+        runs: whether an offer can be taken; asked once of each until the caller stops.
     """
     rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
     values: dict[object, list[int]] = {}
@@ -103,9 +114,10 @@ def by_turns[What](offers: Sequence[Offer[What]]) -> Iterator[Offer[What]]:
             for index in indices:
                 if index not in taken:
                     taken.add(index)
-                    left.append(indices)
-                    yield offers[index]
-                    break
+                    if runs(offers[index]):
+                        left.append(indices)
+                        yield offers[index]
+                        break
         waiting = left
 
 
@@ -210,25 +222,39 @@ def nearest[What](offers: Sequence[Offer[What]], to: Offer[What]) -> int:
 
 
 def _drafted(
-    trials: Trials, waiting: list[Offer[Layout]], num_drafts: int
+    trials: Trials, offers: Sequence[Offer[Layout]], num_drafts: int
 ) -> tuple[list[tuple[float, Offer[Layout]]], list[Offer[Layout]]]:
     """Drafts that run, the fastest first, and what was not tried.
 
-    Half of them are the first that wait; the others are nearest to the fastest so far, each in turn.
+    Half of them are taken by turns; the others are nearest to the fastest so far, each in turn. Of each half at most
+    ``MAX_REFUSED`` times as many are tried, until one runs.
     """
     drafted: list[tuple[float, Offer[Layout]]] = []
-    tried, least_s = 0, np.inf
-    while waiting and len(drafted) < num_drafts and not (drafted and tried >= MAX_REFUSED * num_drafts):
-        offer = waiting.pop(nearest(waiting, drafted[0][1]) if 2 * len(drafted) >= num_drafts and drafted else 0)
+    tried: set[int] = set()
+    far: set[int] = set()
+
+    def runs(offer: Offer[Layout]) -> bool:
         # Estimates of candidates that cannot run say nothing.
+        least_s = min((each.estimated_s for _, each in drafted), default=np.inf)
         if decisive(offer.estimated_s) > decisive(FAR * least_s):
-            continue
-        tried += 1
+            far.add(id(offer))
+            return False
+        tried.add(id(offer))
         seconds = trials.seconds(offer.what, trials.batches.drafts[0], draft=True)
         if seconds is not None:
             insort(drafted, (seconds, offer), key=lambda each: each[0])
-            least_s = min(least_s, offer.estimated_s)
-    return drafted, waiting
+        return seconds is not None or is_over()
+
+    def is_over() -> bool:
+        return bool(drafted) and (len(drafted) >= most or len(tried) >= MAX_REFUSED * most)
+
+    most = -(-num_drafts // 2)
+    next((None for _ in by_turns(offers, runs) if is_over()), None)
+    most = num_drafts
+    waiting = [offer for offer in offers if id(offer) not in tried | far]
+    while waiting and drafted and not is_over():
+        runs(waiting.pop(nearest(waiting, drafted[0][1])))
+    return drafted, [offer for offer in offers if id(offer) not in tried]
 
 
 def halved(
@@ -244,14 +270,14 @@ def halved(
     """
     count = max(1, budget // trials.weight)
     first, others = trials.batches.drafts[0], trials.batches.drafts[1:]
-    drafted, turns = _drafted(trials, [*by_turns(offers)], max(1, int(count * DRAFTS)))
+    drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
     second = drafted[: int(count * SECOND)] if others else []
     most = max(1, int(count * LAST) - len(entered))
     timed = [(trials.mean_s(offer.what, (first, *others), draft=True), offer) for _, offer in second]
     ranked = sorted(((seconds, offer) for seconds, offer in timed if seconds is not None), key=lambda each: each[0])
     finalists = list(islice((o.what for _, o in ranked if trials.fits(o.what)), most))
     if not finalists:
-        rest = (offer for offer in (*(offer for _, offer in drafted[len(second) :]), *turns))
+        rest = (offer for offer in (*(offer for _, offer in drafted[len(second) :]), *by_turns(untried)))
         finalists = list(islice((offer.what for offer in rest if trials.fits(offer.what)), 1))
     finalists = [*{content_of(layout): layout for layout in (*entered, *finalists)}.values()]
     if len(finalists) < 2:

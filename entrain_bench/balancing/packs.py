@@ -17,20 +17,20 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 if TYPE_CHECKING:
     from entrain_bench.costs.roofline import PassTimes
 
-# Lengths of the sequences in the measured packs: 16 tokens to 131,072, a quarter more each time.
-LENGTHS = np.unique([round(16 * 1.25**step) for step in range(41)])
+# Lengths of the sequences in the measured packs: 16 tokens to 188,000, a quarter more each time.
+LENGTHS = np.unique([round(16 * 1.25**step) for step in range(43)])
 # Tokens of a measured pack, at least; twice as many in the other pack of the same sequences.
 PACK_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class PackTimes:
-    """Seconds of a layer of each kind, communication included; first of forwards, then of backwards.
+    """Seconds of a layer of each kind, communication included: of forwards, backwards and, if split, weight passes.
 
     Attributes:
-        added_s: by one sequence of each of ``LENGTHS`` ``[2, lengths, kinds]``.
-        chunk_s: by a chunk, whatever is in it ``[2, kinds]``.
-        least_s: that a chunk takes ``[2, kinds]``.
+        added_s: by one sequence of each of ``LENGTHS`` ``[passes, lengths, kinds]``.
+        chunk_s: by a chunk, whatever is in it ``[passes, kinds]``.
+        least_s: that a chunk takes ``[passes, kinds]``.
     """
 
     added_s: FloatArray
@@ -38,13 +38,18 @@ class PackTimes:
     least_s: FloatArray
 
     def of(self, lengths: IntArray) -> FloatArray:
-        """What sequences of the given lengths add ``[2, sequences, kinds]``; linear between measured lengths."""
-        known = LENGTHS.astype(np.float64)
-        at = np.minimum(np.asarray(lengths, np.float64), known[-1])
+        """What sequences of the given lengths add ``[passes, sequences, kinds]``.
+
+        The time of a token is linear in the length between measured lengths and beyond them, as attention has it; below
+        the shortest the time of a sequence is.
+        """
+        known, at = LENGTHS.astype(np.float64), np.asarray(lengths, np.float64)
         right = np.clip(np.searchsorted(known, at), 1, len(known) - 1)
-        share = (at - known[right - 1]) / (known[right] - known[right - 1])
-        below, above = self.added_s[:, right - 1], self.added_s[:, right]
-        return np.asarray(np.maximum(below + share[:, None] * (above - below), 0.0))
+        left_s, right_s = self.added_s[:, right - 1], self.added_s[:, right]
+        share = ((at - known[right - 1]) / (known[right] - known[right - 1]))[:, None]
+        weight_left = np.where(at < known[0], 1.0, at / known[right - 1])[:, None]
+        weight_right = np.where(at < known[0], 1.0, at / known[right])[:, None]
+        return np.asarray(np.maximum((1.0 - share) * weight_left * left_s + share * weight_right * right_s, 0.0))
 
 
 def probes() -> tuple[IntArray, IntArray]:
@@ -60,12 +65,13 @@ def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
     Twice the sequences take longer by what they add; what a pack takes besides is the chunk's, the mean of all lengths.
     """
     count = -(-PACK_TOKENS // LENGTHS)[:, None]
-    passes = np.stack(
-        [
-            np.stack([kind.forward_s + kind.forward_comm_s for kind in measured], axis=1),
-            np.stack([kind.backward_s + kind.backward_comm_s for kind in measured], axis=1),
-        ]
-    )
+    columns = [
+        [kind.forward_s + kind.forward_comm_s for kind in measured],
+        [kind.backward_s + kind.backward_comm_s for kind in measured],
+    ]
+    if weights := [kind.weight_s for kind in measured if kind.weight_s is not None]:
+        columns.append(weights)
+    passes = np.stack([np.stack(column, axis=1) for column in columns])
     once, twice = passes[:, 1::2], passes[:, 2::2]
     added = (twice - once) / count
     return PackTimes(added, np.maximum((once - count * added).mean(axis=1), 0.0), passes[:, 0])

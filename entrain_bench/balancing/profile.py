@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,18 @@ from entrain_bench.balancing.packs import PackTimes, pack_times, probes
 from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
+from entrain_bench.costs.buckets import delayed_s, trailing_s
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
-from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
+from entrain_bench.costs.sharding import (
+    LayerTraffic,
+    collective_passes,
+    exposed_s,
+    layer_traffic,
+    remade_layers,
+    sharded_modules,
+)
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.program import Program
@@ -59,7 +67,7 @@ class Profile:
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _means: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
     _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
-    _packs: dict[tuple[str, int, int], PackTimes] = field(init=False, default_factory=dict)
+    _packs: dict[tuple[str, int, int, bool], PackTimes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
@@ -109,11 +117,14 @@ class Profile:
         return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp)
 
     def measure_packs(
-        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int
+        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int, split: bool = False
     ) -> list[PassTimes]:
-        """As ``measure``, on several packed microbatches, whose sequences are CSR rows: each ``[microbatches]``."""
+        """As ``measure``, on several packed microbatches, whose sequences are CSR rows: each ``[microbatches]``.
+
+        With ``split`` a pass of its own makes the weights' gradients.
+        """
         times = self._truth.layer_times
-        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp)
+        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
 
     @property
     def memory(self) -> Memory:
@@ -153,26 +164,77 @@ class Profile:
         handed = self.handovers(program)
         hold_s = held_s(program, handed.send_s, handed.receive_s)
         release_s, stall_s = costs.gathers(program, ends)
-        times = place_actions(program, duration_s, handed.delay_s, None, hold_s, release_s, stall_s)
+        added_s, together = self._besides_passes(program, duration_s, layer_s)
+        duration_s = duration_s + added_s
+        times = place_actions(program, duration_s, handed.delay_s, None, hold_s, release_s, stall_s, together)
         place_steps(program, costs.steps(program, ends), hold_s, *times)
         return float(times[1].max())
 
-    def step_s(self, layout: Layout) -> float:
-        """Time of what mean microbatches do not hide of the step and of the weights' gather, on the slowest ranks.
+    def _besides_passes(
+        self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
+    ) -> tuple[FloatArray, IntArray | None]:
+        """What moving weights adds to passes ``[actions]``, and the passes that it makes begin together.
 
-        Modules that share ranks run theirs one after the other.
+        Weights are offloaded to the host, or sharded: then layers share a pass in the proportion of ``layer_s``.
         """
-        exposed = self.exposed_steps(layout)
-        return float(layout.lane_sums([each.gather_s + each.sync_s + each.optimizer_s for each in exposed]).max())
+        cluster = self._truth.cluster
+        added_s = self.memory.offload_bytes(program) / cluster.device.host_bandwidth_bytes_per_s
+        layers_s = {}
+        for index in sharded_modules(program):
+            forward_s, backward_s = layer_s[index]
+            ahead = duration_s[program.forward_actions(index)] * (forward_s / forward_s.sum())
+            back = backward_s + forward_s * remade_layers(program, index)
+            share = back / np.maximum(back.sum(axis=1, keepdims=True), 1e-12)
+            layers_s[index] = ahead, duration_s[program.backward_actions(index)] * share
+        if not layers_s:
+            return added_s, None
+        return added_s + exposed_s(program, layers_s, cluster, self.job.framework), collective_passes(program)
+
+    def step_s(self, layout: Layout) -> float:
+        """Seconds that gathers, synchronisations and the optimizer add to passes of mean microbatches.
+
+        The optimizer waits for the last synchronisation of all ranks.
+        """
+        gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
+        return float((gather_s + optimizer_s).max() + sync_s.max())
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``."""
-        exposed = self.exposed_steps(layout)
-        return (
-            layout.lane_sums([each.gather_s for each in exposed]),
-            layout.lane_sums([each.sync_s for each in exposed]),
-            layout.lane_sums([each.optimizer_s for each in exposed]),
+        """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``.
+
+        Stages that share ranks use the links one after the other. What overlaps goes on beside a mean microbatch of the
+        other stages, too: gathers beside the forwards of stages before, synchronisations beside the backwards after.
+        """
+        exposed, framework = self.exposed_steps(layout), self.job.framework
+        gather_s, sync_s, optimizer_s = (
+            layout.lane_sums([getattr(each, part) for each in exposed])
+            for part in ("gather_s", "sync_s", "optimizer_s")
         )
+        if layout.lane_sums([np.ones(placed.pp) for placed in layout.modules]).max() > 1:
+            lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
+            traffic, passes = self._stage_traffic(layout), self._mean_stages_s(layout)
+            if framework.overlap_param_gather and framework.align_param_gather:
+                lead_s = np.concatenate([each.gather_s for each in exposed])
+                gather_s = delayed_s(lanes, layout.num_lanes, lead_s, traffic[0], passes[0])
+            if framework.overlap_grad_reduce:
+                lag_s = np.concatenate([each.sync_s for each in exposed])
+                sync_s = trailing_s(lanes, layout.num_lanes, lag_s, traffic[1], passes[1])
+        return gather_s, sync_s, optimizer_s
+
+    def _stage_traffic(self, layout: Layout) -> tuple[FloatArray, FloatArray]:
+        """How long gathers and synchronisations occupy the links, of all stages of all modules ``[stages]``."""
+        costs, modules = self._truth.step_costs, [*zip(self.job.model.modules, layout.modules, strict=True)]
+        gathers, syncs = ([of(*each) for each in modules] for of in (costs.gather_s, costs.sync_s))
+        return np.concatenate(gathers), np.concatenate(syncs)
+
+    def _mean_stages_s(self, layout: Layout) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward seconds of a mean microbatch, of all stages of all modules ``[stages]``."""
+        forwards, backwards = [], []
+        for module, placed in zip(self.job.model.modules, layout.modules, strict=True):
+            forward_s, backward_s = self._mean_layers_s(module, placed, layout.num_microbatches)
+            starts = np.cumsum((0, *placed.layers_per_stage[:-1]))
+            forwards.append(np.add.reduceat(forward_s, starts))
+            backwards.append(np.add.reduceat(backward_s, starts) + placed.recompute * forwards[-1])
+        return np.concatenate(forwards), np.concatenate(backwards)
 
     def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
         """What the passes of a mean microbatch do not hide of each module's step, on each of its stages."""
@@ -229,12 +291,15 @@ class Profile:
             self._fits[key] = np.stack([fit_polynomial(PROFILED_TOKENS, times, 2) for times in forward.T])
         return self._fits[key]
 
-    def pack_times(self, module: ModuleSpec, tp: int, cp: int) -> PackTimes:
-        """What a sequence adds to a packed chunk, and a chunk besides, by measured packs."""
-        key = (module.name, tp, cp)
+    def pack_times(self, module: ModuleSpec, tp: int, cp: int, split: bool = False) -> PackTimes:
+        """What a sequence adds to a packed chunk, and a chunk besides, by measured packs.
+
+        With ``split`` a pass of its own makes the weights' gradients.
+        """
+        key = (module.name, tp, cp, split)
         if key not in self._packs:
             lengths, offsets = probes()
-            self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp))
+            self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp, split))
         return self._packs[key]
 
     def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:

@@ -28,7 +28,7 @@ from entrain_bench.run.study import Output, Study, bring_up_to_date
 from entrain_bench.run.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
-OF_THEIR_OWN = ("tables", "free_degrees")
+OF_THEIR_OWN = ("tables",)
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one; the calibration has runs of its own that no figure shares.
 ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
@@ -38,7 +38,6 @@ DOCUMENTS = {
     "calibration": "Predicted against published times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "results": "Iteration times of every strategy; results.md.",
-    "free_degrees": "The same with degrees of each planner's choice; free_degrees.md.",
     "tables": "The measured tables of docs/strategies; tables/<name>.md.",
 }
 
@@ -65,7 +64,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name, config_dir) for name in known} | {
         "calibration": calibration_output,
         "claims": partial(claims_output, config_dir, theirs=bool(names)),
-        **{name: partial(results_output, name) for name in ("results", "free_degrees")},
+        "results": results_output,
         "tables": tables_output,
         **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},
     }

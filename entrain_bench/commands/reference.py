@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.answers.compare import drifts, read_file
-from entrain_bench.answers.documents.tables import pages_with_tables
+from entrain_bench.answers.documents.beliefs import PAGE, beliefs_markdown
+from entrain_bench.answers.documents.beliefs import TABLE as BELIEFS
+from entrain_bench.answers.documents.table import WAY_UP
+from entrain_bench.answers.documents.tables import pages_with_tables, splice
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs
@@ -19,8 +22,8 @@ from entrain_bench.run.study import Output, Study
 
 EXIT_FAILED = 1
 TABLE = "table.parquet"
-# In ``docs``: text by hand, tables by the suite.
-PAGES = "strategies"
+# Text by hand, tables by the suite: pages from the folder of documents, and the way from there to the top.
+PAGES = {"strategies/*.md": WAY_UP, "tuning.md": "../", "../README.md": ""}
 # Wall times, which are others every time: a figure is committed, no row of the table.
 MEASURED = "measured_gantt"
 # Other machines may draw other pixels; the data of a figure decide.
@@ -82,11 +85,15 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.sweeps)
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
-        yield results / TABLE, parquet_of(table_of(records))
+        runs, page = table_of(records), documents / PAGE
+        yield results / TABLE, parquet_of(runs)
+        if page.exists():
+            yield page, splice(page.read_text(), {BELIEFS: beliefs_markdown(runs)}).encode()
     for output in wanted:
         for file in map(Path, output.committed):
             yield (documents if file.suffix == ".md" else results) / file, (study.results.root / file).read_bytes()
-    for page, text in pages_with_tables(documents / PAGES, study.results.root):
+    pages = {page: way_up for pattern, way_up in PAGES.items() for page in sorted(documents.glob(pattern))}
+    for page, text in pages_with_tables(pages, study.results.root):
         yield page, text.encode()
 
 

@@ -7,6 +7,7 @@ through (megatron-core 0.19.2, param_and_grad_buffer.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -100,3 +101,50 @@ def _needed_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: Flo
     """When a forward first needs each bucket, the first layers' bucket first ``[passes, buckets]``."""
     parameters = parameters[::-1]
     return _reached_s(layer_s, layer_parameters, np.cumsum(parameters) - parameters, begins=True)
+
+
+def delayed_s(
+    lanes: Sequence[IntArray], num_lanes: int, lead_s: FloatArray, link_s: FloatArray, forward_s: FloatArray
+) -> FloatArray:
+    """How long gathers that follow each other delay the first forwards of each lane ``[lanes]``.
+
+    Args:
+        lanes: those of every stage, in the order of a forward.
+        num_lanes: of the layout.
+        lead_s: from the start of a stage's gather to the earliest start of its forward ``[stages]``.
+        link_s: how long the gather occupies the links ``[stages]``.
+        forward_s: first forward of the stage ``[stages]``.
+    """
+    launched, free, passed = np.zeros((3, num_lanes))
+    for own, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
+        begin = launched[own].max()
+        free[own] = np.maximum(free[own], begin + lead * (link > 0)) + forward
+        launched[own] = begin + link
+        passed[own] += forward
+    return np.asarray(free - passed)
+
+
+def trailing_s(
+    lanes: Sequence[IntArray], num_lanes: int, lag_s: FloatArray, link_s: FloatArray, backward_s: FloatArray
+) -> FloatArray:
+    """How long synchronisations go on after the last backward of each lane ``[lanes]``; as ``place_steps`` queues them.
+
+    Args:
+        lanes: those of every stage, in the order of a forward.
+        num_lanes: of the layout.
+        lag_s: from the end of a stage's last backward to the end of its synchronisation, links free ``[stages]``.
+        link_s: how long the synchronisation occupies the links ``[stages]``.
+        backward_s: last backward of the stage ``[stages]``.
+    """
+    left, ends_s = np.zeros(num_lanes), []
+    for own, backward in zip(lanes, backward_s, strict=True):
+        ends_s.append(-float(left[own].min()))
+        left[own] += backward
+    links_free, trailing = np.full(num_lanes, -np.inf), np.zeros(num_lanes)
+    for own, end, lag, link in zip(lanes[::-1], ends_s[::-1], lag_s[::-1], link_s[::-1], strict=True):
+        ready = end + lag
+        if link:
+            ready = max(ready, float(links_free[own].max()) + link)
+            links_free[own] = ready
+        trailing[own] = np.maximum(trailing[own], ready)
+    return trailing

@@ -13,6 +13,7 @@ The collectives need all replicas, so a pass begins on all of them together (``c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,20 +111,29 @@ class Passes:
     left_s: FloatArray
 
 
+def sharded_modules(program: Program) -> list[int]:
+    """Indices of the modules whose weights are sharded."""
+    return [index for index, placed in enumerate(program.layout.modules) if placed.sharded]
+
+
 def exposed_s(
-    program: Program, layer_times: LayerTimes, cluster: ClusterSpec, framework: FrameworkOptions
+    program: Program,
+    layers_s: Mapping[int, tuple[FloatArray, FloatArray]],
+    cluster: ClusterSpec,
+    framework: FrameworkOptions,
 ) -> FloatArray:
-    """What gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
+    """Return what gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
 
     Without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce`` no scatter does.
+
+    Args:
+        program: the program.
+        layers_s: computation of each of ``sharded_modules``, as ``layers_of`` returns it.
+        cluster: the links.
+        framework: what overlaps.
     """
     added = np.zeros(program.num_actions)
-    sets = [
-        passes
-        for index, placed in enumerate(program.layout.modules)
-        if placed.sharded
-        for passes in passes_of(program, index, layer_times, cluster)
-    ]
+    sets = [passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster)]
     if not sets:
         return added
     hides_gather, hides_scatter = framework.overlap_param_gather, framework.overlap_grad_reduce
@@ -164,18 +174,27 @@ def collective_passes(program: Program) -> IntArray:
     return group
 
 
-def passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: ClusterSpec) -> tuple[Passes, ...]:
-    """The forwards and the backwards of a module; of the latter the layers that have one."""
+def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
+    """Seconds of each layer of a module in forward and in backward, with what it recomputes ``[chunks, layers]``."""
     module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
-    traffic, kind = layer_traffic(module, placed, cluster), module.layer_kind
+    kind = module.layer_kind
     loads = layer_times.loads(module, module.lengths(program.shapes, chunks.members), chunks.offsets)
     times = layer_times.layers_s(module, loads, placed.tp, placed.cp)
     forward_s = np.stack([each.forward_s + each.forward_comm_s for each in times], axis=1)[:, kind]
     backward_s = np.stack([each.backward_s + each.backward_comm_s for each in times], axis=1)[:, kind]
     again_s = np.stack([each.again_s for each in times], axis=1)[:, kind]
-    backward_s = backward_s + again_s * _remade(program, index)
+    return forward_s, backward_s + again_s * remade_layers(program, index)
+
+
+def passes_of(
+    program: Program, index: int, layers_s: tuple[FloatArray, FloatArray], cluster: ClusterSpec
+) -> tuple[Passes, ...]:
+    """The forwards and the backwards of a module, whose layers take ``layers_s``; of the latter those that have one."""
+    module, placed = program.model.modules[index], program.layout.modules[index]
+    traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster), layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
-    forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, np.zeros(len(kind)))
+    nothing = np.zeros(len(module.layers))
+    forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, nothing)
     if not runs.any():
         return (forwards,)
     gather_s, scatter_s = traffic.again_s[::-1][runs], traffic.scatter_s[::-1][runs]
@@ -183,7 +202,7 @@ def passes_of(program: Program, index: int, layer_times: LayerTimes, cluster: Cl
     return forwards, backwards
 
 
-def _remade(program: Program, index: int) -> BoolArray:
+def remade_layers(program: Program, index: int) -> BoolArray:
     """Whether the backward of each chunk runs each layer's forward once more ``[chunks, layers]``."""
     module, placed = program.model.modules[index], program.layout.modules[index]
     covered = covered_layers(module) & [layer.backward_share > 0 for layer in module.layers]

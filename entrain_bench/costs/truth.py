@@ -12,7 +12,7 @@ from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
-from entrain_bench.costs.sharding import collective_passes, exposed_s
+from entrain_bench.costs.sharding import collective_passes, exposed_s, layers_of, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
@@ -155,8 +155,9 @@ class CostTruth:
                 duration[weight] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         together = None
-        if any(placed.sharded for placed in layout.modules):
-            comm += exposed_s(program, self.layer_times, self.cluster, self.framework)
+        if sharded := sharded_modules(program):
+            layers_s = {index: layers_of(program, index, self.layer_times) for index in sharded}
+            comm += exposed_s(program, layers_s, self.cluster, self.framework)
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs

@@ -1,14 +1,16 @@
-"""Iteration time by strategy, trace and model, and the lower bound of each layout.
+"""Iteration time by strategy, trace and model, every strategy tuned with one budget; lower bound of each layout.
 
-Corresponds to arXiv:2605.27918, Figure 11; cells of ``experiments/figure/iteration_time.yaml``. Bars are means over
-seeds, whiskers their 95 % intervals, numbers the speedup over the first strategy seed by seed, pale where its interval
-includes 1. Of many strategies only the fastest of each family has a bar, the others a mark. Traces differ by more than
-an order of magnitude, so every trace has its own axis.
+Cells of ``experiments/figure/iteration_time.yaml``; drawn as Figure 11 of arXiv:2605.27918, whose setting is that of
+``entrain_setting``. Bars are means over seeds, whiskers their 95 % intervals, numbers the speedup over the first
+strategy seed by seed, pale where its interval includes 1. Of many strategies only the fastest of each family has a bar,
+the others a mark. Traces differ by more than an order of magnitude, so every trace has its own axis. The line below
+says which knobs are given and which ones are free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -44,7 +46,16 @@ BAR_SHARE = 0.5
 # Marks that stand beside each other before the next is above the first again, and their size.
 MARK_COLUMNS, MARK = 3, 2.4
 CASE = ["workload", "model", "strategy"]
-load = run_table
+# What the line below the panels says is given or free, by its column.
+KNOBS = {
+    "TP": "layout.tp",
+    "CP": "layout.cp",
+    "PP": "layout.pp",
+    "DP": "layout.dp",
+    "microbatch size": "microbatch_size",
+    "tuning": "tuning",
+}
+load = partial(run_table, settings=KNOBS)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -65,7 +76,20 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     look: dict[str, Any] = {"color": "white", "marker": "o", "linestyle": "", "markersize": MARK}
     others = [Line2D([], [], **look, mec=INK, mew=0.5, label="others of the family")] if many else []
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *others, bound, *interval_handle(table)])
+    figure.supxlabel(setting_of(data), fontsize="medium")
     return figure, table
+
+
+def setting_of(data: pd.DataFrame) -> str:
+    """The knobs that all runs share with their value, then those that are free; empty without columns of knobs."""
+    given, free = list[str](), list[str]()
+    for knob in filter(data.columns.__contains__, KNOBS):
+        values = data[knob].unique()
+        if pd.isna(values).all():
+            free.append(knob)
+        elif len(values) == 1:
+            given.append(f"{knob} {values[0]}")
+    return "; ".join(filter(None, [", ".join(given), f"free: {', '.join(free)}" if free else ""]))
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:

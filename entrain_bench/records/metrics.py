@@ -14,6 +14,9 @@ from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import remade_share, time_shares
 
+# What the strategy believed of the same program: not of the timeline, so ``measure`` does not return it.
+BELIEVED = "believed_time_s"
+
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:
     """Forward time of every microbatch of the given modules together, summed over stages and parts.

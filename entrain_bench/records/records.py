@@ -41,6 +41,7 @@ STATUSES = ("ok", "skipped", "failed")
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = (
     "iteration_time_s",
+    "believed_time_s",
     "core_time_s",
     "samples_per_s",
     "tokens_per_s",

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import ExecutionError, UserError, require
@@ -23,7 +24,7 @@ from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.keys import plan_key
-from entrain_bench.records.metrics import measure
+from entrain_bench.records.metrics import BELIEVED, measure
 from entrain_bench.records.ranges import check_results
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.shared import SharedJob, shared_job
@@ -159,6 +160,10 @@ class Feed:
             program = self.strategy.program(shapes, self.layout, profile)
         return program, host_time
 
+    def believed_s(self, program: Program) -> float:
+        """Iteration time of a program by the estimates of the run's profile, in seconds."""
+        return packed_iteration_s(program, self.setting.profile.under(self.layout))
+
     def observe(self, timeline: Timeline) -> None:
         """Take an executed iteration; the next program made is the first to profit from it."""
         self._executed = timeline
@@ -236,7 +241,8 @@ def run_experiment(
         timeline = setting.executor.execute(program)
         feed.observe(timeline)
         need = setting.shared.need(iteration, config.seed)
-        measured.append(measure(timeline, setting.truth, host_time, need))
+        row = measure(timeline, setting.truth, host_time, need)
+        measured.append({**row, BELIEVED: feed.believed_s(program)})
         if keep_timeline and iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)

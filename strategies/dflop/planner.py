@@ -36,6 +36,7 @@ from .space import (
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
 MICROBATCHES = ("paper", "released")
+COMMUNICATORS = ("unequal_dp", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,21 @@ class DflopPlanner:
             walk of the public code (``space``), which recomputes every layer unless ``layout.recompute`` says else.
         num_microbatches: N_mb of an LLM replica; None: as ``microbatches`` says.
         whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
-        single_rank_communicator: whether everything between encoder and LLM passes through one rank, as in the paper.
+        communicator: when one rank gathers and scatters all data between encoder and LLM: ``unequal_dp``, where their
+            DP differs, as in section 4 of the paper; ``always``, as in the public code; or ``never``.
         num_trials: best plans that fit memory and run a profiled batch on trial; the paper's optimizer runs none (1).
     """
 
     profile_samples: int = 10_000
     microbatches: str = "paper"
     whole_layers: bool = True
-    single_rank_communicator: bool = True
+    communicator: str = "unequal_dp"
     num_trials: int = 1
     num_microbatches: int | None = None
 
     def __post_init__(self) -> None:
         check_least(self, "strategy.planner", 1, "num_microbatches", "num_trials", "profile_samples")
-        check_choices(self, "strategy.planner", microbatches=MICROBATCHES)
+        check_choices(self, "strategy.planner", microbatches=MICROBATCHES, communicator=COMMUNICATORS)
         given, allowed = (
             self.num_microbatches,
             "null with strategy.planner.microbatches=released, whose walk chooses it",
@@ -294,7 +296,8 @@ class DflopPlanner:
                 tokens, tp, pp = shapes.sequence_tokens, plan.llm_tp, plan.llm_pp
             lengths = np.full(max(1, round(count)), tokens)
             layers.append(partition_layers(layer_s(profile, module, lengths, tp), pp))
-        layout = place_plan(profile.job, plan, layers, recompute, self.single_rank_communicator)
+        unequal = self.communicator == "unequal_dp" and plan.encoder_dp != plan.llm_dp
+        layout = place_plan(profile.job, plan, layers, recompute, unequal or self.communicator == "always")
         return Candidate(seconds, layout)
 
 

@@ -1,6 +1,8 @@
-"""What sequences add to packed chunks: exact for times that are affine, between measured lengths linear."""
+"""What sequences add to packed chunks: exact for times of tokens that are linear in the length."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,10 +29,18 @@ def test_affine_times_are_taken_apart() -> None:
     assert times.chunk_s[:, 0] == pytest.approx([ONCE_S, 2 * ONCE_S])
     added = times.of(LENGTHS)[0, :, 0]
     assert added == pytest.approx(TOKEN_S * LENGTHS + SCORE_S * LENGTHS.astype(np.float64) ** 2)
-    between = times.of(np.array([(LENGTHS[30] + LENGTHS[31]) // 2]))[0, 0, 0]
-    assert added[30] < between < added[31]
+    others = np.array([(LENGTHS[30] + LENGTHS[31]) // 2, LENGTHS[-1] * 4])
+    assert times.of(others)[0, :, 0] == pytest.approx(TOKEN_S * others + SCORE_S * others.astype(np.float64) ** 2)
     assert np.all(times.of(np.array([0, 1, 10**7])) >= 0)
     assert times.least_s[0, 0] == pytest.approx(ONCE_S + TOKEN_S + SCORE_S)
+
+
+def test_weight_passes_are_taken_apart_like_the_others() -> None:
+    (whole,) = measured()
+    times = pack_times([replace(whole, weight_s=whole.forward_s / 3)])
+    assert times.chunk_s[:, 0] == pytest.approx([ONCE_S, 2 * ONCE_S, ONCE_S / 4])
+    added_s = times.of(np.array([1000]))[:, 0, 0]
+    assert added_s[2] == pytest.approx(added_s[0] / 4)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

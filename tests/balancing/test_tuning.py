@@ -151,6 +151,9 @@ def test_the_best_of_every_value_come_before_the_second_best() -> None:
     assert turns == [0, 1, 2, 3, 4]
     far = [Offer(1.0 + index / 10, (0,), index) for index in range(20)] + [Offer(99.0, (1,), 20)]
     assert [offer.what for offer in by_turns(far)].index(20) < 4
+    # The best of a value that cannot run do not cost it its turn.
+    refused = far[:-1] + [Offer(99.0 + index, (1,), 20 + index) for index in range(10)]
+    assert [offer.what for offer in by_turns(refused, lambda offer: offer.what not in range(20, 25))].index(25) < 4
 
 
 def test_strata_are_by_the_longest_units_and_rounds_share_no_batch() -> None:

@@ -53,10 +53,19 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (tmp_path / folder).mkdir(parents=True)
     for name, text in PAGES.items():
         (tmp_path / "docs" / "strategies" / name).write_text(text)
+    (tmp_path / "docs" / "costs.md").write_text("<!-- table: beliefs --><!-- end -->")
     found = Checkout(tmp_path)
     assert found.command("reference") == 0
     shown = capsys.readouterr().out
-    for line in ("some.csv: new", "some.md: new", "page.md: differs", "megatron", ": new", "5 changes"):
+    for line in (
+        "some.csv: new",
+        "some.md: new",
+        "page.md: differs",
+        "costs.md: differs",
+        "megatron",
+        ": new",
+        "6 changes",
+    ):
         assert line in shown
     assert ".pdf" not in shown
     assert "README.md" not in shown
@@ -68,6 +77,9 @@ def test_what_was_just_made_has_no_drift(checkout: Checkout, capsys: pytest.Capt
     assert (checkout.root / "docs" / "some.md").read_text() == "megatron\nentrain"
     page = (checkout.root / "docs" / "strategies" / "page.md").read_text()
     assert page == "Text.\n<!-- table: shown -->\n\nmegatron\nentrain\n\n<!-- end -->\n"
+    beliefs = (checkout.root / "docs" / "costs.md").read_text()
+    assert "| megatron | 1 |" in beliefs
+    assert "| entrain | 1 |" in beliefs
     assert not (checkout.root / "docs" / "shown.md").exists()
     assert (checkout.root / "reference" / "figures" / "some.pdf").exists()
     assert len(pd.read_parquet(checkout.root / "reference" / "table.parquet")) > 0

@@ -25,8 +25,8 @@ from support.wide import each
 EXPERIMENTS = config_tree()
 SEEDS = "range(8)"
 NAMES = list(discover())
-# The quick figure is drawn by iteration_time's code.
-DRAWN = [name for name in NAMES if name != "quick"]
+# These are drawn by iteration_time's code.
+DRAWN = [name for name in NAMES if name not in ("entrain_setting", "quick")]
 OFTEN = ("iteration_time", "robustness", "schedule_gantt", "where_time_goes")
 
 
@@ -73,22 +73,36 @@ def test_every_sweep_composes(experiment: str) -> None:
 
 
 def test_figures_leave_out_strategies_whose_yaml_says_so() -> None:
-    assert "megatron_rigid" not in {*shown("iteration_time"), *shown("misprediction")}
-    assert "megatron_rigid" in shown("free_degrees")
-    assert {*shown("misprediction")} <= {*shown("iteration_time")}
+    assert "megatron_rigid" not in {*shown("entrain_setting"), *shown("misprediction")}
+    assert "megatron_rigid" in shown("iteration_time")
+    assert {*shown("misprediction")} <= {*shown("entrain_setting")} <= {*shown("iteration_time")}
 
 
-@pytest.mark.parametrize("experiment", ["iteration_time", "schedule_gantt", "misprediction", "bubble_ratio"])
+@pytest.mark.parametrize(
+    "experiment",
+    ["iteration_time", "entrain_setting", "tuning_budget", "schedule_gantt", "misprediction", "bubble_ratio"],
+)
 def test_a_new_strategy_is_compared_without_being_listed(experiment: str) -> None:
     assert GLOB.fullmatch(sweep_of(experiment)["strategy"])
 
 
-def test_the_runs_of_the_gantt_are_runs_of_the_iteration_times() -> None:
+def test_the_runs_of_the_gantt_are_runs_of_the_second_figure() -> None:
     only = ["workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "seed=0"]
-    shared = [cell.config for cell in compose_cells(["figure=iteration_time", *only], multirun=True)]
+    shared = [cell.config for cell in compose_cells(["figure=entrain_setting", *only], multirun=True)]
     drawn_runs = [cell.config for cell in compose_cells(["figure=schedule_gantt"], multirun=True)]
     assert len(drawn_runs) >= 7
     assert all(config in shared for config in drawn_runs)
+
+
+def test_everything_is_free_in_the_headline_and_its_runs_are_those_of_the_other_free_figures() -> None:
+    only = ["workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "seed=0"]
+    headline = [cell.config for cell in compose_cells(["figure=iteration_time", *only], multirun=True)]
+    for config in headline:
+        layout = config.layout
+        assert {layout.tp, layout.cp, layout.pp, layout.dp, layout.recompute, config.microbatch_size} == {None}
+        assert config.tuning == "equal"
+    shared = [["figure=quick"], ["figure=tuning_budget", "tuning_budget=96"]]
+    assert all(cell.config in headline for sweep in shared for cell in compose_cells([*sweep, *only], multirun=True))
 
 
 @pytest.mark.wide

@@ -14,7 +14,7 @@ from entrain_bench.program.table import chrome_trace, timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import forward_std_ms, measure, microbatch_forward
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from support.builders import chain_layout, tiny_cluster, tiny_model, uniform_batch
 
@@ -184,3 +184,14 @@ def test_a_timeline_without_memory_has_no_memory_columns(run: tuple[object, Time
     assert {"memory_bytes", "memory_after_bytes"} <= set(frame)
     bare = timeline_frame(replace(timeline, memory_bytes=None))
     assert list(bare) == [name for name in frame if not name.startswith("memory")]
+
+
+def test_a_run_records_what_its_strategy_believed_beside_what_came_out() -> None:
+    small = ["model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
+    cells = [[*small, "workload=opencqa_ocr", f"belief_error={error}"] for error in (0, 0.5)]
+    exact, wrong = (run_experiment(compose_cells(["strategy=megatron", *each])[0].config) for each in cells)
+    for outcome in (exact, wrong):
+        each = [row["believed_time_s"] for row in outcome.iterations]
+        assert outcome.metrics["believed_time_s"] == pytest.approx(np.mean(each))
+    assert exact.metrics["believed_time_s"] == pytest.approx(exact.metrics["iteration_time_s"], rel=0.1)
+    assert wrong.metrics["believed_time_s"] != exact.metrics["believed_time_s"]

@@ -127,6 +127,17 @@ def errors(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
     return data.assign(iteration_time_s=data["iteration_time_s"] * (1 + 2 * data["belief_error"]))
 
 
+def budgets(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
+    """Runs that take twice as long with a budget of 12 as with more; of three families."""
+    families = ["out_of_the_box", "published", "ours"]
+    parts = []
+    for budget in (12, 24, 48):
+        rows = table(strategies, traces).assign(tuning_budget=budget)
+        rows["strategy_family"] = [families[strategies.index(name) % 3] for name in rows["strategy"]]
+        parts.append(rows.assign(iteration_time_s=rows["iteration_time_s"] * (2 if budget == 12 else 1)))
+    return pd.concat(parts, ignore_index=True)
+
+
 def warmups(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
     """Runs that take less time and more memory the more forwards run ahead, up to 8."""
     parts = []
@@ -218,6 +229,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "where_time_goes": lambda: table(strategies, traces[:5]),
         "bubble_ratio": lambda: table(strategies, traces[:3]),
         "misprediction": lambda: errors(strategies, traces[:3]),
+        "tuning_budget": lambda: budgets(strategies, traces[:2]),
         "warmup": lambda: warmups(strategies, traces[:2]),
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),

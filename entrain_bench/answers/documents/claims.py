@@ -51,6 +51,8 @@ SOURCE = Source(
     lambda pattern: [cell.id for cell in find_cells([pattern])],
 )
 MEMORY, OTHER_MEMORY, SECONDS_PER_DAY = "peak_memory_bytes", "cluster.device.memory_bytes", 86400
+# Overrides of the seeds over which a number is averaged.
+SEEDS = ("seed=", "planning_seed=")
 # How a run says that its program needs more memory than the device has.
 NEEDS = re.compile(r"needs [\d.]+ GiB")
 COLUMNS = (
@@ -203,6 +205,8 @@ def _range(claim: Claim, choices: Sequence[ClaimResult]) -> str:
 def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame:
     """The runs of one side; ``configuration`` tells those apart that differ by more than the seed.
 
+    A plan is the same at every seed of a job. Where a claim sweeps the planning seed, that seed counts instead.
+
     Raises:
         UserError: if any run has not been run.
     """
@@ -210,10 +214,13 @@ def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame
     table = run_table(cells, study.results)
     if (table["status"] == MISSING).any():
         raise UserError(study.problem(*side))
-    plain = {cell.key: [text for text in cell.overrides if not text.startswith("seed=")] for cell in cells}
+    plain = {cell.key: [text for text in cell.overrides if not text.startswith(SEEDS)] for cell in cells}
+    draws = {cell.key: cell.config.planning_seed for cell in cells}
     layouts = dict(zip(table["key"], table.reindex(columns=["layout"])["layout"].astype(str), strict=True))
     found = {cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells}
     table = table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])))
+    if len({*draws.values()}) > 1:
+        table["seed"] = table["key"].map(draws)
     table[ENCODER_STAGES] = table["key"].map({key: stages for key, (stages, _) in found.items()})
     table[ENCODER_GPUS] = table["key"].map({key: stages * ranks for key, (stages, ranks) in found.items()})
     if claim.measure.metric == GPU_DAYS:

@@ -1,15 +1,15 @@
-"""Iteration times of all strategies as text: ``results.md``, and with free degrees ``free_degrees.md``."""
+"""Iteration times of all strategies as text: ``results.md``, and the sentence that goes before all others."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.labels import FAMILIES, families, names
+from entrain_bench.answers.labels import FAMILIES, OURS, families, names
+from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import markdown_table, seconds
 from entrain_bench.base.files import write_atomically
@@ -18,37 +18,46 @@ from entrain_bench.run.study import Output, Study
 CASE = ["model", "workload", "strategy"]
 # What is in brackets, and the column of runs that it is the mean of.
 GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": "gap_to_cluster_bound"}
-# Heading and sweep of every table, by document.
+# Heading and sweep of every table; the first is the headline.
 TABLES = {
-    "results": {"Default setting: layout.tp=2 layout.dp=4": "iteration_time"},
-    "free_degrees": {
-        "Free degrees: layout.tp=null layout.dp=null": "free_degrees",
-        "Free degrees and microbatch size, 8 trials: microbatch_size=null strategy.planner.num_trials=8": (
-            "free_degrees_trials"
-        ),
-    },
+    "Every strategy tuned with one budget, everything free": "iteration_time",
+    "Entrain's setting: layout.tp=2 layout.dp=4 microbatch_size=4": "entrain_setting",
 }
 # What stands above the tables.
-TEXTS = Path(__file__).parent / "templates"
+TEXT = Path(__file__).parent / "templates" / "results.md"
+# Taken over by pages, as tables are: who is the fastest under the first heading.
+HEADLINE = "tables/headline.md"
 
 
-def results_output(name: str) -> Output:
-    """The document of that name."""
-    sweeps = [(f"figure={experiment}",) for experiment in TABLES[name].values()]
-    return Output(name, sweeps, partial(write_results, name), [f"{name}.md"])
+def results_output() -> Output:
+    """The document of all tables."""
+    sweeps = [(f"figure={experiment}",) for experiment in TABLES.values()]
+    return Output("results", sweeps, write_results, ["results.md"], files=[HEADLINE])
 
 
-def write_results(name: str, study: Study) -> str:
-    """Write ``<name>.md``; returns what is missing from it, if anything."""
-    parts, problems = [(TEXTS / f"{name}.md").read_text()], []
-    for title, experiment in TABLES[name].items():
+def write_results(study: Study) -> str:
+    """Write ``results.md`` and the headline; returns what is missing from them, if anything."""
+    parts, problems, headline = [TEXT.read_text()], [], ""
+    for title, experiment in TABLES.items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
-        seeds = table["seed"].nunique()
-        parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}.\n")
+        seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table))
+        headline = headline or told
+        parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}. {told}\n")
         parts.append(results_markdown(table))
-    write_atomically(study.results.root / f"{name}.md", "\n".join(parts).encode())
+    write_atomically(study.results.root / HEADLINE, f"{headline}\n".encode())
+    write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
     return "; ".join(filter(None, problems))
+
+
+def lead_sentences(data: pd.DataFrame) -> list[str]:
+    """Who is the fastest in how many rows, and our strategies next to the fastest of all others."""
+    comparisons, labels = [*compared(data, CASE[:2]).values()], names(data, "strategy")
+    found = [winners_sentence(comparisons, labels)]
+    for ours in (name for name, family in families(data).items() if family == OURS):
+        times = [{name: each.times for name, each in one.standings.items()} for one in comparisons]
+        found.append(lead_sentence([lead_of(each, ours) for each in times if ours in each], labels[ours]))
+    return [*filter(None, found)]
 
 
 def results_markdown(data: pd.DataFrame) -> str:

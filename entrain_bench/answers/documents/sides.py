@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-
-import yaml
 
 from entrain_bench.answers.documents.definition import merge_overrides, override_key
 from entrain_bench.base.errors import require
-from entrain_bench.config.tree import config_tree
 
 SIDES = ("common", "of", "to")
 # Overrides that take the place of a setting's, of all runs or of those of one side.
@@ -18,15 +14,14 @@ type Change = Mapping[str, tuple[str, ...]]
 STRATEGY = "strategy"
 # What a fair setting leaves to the tuner, for every strategy.
 FREE = (
-    *("layout.tp=null", "layout.cp=null", "layout.pp=null", "layout.dp=null", "layout.recompute=null"),
-    "microbatch_size=null",
+    *("tuning=equal", "layout.tp=null", "layout.cp=null", "layout.pp=null", "layout.dp=null"),
+    *("layout.recompute=null", "microbatch_size=null"),
 )
 # Keys of a strategy, its layout and its tuning; and of a device that is not the published one.
 TUNED = ("layout.", "microbatch_size", "strategy.", "strategy/", "tuning", "cluster.device.")
 # What of the job may differ between two sides.
 OF_SIDES = ("cluster",)
 BASELINE = "megatron"
-TUNING = "tuning"
 FAIR_WORDS = (
     "One rule for all claims: the same job for both sides; degrees, microbatch size and recomputation are free and "
     "tuned in the same way; where systems are compared, the tuned Megatron baseline is one of them."
@@ -106,7 +101,7 @@ class ClaimSide:
 
 def published_side(side: ClaimSide) -> ClaimSide:
     """The setting, each system tuned as it was published if strategies can be told to."""
-    return replace(side, common=(*tuning("own"), *side.common))
+    return replace(side, common=("tuning=own", *side.common))
 
 
 def fair_side(published: ClaimSide, stated: Mapping[str, Sequence[str]], words: str = "") -> ClaimSide:
@@ -134,7 +129,7 @@ def fair_side(published: ClaimSide, stated: Mapping[str, Sequence[str]], words: 
             sides[name] = merge_overrides([*sides[name], *filter(_is_part, texts)], [*stated.get(name, ())])
     for name in ("common", "at", "against"):
         sides[name] = merge_overrides(sides[name], [*stated.get(name, ())])
-    common = (*tuning("equal"), *FREE, *sides["common"])
+    common = (*FREE, *sides["common"])
     of, to, at, against = (tuple(sides[name]) for name in ("of", "to", "at", "against"))
     side = ClaimSide(" ".join((words, FAIR_WORDS)).strip(), common, of, to, at, against)
     check_fair(side)
@@ -150,7 +145,7 @@ def check_fair(side: ClaimSide) -> None:
     """
     for text in FREE:
         require(text in side.common, "fair.common", override_key(text), f"{text}: the rule of all fair settings")
-    stated = [text for text in side.common if text not in (*FREE, *tuning("equal"))]
+    stated = [text for text in side.common if text not in FREE]
     for text in (*stated, *side.at, *side.against):
         require(is_job(text), "fair.common", text, "of the job; strategies are tuned by one rule")
     alone = _strategies(side.of) == _strategies(side.to)
@@ -164,17 +159,6 @@ def check_fair(side: ClaimSide) -> None:
 def is_job(override: str) -> bool:
     """Whether an override is of the training job, not of a strategy, its layout or its tuning."""
     return override_key(override) != STRATEGY and not override_key(override).startswith(TUNED)
-
-
-@cache
-def tunings_are_known() -> bool:
-    """Whether the configuration has a key that says how strategies are tuned."""
-    return TUNING in yaml.safe_load((config_tree() / "config.yaml").read_text())
-
-
-def tuning(how: str) -> tuple[str, ...]:
-    """The override that tunes strategies so, if the configuration has one."""
-    return (f"{TUNING}={how}",) if tunings_are_known() else ()
 
 
 def _of_side(key: str) -> bool:

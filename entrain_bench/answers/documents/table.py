@@ -1,4 +1,4 @@
-"""Tables of measured numbers, and of one strategy's lead over the fastest of its rivals: what their YAMLs state."""
+"""Tables of measured numbers, and of one strategy next to the fastest of its rivals: what their YAMLs state."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Standing, compare
 from entrain_bench.answers.labels import names
+from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
-from entrain_bench.answers.text import markdown_table, seconds, speedup, times
-from entrain_bench.base.arithmetic import exp, log
+from entrain_bench.answers.text import markdown_table, seconds, speedup
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.records.records import MEASURED, METRICS
 from entrain_bench.run.study import Study, SweepOverrides
 
-KEYS = ("title", "common", "corner", "rows", "columns", "show")
+KEYS = ("title", "common", "corner", "rows", "columns", "show", "over")
 GIB = "peak_memory_gib"
+# From the pages of most tables to the top of the repository.
+WAY_UP = "../../"
+SEED = "seed"
 # Of a replica; and samples of an average one.
 MICROBATCHES, SAMPLES = "num_microbatches", "samples_per_microbatch"
 # Texts: degrees of every module; modules whose activations are recomputed.
@@ -33,7 +36,7 @@ FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over several runs, or over the replicas of several runs; formatted by itself it is the mean.
+    """A number over several runs, seeds apart or averaged, or over replicas; formatted by itself it is the mean.
 
     The margin is half of the mean's 95% interval; not a number if there is one value only.
     """
@@ -43,6 +46,11 @@ class Spread:
     least: float = 0.0
     most: float = 0.0
     margin: float = 0.0
+
+    @property
+    def range(self) -> float:
+        """How much greater the greatest is than the least, relative to the least."""
+        return self.most / self.least - 1.0 if self.least else 0.0
 
     def __format__(self, spec: str) -> str:
         return format(self.mean, spec)
@@ -70,7 +78,7 @@ class Definition:
         self, heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], notes: Iterable[str]
     ) -> str:
         """A table below its title and the overrides that all runs share, and above its notes."""
-        source = f"[{self.name}](../../experiments/table/{self.file}.yaml)" if self.file else self.name
+        source = f"[{self.name}]({WAY_UP}experiments/table/{self.file}.yaml)" if self.file else self.name
         told = "".join(f"\n- {note}" for note in notes)
         caption = f"{self.title} ({source}: `{' '.join(self.common)}`).\n\n"
         return caption + markdown_table([self.corner, *heading], rows, right) + (f"{told}\n" if told else "")
@@ -83,10 +91,13 @@ class Table(Definition):
     Attributes:
         columns: overrides of each column, by its heading.
         show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
+        over: key whose values a cell's numbers are spread over, each value with its mean over the seeds; ``seed``: the
+            runs themselves.
     """
 
     columns: Mapping[str, SweepOverrides]
     show: Mapping[str, str]
+    over: str = SEED
 
     def sweep(self, row: str, column: str) -> SweepOverrides:
         """The overrides of the runs behind a cell."""
@@ -111,9 +122,9 @@ def fields_of(text: str) -> set[str]:
 def parse_table(name: str, values: Mapping[str, Any]) -> Table:
     """A table from plain values; checks keys and what is shown.
 
-    Columns may be left out where there is one only, and what is shown may be one text.
+    Columns may be left out where there is one only, what is shown may be one text, and ``over`` is usually the seed.
     """
-    stated = stated_fields(name, values, "columns", KEYS)
+    stated = stated_fields(name, {"over": SEED, **values}, "columns", KEYS)
     show = stated["show"] if isinstance(stated["show"], Mapping) else {"": stated["show"]}
     for text in show.values():
         try:
@@ -153,8 +164,10 @@ def _labelled(values: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, 
 
 
 LEAD_KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
-# The strategy that leads; rivals are called by their label and their strategy.
-LEADER = ("", "")
+# The strategy that leads; rivals are called by their strategy and label.
+LEADER = ""
+# All strategies of all families but the leader.
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +200,9 @@ class Lead(Definition):
 
 
 def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Lead:
-    """A lead from plain values; ``strategies`` is one of the families or a list of names, and rivals may be left out.
+    """A lead from plain values; ``strategies`` is a list of names, one of the families, or ``all`` but the leader.
+
+    Rivals may be left out.
 
     Raises:
         UserError: for a key that is unknown or missing, and an unknown family.
@@ -195,60 +210,43 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
     stated = stated_fields(name, values, "rivals", LEAD_KEYS)
     chosen = stated["strategies"]
     if isinstance(chosen, str):
-        require(chosen in families, "strategies", chosen, f"a list, or one of {', '.join(families)}")
-        chosen = families[chosen]
+        known = {**families, ALL: [each for members in families.values() for each in members]}
+        require(chosen in known, "strategies", chosen, f"a list, or one of {', '.join(known)}")
+        chosen = [each for each in known[chosen] if f"strategy={each}" not in stated["leader"]]
     return Lead(**stated | {"leader": tuple(stated["leader"]), "strategies": tuple(chosen)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A job: its fastest rival, how that and the leader do, and the leader's mean gap to the bound of every layout."""
-
-    rival: str
-    other: Standing
-    own: Standing
-    gap: float
-
-
 def lead_markdown(lead: Lead, study: Study) -> str:
-    """Title, common overrides, a row a job, and below them all jobs together and runs without result."""
-    found, notes = {}, []
-    leader = ""
+    """Title, common overrides, a row a job, and below them who wins, all jobs together and runs without result."""
+    rows, results, comparisons, notes = [], [], [], []
+    labels, all_gaps = dict[str, str](), list[float]()
     for job in lead.rows:
-        runs = run_table(study.cells(*lead.of_leader(job)), study.results)
-        leader = names(runs, "strategy")[runs["strategy"].iloc[0]]
-        rivals: dict[tuple[str, str], pd.DataFrame] = {}
-        for label in lead.rivals:
-            others = run_table(study.cells(*lead.of_rival(job, label)), study.results)
+        own = run_table(study.cells(*lead.of_leader(job)), study.results)
+        labels[LEADER] = names(own, "strategy")[own["strategy"].iloc[0]]
+        found = {LEADER: times_by_seed(own)}
+        for given in lead.rivals:
+            others = run_table(study.cells(*lead.of_rival(job, given)), study.results)
             called = names(others, "strategy")
-            rivals |= {(label, called[str(name)]): mine for name, mine in others.groupby("strategy", sort=False)}
-        found[job] = _row(runs, rivals)
-        notes += [f"{job}: {sentence}" for sentence in without_result(runs)]
-    heading = ["fastest of the others", "its s", f"{leader}, s", "times as fast (95%)", "gap"]
-    rows = []
-    for label, row in found.items():
-        gap = "" if math.isnan(row.gap) else f"{100 * row.gap:.0f}%"
-        gain = speedup(row.own.speedup) if row.own.speedup else ""
-        rows.append([label, row.rival, _seconds(row.other), _seconds(row.own), gain, gap])
-    gains = [row.own.speedup.mean for row in found.values() if row.own.speedup]
-    if 1 < len(found) == len(gains):
-        gaps = pd.Series([row.gap for row in found.values()])
-        notes.insert(
-            0,
-            f"all rows: {times(exp(math.fsum(map(log, gains)) / len(gains)))} in the geometric mean, "
-            f"{times(min(gains))} at least; gap {100 * gaps.median():.0f}% in the median, "
-            f"{100 * gaps.max():.0f}% at most",
-        )
-    return lead.captioned(heading, rows, heading[1:], notes)
-
-
-def _row(own: pd.DataFrame, rivals: Mapping[tuple[str, str], pd.DataFrame]) -> _Row:
-    found = {LEADER: times_by_seed(own)} | {name: times_by_seed(runs) for name, runs in rivals.items()}
-    fastest = compare({name: found[name] for name in rivals}, {}).ranked[0]
-    pair = compare({name: found[name] for name in (LEADER, fastest)}, {LEADER: fastest})
-    done = own[own["status"] == "ok"]
-    gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
-    return _Row(", ".join(filter(None, reversed(fastest))), pair.standings[fastest], pair.standings[LEADER], gap)
+            for name, mine in others.groupby("strategy", sort=False):
+                rival = ", ".join(filter(None, (called[str(name)], given)))
+                found[rival], labels[rival] = times_by_seed(mine), rival
+        result = lead_of(found, LEADER)
+        assert result
+        done = own[own["status"] == "ok"]
+        gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
+        gain = speedup(result.own.speedup) if result.own.speedup else ""
+        shown = "" if math.isnan(gap) else f"{100 * gap:.0f}%"
+        rows.append([job, result.rival, _seconds(result.other), _seconds(result.own), gain, shown])
+        results.append(result)
+        comparisons.append(compare(found, {}))
+        all_gaps.append(gap)
+        notes += [f"{job}: {sentence}" for sentence in without_result(own)]
+    told = [winners_sentence(comparisons, labels), lead_sentence(results, labels[LEADER])]
+    if len(all_gaps) > 1 and not any(map(math.isnan, all_gaps)):
+        median, greatest = (100 * statistic for statistic in (pd.Series(all_gaps).median(), max(all_gaps)))
+        told.append(f"Its gap is {median:.0f}% in the median and {greatest:.0f}% at most.")
+    heading = ["fastest of the others", "its s", f"{labels[LEADER]}, s", "speedup (95%)", "gap"]
+    return lead.captioned(heading, rows, heading[1:], [*filter(None, told), *notes])
 
 
 def _seconds(standing: Standing) -> str:

@@ -22,6 +22,8 @@ from entrain_bench.answers.documents.table import (
     MICROBATCHES,
     RECOMPUTED,
     SAMPLES,
+    SEED,
+    WAY_UP,
     Lead,
     Spread,
     Table,
@@ -44,6 +46,8 @@ TABLES = "tables"
 # A table's place on a page, up to its end or what comes instead of it.
 PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)", re.DOTALL)
 
+# Column of the key that numbers are spread over.
+OVER = "over"
 # In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
 LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
@@ -134,7 +138,7 @@ def table_markdown(table: Table, study: Study) -> str:
 
 def _texts(table: Table, row: str, column: str, study: Study) -> list[str]:
     cells = study.cells(*table.sweep(row, column))
-    runs = run_table(cells, study.results)
+    runs = run_table(cells, study.results, {} if table.over == SEED else {OVER: table.over})
     done = runs[runs["status"] == "ok"]
     without = runs[runs["status"] != "ok"]
     if done.empty:
@@ -160,7 +164,8 @@ def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Result
         counts = [microbatches(run_actions([cell], results)) for cell in cells]
         sizes = [cell.config.global_batch / count.sum() for cell, count in zip(cells, counts, strict=True)]
         return spread(pd.concat(counts) if name == MICROBATCHES else pd.Series(sizes))
-    return spread(runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name])
+    numbers = runs["peak_memory_bytes"] / 2**30 if name == GIB else runs[name]
+    return spread(numbers.groupby(runs[OVER]).mean() if OVER in runs else numbers)
 
 
 def _at_seeds(text: str, count: int, num_seeds: int) -> str:
@@ -187,16 +192,24 @@ def microbatches(actions: pd.DataFrame) -> pd.Series[float]:
     return forwards.groupby(["seed", "replica"])["microbatch"].nunique().astype(float)
 
 
-def pages_with_tables(pages: Path, root: Path) -> Iterator[tuple[Path, str]]:
-    """Every page of a folder, and its text with the tables that are in a folder of results.
+def pages_with_tables(pages: Mapping[Path, str], root: Path) -> Iterator[tuple[Path, str]]:
+    """The pages that have places for tables, and their text with the tables that are in a folder of results.
+
+    Args:
+        pages: the way from each page's folder to the top of the repository, for links.
+        root: the folder of results.
 
     Raises:
         UserError: as ``splice`` does, naming the page.
     """
     tables = {path.stem: path.read_text() for path in (root / TABLES).glob("*.md")}
-    for page in sorted(pages.glob("*.md")):
+    for page, way_up in pages.items():
+        text = page.read_text()
+        if not PLACE.search(text):
+            continue
+        linked = {name: table.replace(f"]({WAY_UP}", f"]({way_up}") for name, table in tables.items()}
         try:
-            yield page, splice(page.read_text(), tables)
+            yield page, splice(text, linked)
         except UserError as error:
             raise UserError(f"{page}: {error}") from error
 

@@ -28,7 +28,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
 
 # Keys that the tuner chooses unless the user gives them.
-KNOBS = tuple(text.partition("=")[0] for text in FREE)
+KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
 # What can be wrong with what strategies and the cost model assume: a label, and the override.
 ASSUMPTIONS = {
     "estimates off by up to 30%, each its own way": "belief_error=0.3",

@@ -46,16 +46,20 @@ class Material:
 
     @property
     def main(self) -> Answer:
-        """The answer in the setting with the most to compare; of equals, that of the fewest overrides."""
+        """The answer in the setting with the most strategies to compare, counted in every case.
+
+        Of equals, the one that leaves the most keys free; then that of the most runs, then of the fewest overrides.
+        """
         settings: dict[tuple[str, ...], list[Case]] = {}
         for case in self.answer.cases:
             settings.setdefault(tuple(setting_of(case).values()), []).append(case)
 
-        def place(setting: tuple[str, ...]) -> tuple[int, int, int, tuple[str, ...]]:
+        def place(setting: tuple[str, ...]) -> tuple[int, int, int, int, tuple[str, ...]]:
             cases = settings[setting]
+            compared = sum(len({group.strategy for group in case.groups.values()}) for case in cases if case.contested)
             overrides = min(len(record.overrides) for case in cases for record in case.records)
             num_runs = sum(len(case.records) for case in cases)
-            return -sum(case.contested for case in cases), -num_runs, overrides, setting
+            return -compared, -max(case.freedom for case in cases), -num_runs, overrides, setting
 
         return self.answer.about(settings[min(settings, key=place)])
 

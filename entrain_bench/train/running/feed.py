@@ -41,6 +41,10 @@ class WorkFeed:
         self._next = None if last else self._begin(iteration + 1)
         return work, host_time, exposed_s
 
+    def believed_s(self, program: Program) -> float:
+        """Iteration time of a program by the estimates of the run's profile, in seconds."""
+        return self._feed.believed_s(program)
+
     def observe(self, timeline: Timeline) -> None:
         """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""
         self._executed = timeline

@@ -18,6 +18,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.layout_json import layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
+from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
 from entrain_bench.train.device import device_name, device_of, dtype_name
@@ -83,7 +84,8 @@ def train(
             if everyone := gather_seen(seen, control):
                 left_out = OF_THE_CLUSTER if reason else ()
                 row, timeline = metrics_of(work.program, everyone, setting.truth, host_time, left_out)
-                history.append(row | {"assignment_exposed_s": exposed_s})
+                believed = {} if reason else {BELIEVED: feed.believed_s(work.program)}
+                history.append(row | {"assignment_exposed_s": exposed_s} | believed)
                 feed.observe(timeline)
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
                     frame = timeline_frame(timeline)

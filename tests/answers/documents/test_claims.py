@@ -141,6 +141,17 @@ def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None
     assert row["published_verdict"] == f"{claims.NOT_MEASURED}: 3 of 3 runs have no result: not run"
 
 
+def test_where_plans_are_swept_a_plan_counts_as_a_seed(tmp_path: Path) -> None:
+    swept = [*TINY, "workload=chartqa", "planning_seed=0,1,2"]
+    claim, study = claim_with({"common": swept}, {}), Study(Results(tmp_path))
+    assert claim.fair is not None
+    record_times(
+        study, claim.fair, lambda cell: 1.0 if strategy_of(cell) == "entrain" else 1.9 + 0.1 * cell.config.planning_seed
+    )
+    # Half of the interval of 1.9, 2.0 and 2.1: Student's t of two degrees of freedom, 4.303 x 0.1 / sqrt(3).
+    assert claim_row(claim, study)["fair_value"] == "2.00x (1.75 to 2.25x)"
+
+
 @pytest.mark.wide
 def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) -> None:
     choices = {"small": {"common": ["global_batch=32"]}, "large": {"to": ["strategy=dip"]}}

@@ -17,7 +17,7 @@ from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Study, SweepOverrides
 
 LEADS = [each for each in load_tables() if isinstance(each, Lead)]
-FAMILIES = {"published": ["entrain", "dip"]}
+FAMILIES = {"published": ["entrain", "dip"], "out_of_the_box": ["megatron"]}
 VALUES: dict[str, Any] = {
     "title": "Who\nleads",
     "common": ["model=tiny", "cluster=tiny", "seed=0,1"],
@@ -67,7 +67,12 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
     # Of 0.5 s: once twice as long, once as long.
     assert first[5] == "50%"
     assert second == ["other", "Entrain", "1.000", "1.000", "1.00x (1.00 to 1.00)", "100%"]
-    assert "- all rows: 2.00x in the geometric mean, 1.00x at least; gap 75% in the median, 100% at most" in text
+    # In the other row DIP has the least mean, but not all results; of equals the first by name wins.
+    assert text.splitlines()[-3:] == [
+        "- Megatron is the fastest in 2 of 2 rows.",
+        "- Megatron has a speedup of 1.00x to 4.00x over the fastest other strategy, 2.00x in the geometric mean.",
+        "- Its gap is 75% in the median and 100% at most.",
+    ]
 
 
 def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
@@ -79,7 +84,19 @@ def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
     # At no seed have both a result.
     assert row[1:5] == ["Entrain", "4.000, 1 of 2 without result", "1.000, 1 of 2 without result", ""]
     assert "- one: Megatron fails at seed 1" in text
-    assert "all rows" not in text
+    assert "speedup of" not in text
+
+
+def test_a_leader_that_is_behind_is_told_as_well(tmp_path: Path) -> None:
+    lead, study = lead_with(strategies="all"), Study(Results(tmp_path))
+    assert [*lead.strategies] == ["entrain", "dip"]
+    for row, times in {"one": [2.0, 2.0], "other": [4.0, 4.0]}.items():
+        write_runs(study, lead.of_leader(row), {"megatron": times})
+        write_runs(study, lead.of_rival(row, ""), {"entrain": [3.0, 3.0], "dip": [9.0, 9.0]})
+    text = lead_markdown(lead, study)
+    assert [row[4] for row in rows_of(text)] == ["1.50x (1.50 to 1.50)", "0.75x (0.75 to 0.75)"]
+    assert "- Megatron is the fastest in 1 of 2 rows, Entrain in 1." in text
+    assert "a speedup of 0.75x to 1.50x over the fastest other strategy, 1.06x in the geometric mean." in text
 
 
 def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
@@ -97,7 +114,7 @@ def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"column": {}}, "key=column: must be one of title"),
-        ({"strategies": "ours"}, "strategies=ours: must be a list, or one of published"),
+        ({"strategies": "ours"}, "strategies=ours: must be a list, or one of published, out_of_the_box, all"),
     ],
 )
 def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from entrain_bench.answers.documents import sides
 from entrain_bench.answers.documents.claims import load_claims
 from entrain_bench.answers.documents.sides import BASELINE, FREE, ClaimSide, check_fair, fair_side, published_side
 from entrain_bench.base.errors import UserError
@@ -67,14 +66,11 @@ def test_every_fair_setting_of_a_claim_follows_the_rule() -> None:
     assert sum(f"strategy={BASELINE}" in " ".join((*side.of, *side.to)) for side in fair) > 30
 
 
-def test_settings_say_how_strategies_are_tuned_once_they_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "tunings_are_known", lambda: True)
+def test_settings_say_how_strategies_are_tuned() -> None:
     assert published_side(PUBLISHED).common[0] == "tuning=own"
     fair = fair_side(published_side(PUBLISHED), {"to": ["strategy=megatron"]})
     assert fair.common[0] == "tuning=equal"
     assert "tuning=own" not in fair.common
-    monkeypatch.setattr(sides, "tunings_are_known", lambda: False)
-    assert published_side(PUBLISHED) == PUBLISHED
 
 
 def test_the_second_of_two_situations_may_have_sides_of_its_own() -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.documents.definition import load_definitions
+from entrain_bench.answers.documents.results import HEADLINE, results_output
 from entrain_bench.answers.documents.table import KEYS, Spread, Table, parse_table
 from entrain_bench.answers.documents.tables import (
     load_tables,
@@ -23,12 +24,13 @@ from entrain_bench.answers.documents.tables import (
     write_tables,
 )
 from entrain_bench.base.errors import UserError
+from entrain_bench.commands import reference
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Study
 
 TABLES = [each for each in load_tables() if isinstance(each, Table)]
-PAGES = Path(__file__).parents[3] / "docs" / "strategies"
+DOCS = Path(__file__).parents[3] / "docs"
 VALUES: dict[str, Any] = {
     "title": "Seconds\nand more",
     "common": ["model=tiny", "cluster=tiny", "seed=0,1"],
@@ -168,6 +170,19 @@ def test_microbatches_are_counted_in_every_replica_of_every_seed(tmp_path: Path)
         microbatches(pd.DataFrame(columns=["strategy"]))
 
 
+def test_a_spread_over_a_key_is_of_means_over_seeds(tmp_path: Path) -> None:
+    time = "iteration_time_s"
+    show = f"{{{time}:.1f}} ({{{time}.least:.1f}} to {{{time}.most:.1f}}, {{{time}.range:.0%}})"
+    common = [*VALUES["common"], "planning_seed=0,1"]
+    table = table_with(common=common, rows={"one": []}, columns={"": []}, over="planning_seed", show=show)
+    study = Study(Results(tmp_path))
+    cells = study.cells(*table.sweep("one", ""))
+    times = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): 3.0, (1, 1): 5.0}
+    runs = [{time: times[cell.config.planning_seed, cell.config.seed]} for cell in cells]
+    write_runs(study, table.sweep("one", ""), *runs)
+    assert table_markdown(table, study).splitlines()[-1] == "| one | 3.0 (2.0 to 4.0, 100%) |"
+
+
 def test_tables_are_put_between_their_markers() -> None:
     page = "a\n<!-- table: x -->\nold\n| 1 |\n<!-- end -->\nb\n<!-- table: y -->\n<!-- end -->\nc\n"
     expected = "a\n<!-- table: x -->\n\n| 2 |\n\n<!-- end -->\nb\n<!-- table: y -->\n\n\\1 {y}\n\n<!-- end -->\nc\n"
@@ -191,23 +206,27 @@ def test_a_marker_that_says_something_wrong_is_named(page: str, message: str) ->
 
 
 def test_a_page_that_says_something_wrong_is_named(tmp_path: Path) -> None:
-    for path, text in {"tables/x.md": "| 2 |\n", "a.md": "<!-- table: x --><!-- end -->", "b.md": "no table\n"}.items():
+    for path, text in {
+        "tables/x.md": "[2](../../x.yaml)\n",
+        "a.md": "<!-- table: x --><!-- end -->",
+        "b.md": "no table\n",
+    }.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    found = dict(pages_with_tables(tmp_path, tmp_path))
-    assert found == {
-        tmp_path / "a.md": "<!-- table: x -->\n\n| 2 |\n\n<!-- end -->",
-        tmp_path / "b.md": "no table\n",
-    }
+    pages = {tmp_path / "a.md": "../", tmp_path / "b.md": ""}
+    found = dict(pages_with_tables(pages, tmp_path))
+    assert found == {tmp_path / "a.md": "<!-- table: x -->\n\n[2](../x.yaml)\n\n<!-- end -->"}
     (tmp_path / "b.md").write_text("<!-- table: y --><!-- end -->")
     with pytest.raises(UserError, match=r"b.md: table=y: unknown"):
-        dict(pages_with_tables(tmp_path, tmp_path))
+        dict(pages_with_tables(pages, tmp_path))
 
 
-def test_every_table_is_on_exactly_one_page_of_the_strategies() -> None:
-    pages = {page.name: page.read_text() for page in PAGES.glob("*.md")}
+def test_every_table_is_on_exactly_one_page_and_the_headline_in_the_readme() -> None:
+    pages = {page: page.read_text() for pattern in reference.PAGES for page in DOCS.glob(pattern)}
+    assert {DOCS / "tuning.md", DOCS / "../README.md"} < {*pages}
     named = [name for text in pages.values() for name in re.findall(r"<!-- table: (.*?) -->", text)]
-    assert Counter(named) == Counter(table.name for table in load_tables())
+    assert Counter(named) == Counter([Path(HEADLINE).stem, *(table.name for table in load_tables())])
+    assert HEADLINE in results_output().files
     assert len(named) > 8
     spliced = [splice(text, dict.fromkeys(named, "| new |")) for text in pages.values()]
     assert "".join(spliced).count("| new |") == len(named)
@@ -221,5 +240,5 @@ def test_every_row_and_every_column_composes(table: Table) -> None:
     composer = Composer()
     for index in range(max(len(table.rows), len(table.columns))):
         row, column = ([*labels][index % len(labels)] for labels in (table.rows, table.columns))
-        composer.run([text for text in table.sweep(row, column) if not text.startswith("seed=")])
+        composer.run([text for text in table.sweep(row, column) if not text.startswith(("seed=", f"{table.over}="))])
     composer.save()

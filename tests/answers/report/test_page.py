@@ -105,6 +105,15 @@ def test_other_settings_are_compared_apart_and_with_the_main_one() -> None:
     assert len(cells(section(page, "answer"))) == 2
 
 
+def test_of_settings_with_as_much_to_compare_the_main_one_leaves_the_most_free() -> None:
+    given = runs({"base": SLOW, "best": FAST}, layout={"tp": 2, "dp": None}, microbatch_size=4)
+    free = runs({"base": FAST, "best": SLOW}, layout={"tp": None, "dp": None}, microbatch_size=None)
+    assert cells(section(worded([*given, *free]), "answer"))[0]["use"] == "base"
+    # More strategies go before freedom.
+    more = runs({"base": SLOW, "best": FAST, "near": NEAR}, layout={"tp": 2, "dp": None}, microbatch_size=4)
+    assert cells(section(worded([*more, *free]), "answer"))[0]["use"] == "best"
+
+
 def test_variants_of_a_strategy_are_told_apart_and_none_is_left_out() -> None:
     tuned = [*runs({"base": SLOW, "best": SLOW}), *runs({"base": SLOW, "best": FAST}, planner_trials=8)]
     assert len(cells(section(worded(tuned), "answer"))) == 1, "the other is another setting"

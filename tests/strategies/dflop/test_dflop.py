@@ -188,6 +188,22 @@ def test_layers_are_split_for_the_mean_microbatch() -> None:
     assert one != two
 
 
+def test_one_rank_carries_what_passes_between_groups_of_unequal_dp() -> None:
+    profile, shapes = profile_for(), DataShapes((1.0,), (4,), 4, (1,), 4)
+    found = {
+        when: [
+            DflopPlanner(communicator=when)
+            .build(profile, shapes, 1.0, DflopDegrees(1, 1, encoder_dp, 1, 1, 2, 4), (False, False))
+            .layout.single_rank_boundary
+            for encoder_dp in (2, 6)
+        ]
+        for when in ("unequal_dp", "always", "never")
+    }
+    assert found == {"unequal_dp": [False, True], "always": [True, True], "never": [False, False]}
+    with pytest.raises(UserError, match=r"strategy\.planner\.communicator"):
+        DflopPlanner(communicator="sometimes")
+
+
 def test_64_ranks_and_512_samples_are_searched_within_a_second() -> None:
     job = tiny_job(tiny_model(30, 16), tiny_cluster(8, 8), global_batch=512)
     profile = profile_of(job, SAMPLES)
