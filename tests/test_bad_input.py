@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from entrain_bench.config.schema import GROUP_KEYS
 from support.cli import run, write_trace
 
 BAD_INPUT = [
@@ -41,7 +42,11 @@ BAD_INPUT = [
     ("seed=0,1", "--multirun"),
     ("strategy.planner.foo=1 strategy.planner.bar=1", "profile_samples"),
     ("--multirun results_dir=/tmp/a,/tmp/b", "one folder"),
-    ("workload=[]", "workload: must be given"),
+    *(
+        (f"{group}={none}", f"{group}={none}: must be one of the choices")
+        for group in (*GROUP_KEYS, "strategy/planner")
+        for none in ("[]", "{}")
+    ),
     ("iterations=0", "at least 1"),
     ("iterations=1000001", "iterations=1000001: must be at least 1, at most 1000000"),
     ("global_batch=-4", "at least 1"),

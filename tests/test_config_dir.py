@@ -210,7 +210,7 @@ def test_a_sweep_over_all_strategies_takes_theirs_too(folder: Path, sweep: str, 
 def test_a_word_of_theirs_that_means_nothing_is_named(folder: Path) -> None:
     yaml = folder / "strategy" / "theirs.yaml"
     yaml.write_text(f"{yaml.read_text()}in_figures: some\n")
-    with pytest.raises(UserError, match=r"theirs: in_figures=some: .*choices: all, free, main, none"):
+    with pytest.raises(UserError, match=r"theirs: in_figures=some: .*choices: all, main, none"):
         Composer(str(folder)).sweep(["figure=theirs"])
 
 

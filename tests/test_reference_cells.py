@@ -30,9 +30,10 @@ def in_figures(*words: str) -> tuple[str, ...]:
 
 # A search of 256 rollouts an iteration: seconds a cell.
 QUICK = tuple(name for name in in_figures("all") if name != "dip")
-FREE = ("layout.tp=null", "layout.dp=null")
+# What the headline leaves free.
+FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 NODES = ("cluster=h100x64", "cluster.num_nodes={}", "cluster.name={}", "microbatch_size=1", "workload=uniform_mix")
-MIXED = ("model=vit1b_llm7b", "global_batch=4", *FREE, "layout.cp=null")
+MIXED = ("model=vit1b_llm7b", "global_batch=4", *FREE[:3])
 LARGE = ("model=vit12b_llm120b", "global_batch=256", "layout.tp=8", "layout.cp=1", "layout.pp=4", "layout.dp=8")
 
 
@@ -43,7 +44,7 @@ def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
 CELLS = [
     *((f"strategy={name}", "workload=coco") for name in in_figures("all", "main")),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
-    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in ("megatron_rigid", "entrain")),
+    ("strategy=entrain", "workload=opencqa_ocr", *FREE),
     ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3"),
     *(
         on_nodes(4, f"strategy={name}", *MIXED, "workload.sequence_tokens=16384", "workload.vision_share=0.75")

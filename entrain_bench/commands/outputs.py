@@ -24,7 +24,7 @@ from entrain_bench.lab.calibration.page import calibration_output
 from entrain_bench.records.records import Results
 from entrain_bench.records.sweeps import PlannedSweep
 from entrain_bench.run.cells import Done
-from entrain_bench.run.study import Output, Study, bring_up_to_date
+from entrain_bench.run.study import Output, Study, SweepOverrides, bring_up_to_date
 from entrain_bench.run.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
@@ -103,7 +103,7 @@ def make(
     # A thread of its own: while it logs, others run.
     logging, logs, ended = ThreadPoolExecutor(1), list[Future[bool]](), False
 
-    def log(output: Output, files: Sequence[Path]) -> None:
+    def log(output: Output) -> None:
         cells = study.cells_by_key(output.sweeps)
         if watch.run:
             PlannedSweep(output.name, {key: " ".join(cell.overrides) for key, cell in cells.items()}).write(results)
@@ -111,9 +111,10 @@ def make(
             return
         with suppress(OSError):
             pending.touch()
-        if not ended:
-            found = [record for key in cells if (record := results.read(key))]
-            logs.append(logging.submit(log_to_mlflow, results, found, sweep_of(output), mlflow_uri, files))
+        for experiment, sweeps in () if ended else experiments_of(output).items():
+            found = [record for key in study.cells_by_key(sweeps) if (record := results.read(key))]
+            files = drawn_from(made, experiment, results) if output in made else []
+            logs.append(logging.submit(log_to_mlflow, results, found, experiment, mlflow_uri, files))
 
     try:
         making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
@@ -122,7 +123,7 @@ def make(
             note = f": incomplete: {problem}" if problem else ""
             say(f"[{number}/{len(wanted)}] {output.name}{note}")
             made.append(output)
-            log(output, drawn_from(made, results))
+            log(output)
     except (KeyboardInterrupt, UnwritableError):
         # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
         ended = True
@@ -130,7 +131,7 @@ def make(
     finally:
         for output in wanted:
             if watch.run and output not in made:
-                log(output, ())
+                log(output)
         if watch.run:
             write_tables(results)
         logging.shutdown(wait=not ended, cancel_futures=ended)
@@ -141,15 +142,18 @@ def make(
     return not incomplete
 
 
-def sweep_of(output: Output) -> str:
-    """What MLflow calls the runs behind an output: the figure whose sweep they are, or else the output itself."""
-    figure = next((text for sweep in output.sweeps for text in sweep), "").removeprefix("figure=")
-    whole = figure in discover() and [*output.sweeps] == [*sweeps_of(figure).values()]
-    return figure if whole else output.name
+def experiments_of(output: Output) -> dict[str, list[SweepOverrides]]:
+    """The sweeps behind an output by what MLflow calls them: the figures whose sweeps they are, or else the output."""
+    figures = dict.fromkeys(text.removeprefix("figure=") for sweep in output.sweeps for text in sweep[:1])
+    known = discover()
+    found = {figure: [*sweeps_of(figure).values()] for figure in figures if figure in known}
+    whole = [sweep for sweeps in found.values() for sweep in sweeps]
+    return found if found and whole == [*output.sweeps] else {output.name: [*output.sweeps]}
 
 
-def drawn_from(made: Sequence[Output], results: Results) -> list[Path]:
-    """Files of the last of these outputs, and of the others that are made of the same sweeps."""
-    alike = [output for output in made if [*output.sweeps] == [*made[-1].sweeps]]
-    files = [results.root / path for output in alike for path in output.committed]
+def drawn_from(made: Sequence[Output], experiment: str, results: Results) -> list[Path]:
+    """Files of those outputs that are made of the runs of an experiment."""
+    files = [
+        results.root / path for output in made if experiment in experiments_of(output) for path in output.committed
+    ]
     return [file for file in files if file.exists()]

@@ -54,7 +54,7 @@ OF_LAUNCHER = re.compile(r"hydra/launcher|hydra\.launcher(\.[^\W_]\w*)+")
 SWEEPING = re.compile(r"(figure|hydra)\b")
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
-IN_FIGURES = ("all", "main", "free", "none")
+IN_FIGURES = ("all", "main", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,7 @@ class Composer:
             chosen.sort()
         try:
             values = self._composed(tuple(chosen))
-            if isinstance(values["workload"], dict):  # Others are refused by their kind.
-                _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
+            _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
             for override in inside:
                 values = _with_value(values, override.key_or_group.split("."), override.value())
         except KeyError:
@@ -296,11 +295,13 @@ def check_overrides(overrides: Iterable[str]) -> None:
                 f"{text}: is not supported; of Hydra's keys hydra/launcher and hydra.launcher.* are. A folder of "
                 "yours is named by --config-dir"
             )
+        if group not in GROUP_KEYS and "/" not in group:
+            continue
         value = override.value()
         several = value.list if isinstance(value, ChoiceSweep) else value
         chosen = several if isinstance(several, list) else [several]
-        chosen = chosen if group in GROUP_KEYS or "/" in group else []
-        if isinstance(value, list) and not all(isinstance(choice, str) for choice in chosen):
+        names = isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)
+        if isinstance(value, list | dict) and not names:
             raise UserError(f"{text}: must be one of the choices of that group")
         if any(len(str(choice)) > MAX_NAME for choice in chosen):
             raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")

@@ -151,7 +151,9 @@ MARKER_SIZE = 3.5
 def draw_lines(
     panel: Axes, table: pd.DataFrame, x: str, y: str, by: str, colours: Mapping[str, Colour], labels: Mapping[str, str]
 ) -> None:
-    """A line a name, its points in the order of x; lines without all their points, or seeds of them, are named.
+    """A line for each name with a colour, points in the order of x; lines that lack points or seeds are named.
+
+    Markers follow the order of all labels.
 
     Where the table has ``<y>_low`` and ``<y>_high``, whiskers show that interval.
     """
@@ -159,8 +161,9 @@ def draw_lines(
         show_reason(panel, "; ".join(table["reason"].unique()) or "no data")
         return
     lacking = []
-    for name, marker in marker_of(colours).items():
-        rows = table[table[by] == name].sort_values(x)
+    markers = marker_of(labels)
+    for name in colours:
+        marker, rows = markers[name], table[table[by] == name].sort_values(x)
         panel.plot(rows[x], rows[y], color=colours[name], marker=marker, markersize=MARKER_SIZE, mec="white", mew=0.3)
         if f"{y}_low" in rows:
             panel.vlines(rows[x], rows[f"{y}_low"], rows[f"{y}_high"], color=colours[name], linewidth=0.7)
@@ -174,8 +177,9 @@ def draw_lines(
 
 
 def line_handles(colours: Mapping[str, Colour], labels: Mapping[str, str]) -> list[Artist]:
-    """A line with its marker for each name."""
+    """A line with its marker for each name that has a colour."""
+    markers = marker_of(labels)
     return [
-        Line2D([], [], color=colours[name], marker=marker, markersize=MARKER_SIZE, label=labels[name])
-        for name, marker in marker_of(colours).items()
+        Line2D([], [], color=colour, marker=markers[name], markersize=MARKER_SIZE, label=labels[name])
+        for name, colour in colours.items()
     ]

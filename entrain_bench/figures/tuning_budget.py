@@ -52,5 +52,6 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         if family == columns[0]:
             panel.set_ylabel(f"{grid.models[model]} {grid.workloads[workload]}:\ntime, relative to {budgets[-1]}")
     figure.supxlabel("Budget of the tuner (simulated batches)", fontsize="medium")
-    legend_above(figure, line_handles(grid.colours, grid.strategies))
+    by_family = sorted(grid.colours, key=lambda name: columns.index(members[name]))
+    legend_above(figure, line_handles({name: grid.colours[name] for name in by_family}, grid.strategies))
     return figure, table

@@ -12,12 +12,14 @@ from pathlib import PurePath
 
 import numpy as np
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
 from entrain_bench.answers.labels import distinct_labels, names, orders
 from entrain_bench.answers.tables import run_table
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, strategy_colours
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -31,8 +33,9 @@ COLUMNS = ["model", "trace", "strategy", "side", "speedup", "tau"]
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """The table of the sweep's runs; ``trace`` is the trace's name and ``side`` whether a run is of it or its twin."""
-    table = run_table(cells, results, SETTINGS)
+    table, labels = run_table(cells, results, SETTINGS), stated_labels()
     return table.assign(
+        trace_label=[labels.get(str(path), "") for path in table["path"]],
         trace=[PurePath(str(path)).stem for path in table["path"]],
         side=[TWIN if str(kind).endswith("TwinWorkload") else TRACE for kind in table["kind"]],
     )
@@ -41,10 +44,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, a point a strategy; on the dashed line a strategy gains the same on both."""
     table = speedups(data)
-    # The first words of their names, if these tell them apart.
-    first = {trace: trace.partition("_")[0] for trace in table["trace"].unique()}
-    labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
-    traces = {trace: labels.get(word) or labels[trace] for trace, word in first.items()}
+    traces = labels_of(data)
     strategies, colours = names(data, "strategy"), strategy_colours(orders(data))
     figure, axes = panels(1, len(traces), DOUBLE_COLUMN_IN, 2.1)
     markers = marker_of(strategies)
@@ -69,6 +69,24 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     legend_above(figure, handles)
     sides = [table.assign(side=side, speedup=table[f"{side}_speedup"]) for side in SIDES]
     return figure, pd.concat(sides, ignore_index=True)[COLUMNS]
+
+
+def stated_labels() -> dict[str, str]:
+    """The labels of our workloads by the file that they read as it is."""
+    found = {}
+    for name in choices("workload"):
+        values = yaml.safe_load((config_tree() / "workload" / f"{name}.yaml").read_text())
+        if values.keys() >= {"path", "label"} and "text" not in values:
+            found[str(values["path"])] = str(values["label"])
+    return found
+
+
+def labels_of(data: pd.DataFrame) -> dict[str, str]:
+    """A label for each trace: as stated, else the first word of its name if that tells the traces apart."""
+    first = {trace: trace.partition("_")[0] for trace in data["trace"].unique()}
+    labels = distinct_labels(first.values() if len(set(first.values())) == len(first) else first)
+    stated = data.drop_duplicates("trace").set_index("trace")["trace_label"]
+    return {trace: stated[trace] or labels.get(word) or labels[trace] for trace, word in first.items()}
 
 
 def speedups(data: pd.DataFrame) -> pd.DataFrame:

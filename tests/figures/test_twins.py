@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.figures.twins import speedups
+from entrain_bench.figures.twins import labels_of, speedups, stated_labels
 
 COLUMNS = ["strategy", "side", "seed", "iteration_time_s", "status"]
 
@@ -40,3 +40,11 @@ def test_a_strategy_without_a_result_on_one_side_is_left_out() -> None:
     data = runs([(name, side, 0, 1.0, "ok") for name in ("base", "a") for side in ("trace", "twin")])
     data.loc[(data["strategy"] == "a") & (data["side"] == "twin"), "status"] = "failed"
     assert speedups(data)["strategy"].tolist() == ["base"]
+
+
+def test_traces_have_the_labels_of_the_workloads_that_read_them() -> None:
+    files = ["coco_captions_val2017_by_image.parquet", "chartqa_test_by_image.parquet", "mine_2.parquet"]
+    stated = stated_labels()
+    table = pd.DataFrame({"trace": [file.removesuffix(".parquet") for file in files] * 2})
+    table["trace_label"] = [stated.get(file, "") for file in files] * 2
+    assert [*labels_of(table).values()] == ["COCO", "ChartQA", "Mine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -101,7 +102,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldSource:
+class FieldSource(ABC):
     """A source whose rows or records have fields, by names that experiments/source/parquet.yaml explains; None: none.
 
     A name ``auto`` is found (``known``). Where a record states the ``seconds`` of a sound or video, no file is opened,
@@ -137,9 +138,9 @@ class FieldSource:
         texts = (self.text,) if isinstance(self.text, str) else tuple(self.text)
         return Fields(texts, self.images, self.audio, self.video, self.seconds, root)
 
+    @abstractmethod
     def head(self) -> tuple[Collection[str], Sequence[Mapping[str, Any]]]:
         """The names of all fields, and some of the first rows."""
-        raise NotImplementedError
 
 
 def _texts(value: Any, name: str, depth: int) -> Iterator[str]:

@@ -109,9 +109,11 @@ def _differences(claim: Claim) -> Iterator[tuple[str, str]]:
         texts = ", ".join(dict.fromkeys(cell.gpus for cell in cells if cell.gpus))
         yield "gpus", f"cluster: {', '.join(map(str, sorted(gpus)))} GPUs, the cells say {texts}"
     for key, group, texts in (("model", "models", "model"), ("data", "data", "data")):
-        yield from _names(key, our_names()[group], {getattr(cell, texts) for cell in cells} - {""}, sides)
+        yield from _names(
+            key, our_names(claim.config_dir)[group], {getattr(cell, texts) for cell in cells} - {""}, sides
+        )
     first = claim.cells[0]
-    plain = {key: str(value) for key, value in cell_fields(first).items()}
+    plain = {key: str(value) for key, value in cell_fields(first, claim.config_dir).items()}
     if not claim.published.is_of_two:
         for index, side in enumerate(sides):
             overrides = {override_key(text): text.partition("=")[2] for text in side}

@@ -179,9 +179,15 @@ class Claim:
         return f"{text} {self.unit}" if self.unit in BARE else text + self.unit
 
 
-def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
-    """A claim from plain values; checks keys, texts, metric and ranges."""
-    cells, per = (find_cells(values.get(key, [])) for key in ("cells", "per"))
+def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = None) -> Claim:
+    """A claim from plain values; checks keys, texts, metric and ranges.
+
+    Args:
+        name: of the claim.
+        values: as in its YAML.
+        config_dir: the user's folder that it is in, whose published cells it may name; None for one of ours.
+    """
+    cells, per = (find_cells(values.get(key, []), config_dir) for key in ("cells", "per"))
     _check_keys("", values, KEYS, REQUIRED if cells else REQUIRED | OF_CELLS)
     measure = _measure(values["measure"])
     published = published_side(_setting(PUBLISHED, values[PUBLISHED], values))
@@ -220,6 +226,7 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
         no_source=bool(values.get("no_source", False)),
         cells=cells,
         per=per,
+        config_dir=config_dir,
         differs={key: _words(text) for key, text in values.get("differs", {}).items()},
         **texts,
     )

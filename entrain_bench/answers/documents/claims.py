@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,6 @@ MEASURED = (
     *("published_value", "published_verdict", "fair_value", "fair_verdict"),
     *("otherwise_value", "otherwise_verdict", "other_choices"),
 )
-# Fields of the cells that a definition names; cases of a matrix by the pattern of their cells.
-SOURCE = Source(
-    "cells",
-    lambda cells: cell_fields(find_cells(cells)[0]) if cells else {},
-    "cell",
-    lambda pattern: [cell.id for cell in find_cells([pattern])],
-)
 MEMORY, OTHER_MEMORY, SECONDS_PER_DAY = "peak_memory_bytes", "cluster.device.memory_bytes", 86400
 # Overrides of the seeds over which a number is averaged.
 SEEDS = ("seed=", "planning_seed=")
@@ -69,15 +63,28 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
     """
     folders = {config_tree(): None, **({Path(config_dir): config_dir} if config_dir else {})}
     return [
-        replace(claim, file=path.stem, system=claim.system or path.stem, config_dir=own)
+        replace(claim, file=path.stem, system=claim.system or path.stem)
         for folder, own in folders.items()
         for path in sorted((folder / "claim").glob("*.yaml"))
-        for claim in sorted(load_definitions(path, "claims", KEYS, _checked, source=SOURCE), key=lambda each: each.name)
+        for claim in sorted(
+            load_definitions(path, "claims", KEYS, partial(_checked, own), source=_source(own)),
+            key=lambda each: each.name,
+        )
     ]
 
 
-def _checked(name: str, values: Mapping[str, Any]) -> Claim:
-    claim = parse_claim(name, values)
+def _source(config_dir: str | None) -> Source:
+    """Fields of the cells that a definition names; cases of a matrix by the pattern of their cells."""
+    return Source(
+        "cells",
+        lambda cells: cell_fields(find_cells(cells, config_dir)[0], config_dir) if cells else {},
+        "cell",
+        lambda pattern: [cell.id for cell in find_cells([pattern], config_dir)],
+    )
+
+
+def _checked(config_dir: str | None, name: str, values: Mapping[str, Any]) -> Claim:
+    claim = parse_claim(name, values, config_dir)
     if wrong := mismatches(claim):
         raise UserError("; ".join(wrong))
     return claim
@@ -224,7 +231,7 @@ def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame
     table[ENCODER_STAGES] = table["key"].map({key: stages for key, (stages, _) in found.items()})
     table[ENCODER_GPUS] = table["key"].map({key: stages * ranks for key, (stages, ranks) in found.items()})
     if claim.measure.metric == GPU_DAYS:
-        cluster, (samples,) = cells[0].config.cluster, find_cells([claim.measure.samples])
+        cluster, (samples,) = cells[0].config.cluster, find_cells([claim.measure.samples], claim.config_dir)
         gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
         table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table

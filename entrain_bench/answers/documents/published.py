@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.tree import config_tree
 
-FOLDER = "published"
+FOLDER, NAMES, GROUPS = "published", "names.yaml", ("models", "data")
 KINDS = ("time", "throughput", "ratio", "memory", "count", "std", "share", "loss", "mfu", "setting")
 # How a number was obtained: read, in a figure, from an axis, inferred from other cells, from a secondary source.
 HOW = ("R", "F", "A", "I", "S")
@@ -90,14 +91,15 @@ class PublishedCell:
 
 
 @cache
-def published_cells() -> Mapping[str, PublishedCell]:
-    """Every cell by its id.
+def published_cells(config_dir: str | None = None) -> Mapping[str, PublishedCell]:
+    """Every cell by its id, those in a folder of the user's included.
 
     Raises:
-        UserError: naming file and line, for a kind, a source of the value or a number that cannot be.
+        UserError: naming file and line, for a kind, a source of the value or a number that cannot be, and for an id
+            that another cell has.
     """
     found: dict[str, PublishedCell] = {}
-    for path in sorted((config_tree() / FOLDER).glob("*.csv")):
+    for path in (path for folder in _folders(config_dir) for path in sorted(folder.glob("*.csv"))):
         with path.open(newline="", encoding="utf-8") as file:
             for line, row in enumerate(csv.DictReader(file), 2):
                 try:
@@ -109,13 +111,17 @@ def published_cells() -> Mapping[str, PublishedCell]:
     return MappingProxyType(found)
 
 
-def find_cells(patterns: Sequence[str]) -> tuple[PublishedCell, ...]:
+def _folders(config_dir: str | None) -> list[Path]:
+    return [folder / FOLDER for folder in (config_tree(), *([Path(config_dir)] if config_dir else []))]
+
+
+def find_cells(patterns: Sequence[str], config_dir: str | None = None) -> tuple[PublishedCell, ...]:
     """The cells of some ids, in order; a pattern (``*``, ``?``) stands for all cells with a number that it matches.
 
     Raises:
         UserError: for an unknown id, and for a pattern without any cell.
     """
-    cells = published_cells()
+    cells = published_cells(config_dir)
     found: dict[str, PublishedCell] = {}
     for pattern in patterns:
         if pattern in cells:
@@ -129,23 +135,24 @@ def find_cells(patterns: Sequence[str]) -> tuple[PublishedCell, ...]:
 
 
 @cache
-def our_names() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-    """Models and data of the papers by our names: ``models`` and ``data``."""
-    content = yaml.safe_load((config_tree() / FOLDER / "names.yaml").read_text())
-    return {
-        group: {str(theirs): (ours,) if isinstance(ours, str) else tuple(ours) for theirs, ours in names.items()}
-        for group, names in content.items()
-    }
+def our_names(config_dir: str | None = None) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Models and data of the papers by our names: ``models`` and ``data``; what a user's folder says comes last."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {group: {} for group in GROUPS}
+    for file in (folder / NAMES for folder in _folders(config_dir)):
+        for group, names in ((yaml.safe_load(file.read_text()) or {}) if file.exists() else {}).items():
+            require(group in GROUPS, f"{FOLDER}/{NAMES}", group, f"one of {', '.join(GROUPS)}")
+            found[group] |= {str(each): (to,) if isinstance(to, str) else tuple(to) for each, to in names.items()}
+    return found
 
 
-def cell_fields(cell: PublishedCell) -> dict[str, Any]:
+def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str, Any]:
     """What a claim may insert of its cell: ``value``, ``gpus``, ``nodes``, our ``model`` and ``workload``, the setting.
 
     Numbers of the setting are plain (``8K`` is 8192, ``50%`` is 0.5); ``full`` recomputation is the module's name, none
     is empty. As printed they have the suffix ``_text``. With two numbers of GPUs the baseline's have the prefix
     ``base_``.
     """
-    names, gpus = our_names(), cell.numbers_of_gpus
+    names, gpus = our_names(config_dir), cell.numbers_of_gpus
     fields: dict[str, Any] = {"value": cell.printed, "their_model": cell.model, "their_data": cell.data}
     fields |= {"their_system": cell.system, "their_baseline": cell.baseline, "their_metric": cell.metric}
     for key, text in cell.setting.items():

@@ -36,6 +36,7 @@ from entrain_bench.answers.statistics import mean_interval
 from entrain_bench.answers.tables import run_actions, run_table, without_result
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
+from entrain_bench.config.compose import IN_FIGURES
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -84,11 +85,12 @@ def _tables_in(folder: Path, families: Mapping[str, Sequence[str]]) -> list[Tabl
 
 
 def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
-    """Names of the strategies of every family that a strategy's YAML states."""
+    """Names of the strategies of every family that a strategy's YAML states; without those that no figure shows."""
     found: dict[str, list[str]] = {}
     for folder in (config_tree(), *([Path(config_dir)] if config_dir else [])):
         for path in sorted((folder / "strategy").glob("*.yaml")):
-            if family := yaml.safe_load(path.read_text()).get("family"):
+            stated = yaml.safe_load(path.read_text())
+            if (family := stated.get("family")) and stated.get("in_figures") != IN_FIGURES[-1]:
                 found.setdefault(str(family), []).append(path.stem)
     return found
 

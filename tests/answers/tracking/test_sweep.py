@@ -7,7 +7,7 @@ import pytest
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.tracking.entries import CONFIGURATION_TAG, MAIN, MAX_DETAILED, clean, entries_of
 from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown, sweep_name
-from entrain_bench.commands.outputs import drawn_from, outputs, sweep_of
+from entrain_bench.commands.outputs import drawn_from, experiments_of, outputs
 from entrain_bench.records.records import Record, Results
 from support.records import record
 
@@ -136,13 +136,17 @@ def test_names_are_what_mlflow_takes() -> None:
 
 def test_outputs_of_one_sweep_share_its_experiment_and_their_figures(tmp_path: Any) -> None:
     made = outputs(["iteration_time", "robustness", "results", "claims"])
-    assert [sweep_of(output) for output in made] == ["iteration_time", "robustness", "iteration_time", "claims"]
+    experiments = [[*experiments_of(output)] for output in made]
+    # A document of two figures is in the experiment of each.
+    assert experiments == [["iteration_time"], ["robustness"], ["iteration_time", "entrain_setting"], ["claims"]]
+    assert experiments_of(made[2])["entrain_setting"] == [("figure=entrain_setting",)]
     results = Results(tmp_path)
     for output in made:
         for path in output.committed:
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).touch()
-    assert {file.stem for file in drawn_from(made[:3], results)} == {"iteration_time", "results"}
+    assert {file.stem for file in drawn_from(made[:3], "iteration_time", results)} == {"iteration_time", "results"}
+    assert {file.stem for file in drawn_from(made[:3], "entrain_setting", results)} == {"results"}
 
 
 def test_names_for_files_stay_short_and_apart() -> None:
