@@ -45,12 +45,15 @@ def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
 
 def check_memory(
     profile: Profile, layout: Layout, make_program: MakeProgram, batches: Iterable[SampleShapes] | None = None
-) -> None:
+) -> float:
     """Check a layout by the memory of the programs it leads to, for all of some global batches or for profiled ones.
 
     Of ``MEMORY_BATCHES`` profiled batches those that decide are checked (``heaviest``), the others only if these leave
     little: a program takes as long to make as most of a plan. The executors charge the true need of every batch;
     ``Job.planning_budget_bytes`` leaves a margin for batches heavier than the profiled ones.
+
+    Returns:
+        Bytes that the neediest rank needs at most.
 
     Raises:
         OutOfMemoryError: saying where how much is missing.
@@ -109,6 +112,7 @@ def check_memory(
             f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB more "
             f"than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
         )
+    return need
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Remembered, check_memory, heaviest
+from entrain_bench.balancing.candidates import ENOUGH, Remembered, check_memory, heaviest
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.offers import Estimates, Offer, by_turns
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import UserError
@@ -24,14 +25,17 @@ from entrain_bench.specs.shapes import SampleShapes
 # Batches drawn; fewer if they are so large that samples abound.
 NUM_BATCHES = 24
 MAX_DRAWN = 65_536
-# Strata of the drawn batches, of each of which the middle batch is simulated: for drafts, and in the last round.
+# Strata of the drawn batches, of each of which the middle batch is simulated for drafts.
 DRAFT_STRATA = 3
-LAST_STRATA = 4
 # Samples of a batch that counts as one simulated batch; larger ones count as several.
 COUNTED_SAMPLES = 8192
-# Shares of the budget: drafts on one batch; candidates with further draft batches; candidates in the last round.
-DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 16
-# Estimates at most so many times the least are considered.
+# Shares of the budget: drafts on one batch; candidates with further draft batches; the last round.
+DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 4
+# Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
+FINALISTS = 3
+# Share of the drafts that are the best estimates of every value of every knob.
+BY_TURNS = 1 / 3
+# Estimates at most so many times the least are considered before drafts correct them.
 FAR = 3.0
 # Candidates that are tried for each draft, should most exceed memory.
 MAX_REFUSED = 4
@@ -44,12 +48,16 @@ class TuningBatches:
     Attributes:
         drawn: all batches.
         drafts: the middle batch of each of ``DRAFT_STRATA``, the middle stratum first.
-        last: the middle batch of each of ``LAST_STRATA``.
+        others: those that are not, by rising length of their longest units; the same if there are none.
     """
 
     drawn: tuple[SampleShapes, ...]
     drafts: tuple[int, ...]
-    last: tuple[int, ...]
+    others: tuple[int, ...]
+
+    def last(self, number: int) -> list[int]:
+        """The middle batch of each of so many strata of the others, of one at least."""
+        return _middles(self.others, min(max(1, number), len(self.others)))
 
 
 def tuning_batches(profile: Profile) -> TuningBatches:
@@ -59,7 +67,8 @@ def tuning_batches(profile: Profile) -> TuningBatches:
     drawn = profile.tuning_batches(count)
     order = _by_longest_unit(drawn, profile.job.model)
     low, middle, *high = _middles(order, DRAFT_STRATA)
-    return TuningBatches(drawn, tuple(dict.fromkeys((middle, low, *high))), tuple(_middles(order, LAST_STRATA)))
+    drafts = tuple(dict.fromkeys((middle, low, *high)))
+    return TuningBatches(drawn, drafts, tuple(index for index in order if index not in drafts) or drafts)
 
 
 def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[int]:
@@ -74,51 +83,6 @@ def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[
 
 def _middles(order: Sequence[int], strata: int) -> list[int]:
     return [order[(2 * stratum + 1) * len(order) // (2 * strata)] for stratum in range(strata)]
-
-
-@dataclass(frozen=True, slots=True)
-class Offer[What]:
-    """What is considered at an estimate, with the values of its knobs."""
-
-    estimated_s: float
-    knobs: tuple[object, ...]
-    what: What
-
-
-def _always(_: object) -> bool:
-    return True
-
-
-def by_turns[What](
-    offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = _always
-) -> Iterator[Offer[What]]:
-    """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
-
-    Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
-    value no turn: the best estimates of a value often are those that exceed memory.
-
-    Args:
-        offers: in any order.
-        runs: whether an offer can be taken; asked once of each until the caller stops.
-    """
-    rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
-    values: dict[object, list[int]] = {}
-    for index in rising:
-        for value in (None, *enumerate(offers[index].knobs)):
-            values.setdefault(value, []).append(index)
-    waiting = [iter(indices) for indices in values.values()]
-    taken: set[int] = set()
-    while waiting:
-        left = []
-        for indices in waiting:
-            for index in indices:
-                if index not in taken:
-                    taken.add(index)
-                    if runs(offers[index]):
-                        left.append(indices)
-                        yield offers[index]
-                        break
-        waiting = left
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +123,18 @@ class Trials:
         """Simulated batches that one batch of the job counts as."""
         return -(-self.profile.job.global_batch // COUNTED_SAMPLES)
 
-    def seconds(self, layout: Layout, index: int, *, draft: bool) -> float | None:
-        """Measured iteration time of a candidate on a batch; None if it cannot run there or exceeds memory.
+    def seconds(self, layout: Layout, index: int) -> float | None:
+        """Measured iteration time of a candidate on a batch, by quick programs if the scheduler has some.
 
-        Args:
-            layout: the candidate.
-            index: of the batch.
-            draft: whether the scheduler's quick programs do.
+        Returns:
+            Seconds; None if it cannot run there or exceeds memory.
         """
-        make = self._makers.draft if draft else self._makers.full
-        quick = make is not self._makers.full
-        key = (*content_of(layout), index, quick)
+        key = (*content_of(layout), index)
         if key not in self._known:
             shapes = self.batches.drawn[index]
             try:
-                checked: MakeProgram = self._makers if quick else make
-                check_memory(self.profile, layout, checked, [shapes])
-                self._known[key] = decisive(self.profile.trial_s(make(shapes, layout)))
+                check_memory(self.profile, layout, self._makers, [shapes])
+                self._known[key] = decisive(self.profile.trial_s(self._makers.draft(shapes, layout)))
                 self.simulated += self.weight
             except UserError as error:
                 # Its frames would keep a program each.
@@ -183,22 +142,56 @@ class Trials:
                 self._known[key] = None
         return self._known[key]
 
-    def mean_s(self, layout: Layout, indices: Sequence[int], *, draft: bool) -> float | None:
+    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float | None:
         """Mean of ``seconds`` over batches; None if one of them is."""
         found = []
         for index in indices:
-            seconds = self.seconds(layout, index, draft=draft)
+            seconds = self.seconds(layout, index)
             if seconds is None:
                 return None
             found.append(seconds)
         return decisive(sum(found) / len(found))
 
+    def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
+        """Whether a candidate is faster than another, both of known seconds on some batches.
+
+        It must be so by more than a standard error of their differences there; where schedulers have quick programs,
+        by full programs on the batches for drafts as well, for quick searches may fail some layouts more than others.
+        """
+        ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
+        ahead -= [self.seconds(layout, index) or np.inf for index in indices]
+        error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
+        if decisive(float(ahead.mean())) <= decisive(error):
+            return False
+        if self._makers.draft is self._makers.full:
+            return True
+        return self._full_s(layout) < self._full_s(over)
+
+    def _full_s(self, layout: Layout) -> float:
+        """Seconds of full programs on the batches for drafts together; infinite if there is one that it cannot run."""
+        total_s = 0.0
+        for shapes in (self.batches.drawn[index] for index in self.batches.drafts):
+            try:
+                total_s += self.profile.trial_s(self.make_program(shapes, layout))
+            except UserError as error:
+                self.refused.append(error.with_traceback(None))
+                return np.inf
+            self.simulated += self.weight
+        return decisive(total_s)
+
     def fits(self, layout: Layout) -> bool:
-        """Whether a candidate fits memory on the heaviest of all batches."""
-        job = self.profile.under(layout).job
+        """Whether a candidate fits memory on the heaviest of all batches, and on the others if these leave little.
+
+        Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
+        """
+        job, drawn = self.profile.under(layout).job, self.batches.drawn
         try:
-            chosen = [self.batches.drawn[index] for index in heaviest(self.batches.drawn, job)]
-            check_memory(self.profile, layout, self._makers, chosen)
+            chosen = heaviest(drawn, job)
+            need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
+            later = getattr(self.make_program, "choose_recomputation", False)
+            if need > ENOUGH * job.planning_budget_bytes and not later:
+                others = (batch for index, batch in enumerate(drawn) if index not in chosen)
+                check_memory(self.profile, layout, self._makers, others)
         except UserError as error:
             self.refused.append(error.with_traceback(None))
             return False
@@ -210,51 +203,45 @@ def content_of(layout: Layout) -> tuple[object, ...]:
     return layout.content, layout.num_microbatches, layout.split_backward
 
 
-def nearest[What](offers: Sequence[Offer[What]], to: Offer[What]) -> int:
-    """The offer that differs from another in the fewest knobs; of several the one with the least estimate."""
-    return min(
-        range(len(offers)),
-        key=lambda index: (
-            sum(one != other for one, other in zip(offers[index].knobs, to.knobs, strict=True)),
-            decisive(offers[index].estimated_s),
-        ),
-    )
-
-
 def _drafted(
     trials: Trials, offers: Sequence[Offer[Layout]], num_drafts: int
-) -> tuple[list[tuple[float, Offer[Layout]]], list[Offer[Layout]]]:
+) -> tuple[list[tuple[float, Layout]], list[Layout]]:
     """Drafts that run, the fastest first, and what was not tried.
 
-    Half of them are taken by turns; the others are nearest to the fastest so far, each in turn. Of each half at most
-    ``MAX_REFUSED`` times as many are tried, until one runs.
+    A share of them is taken by turns, at most ``MAX_REFUSED`` times as many tried, until one runs. Each of the others
+    is the fastest by what those before it say of the estimates.
     """
-    drafted: list[tuple[float, Offer[Layout]]] = []
+    drafted: list[tuple[float, int]] = []
     tried: set[int] = set()
-    far: set[int] = set()
+    numbered = [replace(offer, what=index) for index, offer in enumerate(offers)]
+    left = np.ones(len(offers), bool)
 
-    def runs(offer: Offer[Layout]) -> bool:
+    def is_near(offer: Offer[int]) -> bool:
         # Estimates of candidates that cannot run say nothing.
-        least_s = min((each.estimated_s for _, each in drafted), default=np.inf)
-        if decisive(offer.estimated_s) > decisive(FAR * least_s):
-            far.add(id(offer))
-            return False
-        tried.add(id(offer))
-        seconds = trials.seconds(offer.what, trials.batches.drafts[0], draft=True)
+        least_s = min((offers[index].estimated_s for _, index in drafted), default=np.inf)
+        return decisive(offer.estimated_s) <= decisive(FAR * least_s)
+
+    def runs(offer: Offer[int]) -> bool:
+        left[offer.what] = False
+        tried.add(offer.what)
+        seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0])
         if seconds is not None:
-            insort(drafted, (seconds, offer), key=lambda each: each[0])
+            insort(drafted, (seconds, offer.what), key=lambda each: each[0])
         return seconds is not None or is_over()
 
     def is_over() -> bool:
         return bool(drafted) and (len(drafted) >= most or len(tried) >= MAX_REFUSED * most)
 
-    most = -(-num_drafts // 2)
-    next((None for _ in by_turns(offers, runs) if is_over()), None)
+    most = max(1, int(num_drafts * BY_TURNS))
+    next((None for _ in by_turns(numbered, lambda offer: is_near(offer) and runs(offer)) if is_over()), None)
     most = num_drafts
-    waiting = [offer for offer in offers if id(offer) not in tried | far]
-    while waiting and drafted and not is_over():
-        runs(waiting.pop(nearest(waiting, drafted[0][1])))
-    return drafted, [offer for offer in offers if id(offer) not in tried]
+    estimates = Estimates.of(offers) if left.any() else None
+    while estimates and left.any() and not is_over():
+        expected = estimates.corrected([index for _, index in drafted], [seconds for seconds, _ in drafted])
+        runs(numbered[int(np.where(left, expected, np.inf).argmin())])
+    untried = [offer for offer in numbered if offer.what not in tried]
+    in_order = [(seconds, offers[index].what) for seconds, index in drafted]
+    return in_order, [offers[offer.what].what for offer in by_turns(untried)]
 
 
 def halved(
@@ -266,21 +253,30 @@ def halved(
         trials: simulates.
         offers: candidates.
         budget: simulated batches, for ``entered`` as well.
-        entered: layouts that are in the last round in any case, before others that are as fast.
+        entered: layouts that are in the last round in any case; the first stays ahead of all that are not faster by
+            more than a standard error.
     """
-    count = max(1, budget // trials.weight)
-    first, others = trials.batches.drafts[0], trials.batches.drafts[1:]
+    count, batches = max(1, budget // trials.weight), trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
-    second = drafted[: int(count * SECOND)] if others else []
-    most = max(1, int(count * LAST) - len(entered))
-    timed = [(trials.mean_s(offer.what, (first, *others), draft=True), offer) for _, offer in second]
-    ranked = sorted(((seconds, offer) for seconds, offer in timed if seconds is not None), key=lambda each: each[0])
-    finalists = list(islice((o.what for _, o in ranked if trials.fits(o.what)), most))
-    if not finalists:
-        rest = (offer for offer in (*(offer for _, offer in drafted[len(second) :]), *by_turns(untried)))
-        finalists = list(islice((offer.what for offer in rest if trials.fits(offer.what)), 1))
-    finalists = [*{content_of(layout): layout for layout in (*entered, *finalists)}.values()]
-    if len(finalists) < 2:
-        return finalists
-    last = [(trials.mean_s(layout, trials.batches.last, draft=False), layout) for layout in finalists]
-    return [layout for _, layout in sorted(((s, own) for s, own in last if s is not None), key=lambda each: each[0])]
+    if len(drafted) == 1 and not untried and not entered:
+        return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
+    second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
+    timed = [(trials.mean_s(layout, batches.drafts), layout) for layout in second]
+    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda each: each[0])
+    last = batches.last(int(count * LAST) // FINALISTS)
+
+    def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
+        for layout in layouts:
+            seconds = trials.mean_s(layout, last) if trials.fits(layout) else None
+            if seconds is not None:
+                yield seconds, layout
+
+    known = {content_of(layout) for layout in entered}
+    finalists = [*finished(entered)]
+    finalists += islice(finished(layout for _, layout in ranked if content_of(layout) not in known), FINALISTS)
+    if len(finalists) <= len(entered):
+        rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
+        finalists += islice(finished(rest), 1)
+    found = [layout for _, layout in sorted(finalists, key=lambda each: each[0])]
+    stays = next((layout for layout in found[1:] if any(layout is each for each in entered)), None)
+    return found if stays is None or trials.gains(found[0], stays, last) else [stays]

@@ -15,8 +15,9 @@ from itertools import islice, product
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
-from entrain_bench.balancing.halving import DRAFTS, FAR, Offer, Trials, by_turns, content_of, halved, tuning_batches
+from entrain_bench.balancing.halving import DRAFTS, FAR, Trials, content_of, halved, tuning_batches
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.offers import Offer, by_turns
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive

@@ -15,7 +15,7 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.tuning import chosen_layout
+from entrain_bench.balancing.tuning import chosen_layout, default_job
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
@@ -76,12 +76,15 @@ class BraidPlanner:
         def candidates(each: Profile) -> list[Candidate]:
             return by_estimate(self._candidates(each, Work(each, samples, self.overhead), batch, draft))
 
-        sizes = profile.job.free_microbatch_size
-        planner = replace(self, microbatches=(1,)) if sizes else self
+        sizes, default = profile.job.free_microbatch_size, default_job(profile.job)
+        one_size = replace(self, microbatches=(1,))
         work = Work(profile, samples, self.overhead)
 
         def quick(each: Profile) -> Iterator[Candidate]:
             later = bool(getattr(draft, "choose_recomputation", False))
+            # Where sizes are free, another job has them; the default job is answered as if it were given.
+            request = replace(each.job.request, recompute=profile.job.request.recompute)
+            planner = one_size if sizes and replace(each.job, request=request) != default else self
             for rating_s, shape in planner.rated(each, work, later):
                 layers = split_layers(work, shape).layers
                 yield Candidate(rating_s, place(each.job, shape, layers))
