@@ -13,6 +13,7 @@ from entrain_bench.specs.items import Items
 from entrain_bench.specs.tokens import TileRules
 
 from .budget import ask_items
+from .processors import closest_grids
 
 # An image whose unpadded grid has up to this square of the limit keeps its resolution.
 SLACK = 1.1
@@ -79,22 +80,9 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
 def nearest_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
     """Columns and rows of the grid of at most ``dynamic_tiles`` whose proportions are nearest ``[images]`` each.
 
-    InternVL's dynamic tiling (arXiv:2404.16821, section 3.2): grids are tried from the smallest, of as many tiles those
-    with fewer columns first; of equally near ones a later one is taken by images of more than half its pixels.
+    InternVL's dynamic tiling (arXiv:2404.16821, section 3.2).
     """
-    ratio, area = widths / heights, widths * heights
-    nearest = np.full(len(widths), np.inf)
-    columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
-    most = rules.dynamic_tiles or 1
-    sides = range(1, most + 1)
-    grids = [(column, row) for column in sides for row in sides if column * row <= most]
-    for column, row in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        away = np.abs(ratio - column / row)
-        large = area > 0.5 * rules.pixels * rules.pixels * column * row
-        taken = (away < nearest) | ((away == nearest) & large)
-        nearest = np.where(taken, away, nearest)
-        columns, rows = np.where(taken, column, columns), np.where(taken, row, rows)
-    return columns, rows
+    return closest_grids(widths, heights, rules.pixels, rules.dynamic_tiles or 1)
 
 
 def _dynamic_images(counts: IntArray, widths: IntArray, heights: IntArray, rules: TileRules) -> Items:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
 
 from .budget import ask_items
+from .processors import processed_images
 from .tiles import tiled_frames, tiled_images
 
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
@@ -25,7 +28,7 @@ def image_tokens(
 
 
 def image_grids(
-    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
+    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: float
 ) -> IntArray:
     """Rows and columns of LLM tokens ``[images, 2]`` of images with sides in pixels ``[images]``.
 
@@ -53,11 +56,15 @@ def image_items(
 ) -> Items:
     """Images as items: ``counts`` per sample ``[samples]``, sides in pixels ``[images]``.
 
-    A model that cuts images into tiles has its own rule (``tiled_images``).
+    A model that cuts images into tiles has its own rule (``tiled_images``), and so have published processors
+    (``processed_images``).
     """
+    if rules.images is not None:
+        return processed_images(counts, widths, heights, rules.images)
     if rules.tiles is not None:
         return tiled_images(counts, widths, heights, rules.tiles)
-    grids = image_grids(widths, heights, rules, rules.min_image_tokens, max_image_tokens)
+    limit = max_image_tokens if rules.max_image_tokens is None else min(max_image_tokens, rules.max_image_tokens)
+    grids = image_grids(widths, heights, rules, rules.min_image_tokens, limit)
     llm = grids.prod(axis=1)
     return Items(counts, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
 
@@ -74,8 +81,11 @@ def video_items(
 
     As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs what one
     resized frame costs. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
-    frames in pixels ``[videos]``. A model that cuts images into tiles takes every frame as one tile (``tiled_frames``).
+    frames in pixels ``[videos]``. A model that cuts images into tiles takes every frame as one tile (``tiled_frames``),
+    and one with ``frames`` as an item of fixed size.
     """
+    if rules.frames is not None:
+        return _fixed_frames(seconds, rules.video_frames_per_s, rules.frames)
     if rules.tiles is not None:
         return tiled_frames(seconds, rules.video_frames_per_s, rules.tiles)
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
@@ -88,12 +98,23 @@ def video_items(
     return Items(groups, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
 
 
+def _fixed_frames(seconds: FloatArray, frames_per_s: float, rules: FrameRules) -> Items:
+    """Videos of ``seconds`` ``[samples]`` (NaN: none) as frames of one size."""
+    frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, _TOKEN_DECIMALS)).astype(np.int64)
+    counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
+    ask_items(counts)
+    total = int(counts.sum())
+    return Items(counts, np.full(total, rules.encoder_tokens), np.full(total, rules.llm_tokens))
+
+
 def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
     """Audio of ``seconds`` ``[samples]`` (NaN: none) as items of up to ``audio_segment_s``; all but the last are full.
 
     Encoder tokens are ``audio_frames_per_s`` times the length, rounded up; each item's LLM tokens are its encoder
-    tokens divided by ``audio_merge_frames``, rounded up.
+    tokens divided by ``audio_merge_frames``, rounded up. A model with ``audio`` rules counts by those.
     """
+    if rules.audio is not None:
+        return _stepwise_audio(seconds, rules.audio_segment_s, rules.audio)
     tokens = np.ceil(np.round(np.nan_to_num(seconds) * rules.audio_frames_per_s, _TOKEN_DECIMALS)).astype(np.int64)
     tokens = np.where(np.isnan(seconds), 0, np.maximum(1, tokens))
     full = max(1, int(round(rules.audio_segment_s * rules.audio_frames_per_s, _TOKEN_DECIMALS)))
@@ -103,6 +124,33 @@ def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
     present = counts > 0
     encoder[np.cumsum(counts[present]) - 1] = (tokens - (counts - 1) * full)[present]
     return Items(counts, encoder, -(-encoder // rules.audio_merge_frames))
+
+
+def _stepwise_audio(seconds: FloatArray, segment_s: float, rules: AudioRules) -> Items:
+    """Audio of ``seconds`` ``[samples]`` (NaN: none) as segments whose tokens follow from spectrogram frames."""
+    length = np.round(np.nan_to_num(seconds), 6)
+    counts = np.where(np.isnan(seconds), 0, np.maximum(1, np.ceil(np.round(length / segment_s, 6)))).astype(np.int64)
+    ask_items(counts)
+    present = counts > 0
+    parts = np.full(int(counts.sum()), segment_s)
+    parts[np.cumsum(counts[present]) - 1] = (length - (counts - 1) * segment_s)[present]
+    own, full = (_frames(each, rules) for each in (parts, np.full(len(parts), segment_s)))
+    encoder = _stepped(full if rules.pads_encoder else own, rules.encoder_steps)
+    heard = _stepped(full if rules.pads_llm else own, rules.encoder_steps)
+    return Items(counts, encoder, _stepped(heard, rules.llm_steps))
+
+
+def _frames(seconds: FloatArray, rules: AudioRules) -> IntArray:
+    """Spectrogram frames of audio, at least one."""
+    heard = np.round((seconds - rules.window_s) * rules.frames_per_s, _TOKEN_DECIMALS)
+    return np.asarray(np.maximum(1, np.floor(heard) + 1 if rules.window_s else np.ceil(heard)), np.int64)
+
+
+def _stepped(lengths: IntArray, steps: Sequence[Sequence[int]]) -> IntArray:
+    """Lengths after convolutions ``[kernel, stride, padding]``, at least one."""
+    for kernel, stride, padding in steps:
+        lengths = np.maximum(1, (lengths + 2 * padding - kernel) // stride + 1)
+    return lengths
 
 
 def text_tokens(chars: FloatArray, rules: TokenRules) -> IntArray:

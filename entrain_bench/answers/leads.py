@@ -38,7 +38,7 @@ def lead_of[Name: Hashable](found: Mapping[Name, Times], leader: Name) -> LeadRe
 
 
 def winners_sentence[Name: Hashable](
-    comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str], noun: str = "row"
+    comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str], noun: str = "job"
 ) -> str:
     """In how many of some cases each strategy is the fastest, the one with the most first; empty without a winner."""
     wins = Counter(labels[each.best[0]] for each in comparisons if each.best)
@@ -51,7 +51,7 @@ def winners_sentence[Name: Hashable](
     return f"{text}; {count(open_ones, noun)} not decided." if open_ones else f"{text}."
 
 
-def lead_sentence[Name: Hashable](leads: Sequence[LeadResult[Name] | None], label: str, noun: str = "row") -> str:
+def lead_sentence[Name: Hashable](leads: Sequence[LeadResult[Name] | None], label: str, noun: str = "job") -> str:
     """The speedups of a strategy over the fastest other in some cases, whether above or below 1; empty without any."""
     gains = [lead.own.speedup for lead in leads if lead and lead.own.speedup]
     if not gains:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 
@@ -213,7 +213,7 @@ def _drafted(
     """
     drafted: list[tuple[float, int]] = []
     tried: set[int] = set()
-    numbered = [replace(offer, what=index) for index, offer in enumerate(offers)]
+    numbered = [Offer(offer.estimated_s, offer.knobs, index) for index, offer in enumerate(offers)]
     left = np.ones(len(offers), bool)
 
     def is_near(offer: Offer[int]) -> bool:

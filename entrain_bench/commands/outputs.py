@@ -38,7 +38,7 @@ DOCUMENTS = {
     "calibration": "Predicted against published times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "results": "Iteration times of every strategy; results.md.",
-    "tables": "The measured tables of docs/strategies; tables/<name>.md.",
+    "tables": "The measured tables of docs pages; tables/<name>.md.",
 }
 
 

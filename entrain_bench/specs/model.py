@@ -10,12 +10,13 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
 from entrain_bench.specs.numerics import check_numerics
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import MAX_TOKENS, TileRules, TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, AudioRules, FrameRules, TileRules, TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
@@ -25,6 +26,10 @@ MAX_SIZE = 2**24
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 MAX_DYNAMIC = 256
+# Kernel, stride or padding of a convolution over audio.
+MAX_STEP = 2**12
+# Keys of token rules that are mappings of their own.
+PARTS_OF_TOKENS: Mapping[str, Any] = {"tiles": TileRules, "images": object, "frames": FrameRules, "audio": AudioRules}
 # What recomputation covers of a block: all of it, or its MLP with the norm before it.
 FULL, SELECTIVE = "full", "selective"
 # A backward takes twice the forward's model FLOPs.
@@ -313,20 +318,39 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     where = "model.tokens"
     if "context_tokens" in check_mapping(values, where):
         raise UserError(f"{where}.context_tokens: must be given as model.modules.{llm.name}.context_tokens")
-    flat = {key: value for key, value in values.items() if key != "tiles"}
+    parts = {key: values[key] for key in PARTS_OF_TOKENS if values.get(key) is not None}
+    flat = {key: value for key, value in values.items() if key not in PARTS_OF_TOKENS}
     tokens = parse(TokenRules, {**flat, "context_tokens": llm.config.context_tokens}, where)
     _require_positive(tokens, where)
-    if values.get("tiles") is None:
-        return tokens
-    tiles = parse(TileRules, values["tiles"], f"{where}.tiles")
-    _require_positive(tiles, f"{where}.tiles")
-    require(tiles.max_grid <= MAX_GRID, f"{where}.tiles.max_grid", tiles.max_grid, f"at most {MAX_GRID}")
-    dynamic = tiles.dynamic_tiles or 1
-    require(dynamic <= MAX_DYNAMIC, f"{where}.tiles.dynamic_tiles", dynamic, f"at most {MAX_DYNAMIC}")
-    return replace(tokens, tiles=tiles)
+    return replace(tokens, **{key: _part_of_tokens(key, part, f"{where}.{key}") for key, part in parts.items()})
 
 
-def _require_positive(rules: TokenRules | TileRules, where: str) -> None:
+def _part_of_tokens(key: str, values: Any, where: str) -> Any:
+    if key == "images":
+        return parse_images(values, where)
+    rules = parse(PARTS_OF_TOKENS[key], values, where)
+    if isinstance(rules, AudioRules):
+        _check_audio(rules, where)
+        return rules
+    _require_positive(rules, where)
+    if isinstance(rules, TileRules):
+        require(rules.max_grid <= MAX_GRID, f"{where}.max_grid", rules.max_grid, f"at most {MAX_GRID}")
+        dynamic = rules.dynamic_tiles or 1
+        require(dynamic <= MAX_DYNAMIC, f"{where}.dynamic_tiles", dynamic, f"at most {MAX_DYNAMIC}")
+    return rules
+
+
+def _check_audio(rules: AudioRules, where: str) -> None:
+    rate = rules.frames_per_s
+    require(1 / MAX_TOKENS <= rate <= MAX_TOKENS, f"{where}.frames_per_s", rate, "positive")
+    require(0 <= rules.window_s <= 1, f"{where}.window_s", rules.window_s, "from 0 to 1")
+    for name in ("encoder_steps", "llm_steps"):
+        steps = [*map(list, getattr(rules, name))]
+        fits = all(len(step) == 3 and min(step[:2]) >= 1 and step[2] >= 0 and max(step) <= MAX_STEP for step in steps)
+        require(fits, f"{where}.{name}", steps, "triples of kernel and stride, at least 1, and padding")
+
+
+def _require_positive(rules: TokenRules | TileRules | FrameRules, where: str) -> None:
     for rule in fields(rules):
         value = getattr(rules, rule.name)
         if value is not None:

@@ -172,8 +172,7 @@ def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
             f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name} with dp x microbatch_size="
             f"{job.microbatch_size} dividing global_batch={job.global_batch}"
         )
-    placed = len(pairs) * job.cluster.num_ranks
-    if placed > MAX_PLACED_RANKS:
+    if len(pairs) * job.cluster.num_ranks > MAX_PLACED_RANKS:
         raise UserError(
             f"layout: {len(pairs)} degrees of encoder and LLM on the {job.cluster.num_ranks} ranks of "
             f"cluster={job.cluster.name} are more than can be searched; fix layout.tp, layout.cp or layout.dp"
@@ -321,9 +320,13 @@ class NoncolocatedPlanner:
             most = profile.job.cluster.num_ranks - 1
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
         samples = profile.draw(self.profile_samples)
+        limits = self.encoder_ranks, self.max_encoder_pp, self.encoder_tp
+        if not profile.job.free_microbatch_size:
+            # The tuner asks for few degrees at a time; that all are too many should be known before.
+            noncolocated_pairs(profile.job, *limits)
 
         def candidates(each: Profile) -> list[Candidate]:
-            pairs = noncolocated_pairs(each.job, self.encoder_ranks, self.max_encoder_pp, self.encoder_tp)
+            pairs = noncolocated_pairs(each.job, *limits)
             return by_estimate(candidates_of(each, samples, pairs, colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)

@@ -57,8 +57,8 @@ def test_winners_are_counted_and_what_is_open_is_said() -> None:
     # At no common seed.
     undecided = compare({"a": {0: 1.0}, "b": {1: 1.0}}, {})
     assert winners_sentence([won], labels) == "A is the fastest."
-    assert winners_sentence([won, lost, won], labels) == "A is the fastest in 2 of 3 rows, B in 1."
-    assert winners_sentence([won, undecided], labels) == "A is the fastest in 1 of 2 rows; 1 row not decided."
+    assert winners_sentence([won, lost, won], labels) == "A is the fastest in 2 of 3 jobs, B in 1."
+    assert winners_sentence([won, undecided], labels) == "A is the fastest in 1 of 2 jobs; 1 job not decided."
     assert winners_sentence([undecided], labels) == ""
 
 
@@ -69,8 +69,8 @@ def test_rows_without_a_pair_or_with_failures_are_said() -> None:
     )
     assert lead_sentence([whole], "A") == "A has a speedup of 2.00x (2.00 to 2.00) over the fastest other strategy."
     assert lead_sentence([whole, part, none], "A") == (
-        "A has a speedup of 0.50x to 2.00x over the fastest other strategy in 2 of 3 rows, 1.00x in the geometric mean."
-        " It has no result at some seed of 2 rows."
+        "A has a speedup of 0.50x to 2.00x over the fastest other strategy in 2 of 3 jobs, 1.00x in the geometric mean."
+        " It has no result at some seed of 2 jobs."
     )
     assert lead_sentence([none, None], "A") == ""
 
@@ -78,7 +78,7 @@ def test_rows_without_a_pair_or_with_failures_are_said() -> None:
 def test_every_renderer_names_the_same_winners_and_the_same_lead() -> None:
     records = records_of(chartqa=AHEAD, coco=BEHIND)
     answer = Answer.of(records)
-    assert lead_sentences(frame_of(records)) == ["Mine is the fastest in 1 of 2 rows, Rival in 1.", f"Mine {LEAD}"]
+    assert lead_sentences(frame_of(records)) == ["Mine is the fastest in 1 of 2 jobs, Rival in 1.", f"Mine {LEAD}"]
     told = sentences(answer)
     assert f"mine {LEAD}" in told
     winners = [text for text in told if " is the fastest of 3 " in text]

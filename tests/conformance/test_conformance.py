@@ -36,6 +36,7 @@ LARGE = {
     "llavaov_qwen25_32b": "a100x64",
     "whisper_qwen25_32b": "a100x64",
     "internvl15_26b": "a100x64",
+    "internvl15_40b": "a100x64",
     "vit1b_llm7b": "h100x64",
     "vit1b_llm14b": "h100x64",
     "vit3b_llm14b": "h100x64",
@@ -65,7 +66,7 @@ LARGE = {
     "llama31_405b": "h100x256",
 }
 # Whose encoder has 25 heads.
-WITHOUT_TP = ("internvl15_26b",)
+WITHOUT_TP = ("internvl15_26b", "internvl15_40b")
 # Without encoders.
 TEXT_MODELS = ("llama", "nemotron4", "gpt3")
 # Larger than others on the same cluster.

@@ -181,8 +181,11 @@ def samples_of(
 
     Raises:
         UserError: for a trace that was not scanned, or by another version, or whose text was not tokenized, data that
-            is not there or has changed, and a tokenizer of another vocabulary.
+            is not there or has changed, a tokenizer of another vocabulary, and token rules of a published processor.
     """
+    for key in ("images", "frames", "audio"):
+        if getattr(rules, key) is not None:
+            raise UserError(f"model.tokens.{key}: is not supported with harness.data=files; set harness.data=made_up")
     scan = read_scan(trace)
     if scan is None:
         raise UserError(

@@ -148,8 +148,8 @@ def test_where_plans_are_swept_a_plan_counts_as_a_seed(tmp_path: Path) -> None:
     record_times(
         study, claim.fair, lambda cell: 1.0 if strategy_of(cell) == "entrain" else 1.9 + 0.1 * cell.config.planning_seed
     )
-    # Half of the interval of 1.9, 2.0 and 2.1: Student's t of two degrees of freedom, 4.303 x 0.1 / sqrt(3).
-    assert claim_row(claim, study)["fair_value"] == "2.00x (1.75 to 2.25x)"
+    # Of the logarithms of 1.9, 2.0 and 2.1: 0.6923 +- 4.303 (Student's t, two degrees of freedom) x 0.0501 / sqrt(3).
+    assert claim_row(claim, study)["fair_value"] == "2.00x (1.76 to 2.26x)"
 
 
 @pytest.mark.wide

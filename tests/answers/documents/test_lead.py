@@ -69,7 +69,7 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
     assert second == ["other", "Entrain", "1.000", "1.000", "1.00x (1.00 to 1.00)", "100%"]
     # In the other row DIP has the least mean, but not all results; of equals the first by name wins.
     assert text.splitlines()[-3:] == [
-        "- Megatron is the fastest in 2 of 2 rows.",
+        "- Megatron is the fastest in 2 of 2 jobs.",
         "- Megatron has a speedup of 1.00x to 4.00x over the fastest other strategy, 2.00x in the geometric mean.",
         "- Its gap is 75% in the median and 100% at most.",
     ]
@@ -95,7 +95,7 @@ def test_a_leader_that_is_behind_is_told_as_well(tmp_path: Path) -> None:
         write_runs(study, lead.of_rival(row, ""), {"entrain": [3.0, 3.0], "dip": [9.0, 9.0]})
     text = lead_markdown(lead, study)
     assert [row[4] for row in rows_of(text)] == ["1.50x (1.50 to 1.50)", "0.75x (0.75 to 0.75)"]
-    assert "- Megatron is the fastest in 1 of 2 rows, Entrain in 1." in text
+    assert "- Megatron is the fastest in 1 of 2 jobs, Entrain in 1." in text
     assert "a speedup of 0.75x to 1.50x over the fastest other strategy, 1.06x in the geometric mean." in text
 
 

@@ -1,0 +1,300 @@
+"""Image and audio rules against the processors of transformers that they restate, for 200 random sizes each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.specs.image_rules import (
+    AnyResolution,
+    FixedSize,
+    ImageRules,
+    LongestEdge,
+    NativeSize,
+    NearestGrid,
+    PaddedGrid,
+    Resampled,
+    parse_images,
+)
+from entrain_bench.specs.items import Items
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
+from entrain_bench_workloads.processors import processed_images
+from entrain_bench_workloads.tokens import audio_items, image_items, video_items
+from support.specs import load, rules_of
+
+NUM_SIZES = 200
+
+
+def sizes(least: int = 20, most: int = 6000) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    widths = np.rint(np.exp(rng.uniform(np.log(least), np.log(most), NUM_SIZES)))
+    ratios = np.exp(rng.uniform(-1.5, 1.5, NUM_SIZES))
+    return widths, np.maximum(8.0, np.rint(widths * ratios))
+
+
+def pairs(widths: np.ndarray, heights: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Height and width, as processors take them."""
+    return zip(heights.astype(int).tolist(), widths.astype(int).tolist(), strict=True)
+
+
+def per_image(rules: ImageRules, widths: np.ndarray, heights: np.ndarray) -> Items:
+    """Every image in a sample of its own."""
+    return processed_images(np.ones(len(widths), np.int64), widths, heights, rules)
+
+
+def totals(items: Items) -> np.ndarray:
+    """LLM tokens of each sample."""
+    owner = np.repeat(np.arange(len(items.counts)), items.counts)
+    return np.bincount(owner, weights=items.llm_tokens, minlength=len(items.counts)).astype(np.int64)
+
+
+def without_tokenizer(cls: type, **attributes: Any) -> Any:
+    """A processor whose counts need no tokenizer."""
+    processor = object.__new__(cls)
+    for name, value in attributes.items():
+        setattr(processor, name, value)
+    return processor
+
+
+GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+
+
+def test_llava_next() -> None:
+    transformers = pytest.importorskip("transformers")
+    pinpoints = [[336 * rows, 336 * columns] for rows, columns in GRIDS]
+    processor = without_tokenizer(
+        transformers.LlavaNextProcessor,
+        image_processor=transformers.LlavaNextImageProcessorPil(image_grid_pinpoints=pinpoints),
+        patch_size=14,
+        num_additional_image_tokens=0,
+    )
+    widths, heights = sizes()
+    theirs = [processor._get_number_of_features(high, wide, 336, 336) for high, wide in pairs(widths, heights)]
+    ours = per_image(AnyResolution(336, 24, 577, 576, GRIDS), widths, heights)
+    np.testing.assert_array_equal(totals(ours), theirs)
+    assert set(ours.encoder_tokens) == {577}
+    assert set(ours.counts) == {3, 4, 5}
+
+
+def test_llava_onevision() -> None:
+    transformers = pytest.importorskip("transformers")
+    grids = tuple((row, column) for row in range(1, 7) for column in range(1, 7))
+    processor = without_tokenizer(
+        transformers.LlavaOnevisionProcessor,
+        image_processor=transformers.LlavaOnevisionImageProcessorPil(),
+        num_image_tokens=729,
+        vision_aspect_ratio="anyres_max_9",
+    )
+    assert [[384 * row, 384 * column] for row, column in grids] == processor.image_processor.image_grid_pinpoints
+    widths, heights = sizes()
+    theirs = [processor._get_number_of_features(high, wide, 384, 384) for high, wide in pairs(widths, heights)]
+    rules = AnyResolution(384, 27, 729, 729, grids, max_tiles=9, single_only=True)
+    np.testing.assert_array_equal(totals(per_image(rules, widths, heights)), theirs)
+    several = processed_images(np.array([2, 0, 1]), widths[:3], heights[:3], rules)
+    assert several.counts[:2].tolist() == [2, 0]
+    assert totals(several).tolist() == [2 * 730, 0, theirs[2]]
+
+
+def test_internvl() -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, min_patches=1, max_patches=12, crop_to_patches=True
+    )
+    widths, heights = sizes()
+    tiles = np.array([processor.get_number_of_image_patches(*size) for size in pairs(widths, heights)])
+    ours = per_image(NearestGrid(448, 12, 1025, 256), widths, heights)
+    np.testing.assert_array_equal(ours.counts, tiles)
+    # A token before the image and one after it.
+    np.testing.assert_array_equal(totals(ours), 256 * tiles + 2)
+
+
+@pytest.mark.parametrize("edge", [364, 4 * 364, 12 * 364])
+def test_idefics3(edge: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": edge}, max_image_size={"longest_edge": 364}, do_image_splitting=True
+    )
+    widths, heights = sizes()
+    found = [processor.get_number_of_image_patches(*size) for size in pairs(widths, heights)]
+    theirs = [172 + rows * (171 * columns + 1) for _, rows, columns in found]
+    ours = per_image(LongestEdge(364, edge, 676, 169), widths, heights)
+    np.testing.assert_array_equal(totals(ours), theirs)
+    np.testing.assert_array_equal(ours.counts, [max(1, tiles) for tiles, _, _ in found])
+
+
+def test_idefics2() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.image_utils import SizeDict
+    from transformers.models.idefics2.image_processing_pil_idefics2 import get_resize_output_image_size
+
+    limits = SizeDict(shortest_edge=378, longest_edge=980)
+    widths, heights = sizes()
+    sides = [get_resize_output_image_size(np.empty((0, high, wide)), limits) for high, wide in pairs(widths, heights)]
+    ours = per_image(Resampled(14, 378, 980, 64), widths, heights)
+    np.testing.assert_array_equal(ours.encoder_tokens, [(high // 14) * (wide // 14) for high, wide in sides])
+    assert set(ours.llm_tokens) == {64 + 2}
+    quarters = per_image(Resampled(14, 378, 980, 64, quarters=True), widths, heights)
+    assert set(quarters.counts) == {5}
+    assert set(totals(quarters)) == {5 * 64 + 6}
+    assert transformers.Idefics2ImageProcessorPil().size["longest_edge"] == 980
+
+
+@pytest.mark.parametrize(("patch", "merge", "edge"), [(16, 1, 1024), (14, 2, 1540)])
+def test_pixtral(patch: int, merge: int, edge: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = without_tokenizer(
+        transformers.PixtralProcessor,
+        image_processor=transformers.PixtralImageProcessorPil(size={"longest_edge": edge}),
+        patch_size=patch,
+        spatial_merge_size=merge,
+    )
+    processor._merge_kwargs = lambda **_: {"images_kwargs": {}}
+    widths, heights = sizes()
+    theirs = processor._get_num_multimodal_tokens(image_sizes=[*pairs(widths, heights)])["num_image_tokens"]
+    ours = per_image(NativeSize(patch * merge, edge, merge), widths, heights)
+    np.testing.assert_array_equal(ours.llm_tokens, theirs)
+    # A token for each square, and one at the end of each row.
+    assert (ours.encoder_tokens % merge**2 == 0).all()
+    assert (ours.encoder_tokens // merge**2 < ours.llm_tokens).all()
+
+
+@pytest.mark.wide
+def test_phi4_multimodal() -> None:
+    pytest.importorskip("torchvision")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.Phi4MultimodalImageProcessor()
+    widths, heights = sizes(60, 3000)
+    heights = np.clip(heights, 60, 3000)
+    theirs, tiles = [], []
+    # A processor decides by sizes alone; it is asked for its mask, which takes no pixels.
+    processor.rescale_and_normalize = lambda image, *_: image
+    for high, wide in [*pairs(widths, heights)]:
+        found = processor(torch.zeros(3, high, wide, dtype=torch.uint8), return_tensors="pt")
+        theirs.append(int(found["num_img_tokens"][0]))
+        tiles.append(found["image_pixel_values"].shape[1])
+    ours = per_image(PaddedGrid(448, 14, 36), widths, heights)
+    np.testing.assert_array_equal(totals(ours), theirs)
+    np.testing.assert_array_equal(ours.counts, tiles)
+
+
+QWEN2_AUDIO = AudioRules(100, ((3, 1, 1), (3, 2, 1)), ((2, 2, 0),), pads_encoder=True)
+PHI4_AUDIO = AudioRules(100, ((1, 8, 0),), (), window_s=0.025)
+
+
+def rules_with(**changes: Any) -> TokenRules:
+    from dataclasses import replace
+
+    return replace(rules_of("qwen25vl"), **changes)
+
+
+def test_qwen2_audio() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
+
+    samples = np.random.default_rng(0).integers(2000, 30 * 16000, NUM_SIZES)
+    _, theirs = Qwen2AudioEncoder._get_feat_extract_output_lengths(None, -(-samples // 160))
+    ours = audio_items(samples / 16000, rules_with(audio=QWEN2_AUDIO))
+    np.testing.assert_array_equal(ours.llm_tokens, theirs)
+    # Whisper's encoder works on 30 seconds, whatever is silent.
+    assert set(ours.encoder_tokens) == {1500}
+
+
+def test_phi4_audio() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.Phi4MultimodalFeatureExtractor()
+    samples = np.random.default_rng(0).integers(2000, 40 * 16000, NUM_SIZES)
+    frames = (torch.tensor(samples) - processor.win_length) // processor.hop_length + 1
+    theirs = processor._compute_audio_embed_size(frames).numpy()
+    ours = audio_items(samples / 16000, rules_with(audio=PHI4_AUDIO, audio_segment_s=40.0))
+    np.testing.assert_array_equal(ours.llm_tokens, theirs)
+    np.testing.assert_array_equal(ours.encoder_tokens, theirs)
+
+
+def test_audio_of_several_segments_and_of_none() -> None:
+    seconds = np.array([np.nan, 0.0, 30.0, 30.001, 75.0])
+    ours = audio_items(seconds, rules_with(audio=QWEN2_AUDIO))
+    assert ours.counts.tolist() == [0, 1, 1, 2, 3]
+    assert ours.llm_tokens.tolist() == [1, 750, 750, 1, 750, 750, 375]
+    padded = AudioRules(100, ((3, 1, 1), (3, 2, 1)), ((1, 4, 0),), pads_encoder=True, pads_llm=True)
+    assert set(audio_items(seconds, rules_with(audio=padded)).llm_tokens) == {375}
+
+
+def test_frames_of_one_size() -> None:
+    rules = rules_with(frames=FrameRules(729, 196, 32), video_frames_per_s=1.0)
+    ours = video_items(np.array([np.nan, 0.2, 3.5, 1000.0]), np.ones(3), np.ones(3), rules, 1, 1)
+    assert ours.counts.tolist() == [0, 1, 4, 32]
+    assert set(ours.encoder_tokens) == {729}
+    assert set(ours.llm_tokens) == {196}
+
+
+def test_a_models_own_limit_of_image_tokens_binds() -> None:
+    widths, heights = sizes(500)
+    free, bound = (rules_with(max_image_tokens=limit) for limit in (None, 1280.0))
+    counts = np.ones(NUM_SIZES, np.int64)
+    assert image_items(counts, widths, heights, free, 16384).llm_tokens.max() > 1280
+    limited = image_items(counts, widths, heights, bound, 16384)
+    assert 1200 < limited.llm_tokens.max() <= 1280
+    assert limited.llm_tokens.dtype == np.int64
+    lower = image_items(counts, widths, heights, bound, 100)
+    assert lower.llm_tokens.max() <= 100
+
+
+def test_rules_come_from_a_model() -> None:
+    config = load("model", "qwen25vl_llama3_1b")
+    config["tokens"] |= {
+        "images": {"kind": "fixed_size", "encoder_tokens": 4096, "llm_tokens": 256},
+        "frames": {"encoder_tokens": 729, "llm_tokens": 196, "max_frames": 32},
+        "audio": {"frames_per_s": 100, "encoder_steps": [[3, 2, 1]], "llm_steps": [[2, 2, 0]]},
+        "max_image_tokens": 1280,
+    }
+    rules = ModelSpec.from_config(config).tokens
+    assert rules.images == FixedSize(4096, 256)
+    assert rules.frames == FrameRules(729, 196, 32)
+    assert rules.audio == AudioRules(100.0, ((3, 2, 1),), ((2, 2, 0),))
+    widths, heights = sizes()
+    ours = image_items(np.array([NUM_SIZES]), widths, heights, rules, 16384)
+    assert ours.counts.tolist() == [NUM_SIZES]
+    assert set(ours.llm_tokens) == {256}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"kind": "fixed"}, "images.kind"),
+        ({"kind": "fixed_size", "encoder_tokens": 4096}, "images.llm_tokens"),
+        ({"kind": "fixed_size", "encoder_tokens": 0, "llm_tokens": 1}, "images.encoder_tokens=0"),
+        ({"kind": "native_size", "pixels": 16, "longest_edge": 2**18}, "images.longest_edge"),
+        (
+            {"kind": "any_resolution", "pixels": 336, "side": 24, "encoder_tokens": 1, "overview_tokens": 1}
+            | {"grids": [[0, 1]]},
+            "images.grids",
+        ),
+    ],
+)
+def test_wrong_rules_are_named(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        parse_images(given, "images")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"frames_per_s": 0.0}, "audio.frames_per_s"),
+        ({"window_s": 2.0}, "audio.window_s"),
+        ({"encoder_steps": [[3, 0, 1]]}, "audio.encoder_steps"),
+        ({"llm_steps": [[2, 2]]}, "audio.llm_steps"),
+    ],
+)
+def test_wrong_audio_rules_are_named(changes: dict[str, Any], named: str) -> None:
+    config = load("model", "qwen25vl_llama3_1b")
+    audio = {"frames_per_s": 100, "encoder_steps": [[3, 2, 1]], "llm_steps": [[2, 2, 0]]}
+    config["tokens"]["audio"] = audio | changes
+    with pytest.raises(UserError, match=named):
+        ModelSpec.from_config(config)
