@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+
+import yaml
 
 from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import baseline_of
@@ -13,9 +14,9 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.live import Ticker
 from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
-from entrain_bench.answers.recommend.recommendation import STATED, answer_of, plan_of_answer, reason_of
-from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant, race
-from entrain_bench.answers.recommend.words import answer_lines, no_result_lines
+from entrain_bench.answers.recommend.recommendation import JUDGED, KNOBS, STATED, answer_of, reason_of
+from entrain_bench.answers.recommend.strategy_race import Refuse, StrategyRace, StrategyVariant, race
+from entrain_bench.answers.recommend.words import Omitted, answer_lines, no_result_lines
 from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -26,7 +27,9 @@ from entrain_bench.config.compose import Composer, swept_keys
 from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
+from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import ASIDE, RunConfig
+from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
@@ -37,6 +40,8 @@ from entrain_bench.specs.model import ModelSpec
 EXIT_NO_RESULT = 2
 FILE = "recommendation.yaml"
 EVERY_STRATEGY = "strategy=glob(*)"
+# Of the configuration tree: which strategies start first.
+STARTING_ORDER = "race.yaml"
 # Strategies are compared as they are, in simulation, and a plan is what comes out.
 REFUSED = {
     "plan": "is what comes out; entrain-bench plan=FILE runs one",
@@ -74,26 +79,28 @@ VERB = Verb(
 def main(request: Request[Keys]) -> int:
     """Recommend, and write the plan; returns 0, or 2 if no strategy has a result; ``UserError`` for bad input."""
     keys, composer = request.keys, Composer(request.config_dir)
-    config, overrides, variants, baseline, given = _asked(composer, request.overrides, keys.within is not None)
-    results = Results(Path(config.results_dir))
+    usual = {key.name: key.default for key in documented_keys()}
+    asked = _asked(composer, request.overrides, keys.within is not None, usual)
+    config, results = asked.config, Results(Path(asked.config.results_dir))
     results.prepare()
     width, path = make_console().width, Path(keys.output or results.root / FILE)
     with (
-        Ticker(len(variants)) as ticker,
-        StrategyRace(overrides, config.seed, variants, results, composer, num_processes(), ticker) as runner,
+        Ticker(len(asked.variants)) as ticker,
+        StrategyRace(
+            asked.overrides, config.seed, asked.variants, results, composer, num_processes(), ticker
+        ) as runner,
     ):
-        refuse = partial(refusal, runner) if keys.within else lambda *_: ""
-        raced = race(runner, [baseline], refuse, keys.seconds, ticker.end_of_round)
-        ticker.say("changed assumptions")
-        answer = answer_of(runner, raced, baseline, given)
+        refuse: Refuse = refusal if keys.within else lambda *_: ""
+        raced = race(runner, [asked.baseline], refuse, keys.seconds, ticker.end_of_round)
+        ticker.say("judging the winner on fresh seeds")
+        answer = answer_of(runner, raced, asked.baseline, refuse, asked.given, usual)
     composer.save()
     if answer:
-        plan = plan_of_answer(answer, overrides, {key.name: key.default for key in documented_keys()})
-        _print(answer_lines(answer, width, str(results.root)))
+        _print(answer_lines(answer, asked.omitted, width, str(results.root / JUDGED)))
         if keys.within:
-            _print(flag_lines(runner, answer, plan, path, width))
+            _print(flag_lines(runner, answer, answer.plan, path, width))
         try:
-            write_atomically(path, plan_text(plan).encode())
+            write_atomically(path, plan_text(answer.plan).encode())
         except OSError as error:
             raise UserError(f"output={path}: cannot be written to ({error.strerror})") from error
         command = command_line([f"plan={quoted(str(path))}"], request.config_dir)
@@ -115,15 +122,29 @@ def main(request: Request[Keys]) -> int:
     return 0 if answer else EXIT_NO_RESULT
 
 
-def _asked(
-    composer: Composer, overrides: Sequence[str], within: bool
-) -> tuple[RunConfig, list[str], dict[str, StrategyVariant], str, frozenset[str]]:
-    """Check the job and its strategies.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked question.
 
-    Returns:
-        The first variant's run at the first seed, overrides of the job without strategy and seed, the variants by name,
-        the baseline's name, and the keys of all overrides.
+    Attributes:
+        config: the first variant's run at the first seed.
+        overrides: of the job, without strategy and seed; keys that the tuner chooses are null unless given.
+        variants: by name, in the order in which they start.
+        baseline: the strategy that speedups are over.
+        given: the user's overrides by key.
+        omitted: what is not considered.
     """
+
+    config: RunConfig
+    overrides: Sequence[str]
+    variants: Mapping[str, StrategyVariant]
+    baseline: str
+    given: Mapping[str, str]
+    omitted: Omitted
+
+
+def _asked(composer: Composer, overrides: Sequence[str], within: bool, usual: Mapping[str, str]) -> Asked:
+    """Check the job and its strategies; ``usual`` are the defaults of keys."""
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
         text, group = keys[key], key.replace("/", ".").partition(".")[0]
@@ -135,15 +156,19 @@ def _asked(
             )
         if several and key != "strategy":
             raise UserError(f"{text}: must be one value; several are taken of strategy only")
-    chosen = keys.pop("strategy", EVERY_STRATEGY)
-    names = [cell[0].partition("=")[2] for cell in composer.sweep([chosen]).cells]
+    given, chosen = {**keys}, keys.pop("strategy", EVERY_STRATEGY)
+    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] != "null"}
+    names, every = (
+        [cell[0].partition("=")[2] for cell in composer.sweep([text]).cells] for text in (chosen, EVERY_STRATEGY)
+    )
     first = composer.run([f"strategy={names[0]}", *keys.values()])
     workload_of(first).source(ModelSpec.from_config(first.model).tokens)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
     for key, text in keys.items():
         if key not in (*STATED, "seed", *ASIDE):
             check_of_job("overrides", text)
-    nodes = {name: composer.run([f"strategy={name}"]).strategy for name in names}
+    every_node = {name: composer.run([f"strategy={name}"]).strategy for name in {*names, *every}}
+    nodes = {name: every_node[name] for name in in_starting_order(names)}
     if within:
         nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}
         if not nodes:
@@ -157,7 +182,17 @@ def _asked(
     else:
         found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
     orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
-    return first, texts, {each.name: each for each in found}, baseline_of(orders), frozenset(keys)
+    families = {name: str(node.get("family") or "") for name, node in every_node.items()}
+    left_out = {name: families[name] for name in sorted(every_node) if name not in nodes}
+    fixed = [given[key] for key in KNOBS if key in given and parse(given[key]).value() is not None]
+    omitted = Omitted(left_out, {families[name] for name in nodes}, fixed)
+    return Asked(first, texts, {each.name: each for each in found}, baseline_of(orders), given, omitted)
+
+
+def in_starting_order(names: Sequence[str]) -> list[str]:
+    """Strategies in the order in which they start: those of ``race.yaml`` first, then the others."""
+    strong = yaml.safe_load((config_tree() / STARTING_ORDER).read_text())["strong_first"]
+    return sorted(names, key=lambda name: strong.index(name) if name in strong else len(strong))
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -91,11 +91,13 @@ def _check_name(field: str, name: str) -> None:
 
 
 def _check_override(field: str, text: str, inside: re.Pattern[str]) -> None:
-    """Refuse all overrides but those that give a known key a value, or choose by name."""
+    """Refuse all overrides but those that give a known key a value, choose by name, or add a parameter to the job."""
     with one_line_errors([text]):
         override = parse(text)
     key = override.key_or_group
     known = override.type is OverrideType.CHANGE and (key in JOB_KEYS or inside.fullmatch(key))
+    # A parameter that the choice does not list, as +workload.on_overlong=drop: the class that takes it checks it.
+    known = known or (override.type is OverrideType.ADD and "/" not in key and INSIDE_JOB.fullmatch(key))
     placed = override.package is None or inside.fullmatch(override.package)
     require(bool(known and placed), field, text, "KEY=VALUE with a key that a plan may set (docs/trust.md)")
     plain = not override.is_sweep_override() and _is_plain(override.value())

@@ -43,13 +43,13 @@ class Ticker:
             leader = standings(self._times).ranked[0]
             if self._times[leader].get(seed) is not None and leader != self._leader:
                 self._leader = leader
-                self.say(f"fastest so far: {so_far(self._times)}")
+                self.say(f"fastest so far: {so_far(self._times, self._total)}")
         self._draw()
 
     def end_of_round(self, times: Mapping[str, Times]) -> None:
         """Say how a round has ended."""
         self._times, self._num_rounds = {**times}, self._num_rounds + 1
-        self.say(f"round {self._num_rounds}: {so_far(times)}")
+        self.say(f"round {self._num_rounds}: {so_far(times, self._total)}")
         self._draw()
 
     def say(self, line: str) -> None:

@@ -221,7 +221,7 @@ def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None)
 def refusal(runner: StrategyRace, name: str, seed: int) -> str:
     """Why Megatron-LM does not run what a strategy plans at a seed; empty if it does."""
     job = prepare(runner.config(name, seed)).job
-    reason = layout_refusal(job, runner.layout(name, seed)) or program_refusal(*_program(runner, name, seed))
+    reason = layout_refusal(job, runner.layout(name)) or program_refusal(*_program(runner, name, seed))
     return reason and f"{NAME} does not run it: {reason}"
 
 
@@ -229,7 +229,7 @@ def flag_lines(
     runner: StrategyRace, answer: Recommendation, plan: TrainingPlan, path: Path, width: int
 ) -> Iterator[str]:
     """Megatron-LM's flags for a plan, and how its microbatches are had."""
-    job, program = _program(runner, answer.best, answer.seeds[0])
+    job, program = _program(runner, answer.best, runner.first_seed)
     yield f"Flags of {NAME}"
     # A flag and its value stay in one line.
     joined = " ".join(flag.replace(" ", "\0") for flag in flags(job, plan.layout, plan.job.microbatch_size))
@@ -247,4 +247,4 @@ def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
     config = runner.config(name, seed)
     setting = prepare(config)
     shapes = setting.source.batch(0, config.global_batch, seed)
-    return setting.job, setting.strategy.program(shapes, runner.layout(name, seed), setting.profile)
+    return setting.job, setting.strategy.program(shapes, runner.layout(name), setting.profile)

@@ -1,23 +1,34 @@
-"""The recommendation for a job: who is the fastest, with what plan, where time goes, and how firm that is."""
+"""The recommendation for a job: the fastest strategy, its frozen plan, where time goes, and how robust the answer is.
+
+The race chooses a strategy, and the choice favors lucky seeds. So its plan is then judged on fresh seeds, which decide
+nothing: the stated time is their mean. Records of these runs are in a folder of their own, so a report on the results
+folder compares the runs of the race and names the same strategy.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
-from entrain_bench.answers.comparison import FAILED, FASTEST, TIME, Comparison, Standing, Times, with_result
-from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, StrategyVariant, standings
-from entrain_bench.answers.statistics import Interval, ratio_interval
+from entrain_bench.answers.comparison import FAILED, FASTEST, TIME, Comparison, Times, with_result
+from entrain_bench.answers.documents.sides import FREE
+from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, StrategyVariant, standings
+from entrain_bench.answers.statistics import Interval, prediction_interval, ratio_interval
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.files import write_atomically
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan
+from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text
 from entrain_bench.records.records import Record
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
 
+# Keys that the tuner chooses unless the user gives them.
+KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
 # What can be wrong with what strategies and the cost model assume: a label, and the override.
 ASSUMPTIONS = {
     "estimates off by up to 30%, each its own way": "belief_error=0.3",
@@ -74,10 +85,17 @@ def _ratio(times: Times, others: Times) -> Interval | None:
     return ratio_interval([one[seed] for seed in shared], [other[seed] for seed in shared])
 
 
-# Strategies behind the fastest whose time and firmness are looked into.
+# Strategies behind the fastest whose time and robustness are examined.
 NUM_RIVALS = 2
-# Seeds at which assumptions are changed: as many runs as a round of the race.
-NUM_CHANGED = 1
+# Seeds that judge the plan; the stated interval is for the mean over so many further seeds.
+NUM_FRESH = 12
+FURTHER = 5
+# Of these, how many are run under changed assumptions, and with keys that the user gave freed.
+NUM_CHANGED = 3
+# Ratio of the times with and without a given key above which the answer names the key.
+COSTLY = 1.5
+# Folder of the judging runs' records, and of the plans that assumptions are changed for, in the results folder.
+JUDGED, FROZEN = "judged", "frozen"
 CHOSEN = ("model", "workload", "cluster")
 # What a plan's file states by itself; that a planner's options led to the layout, no one who takes it has to know.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
@@ -85,16 +103,38 @@ OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 
 
 @dataclass(frozen=True, slots=True)
+class KnobCost:
+    """What keys that the user gave cost.
+
+    Attributes:
+        given: the overrides, ``layout.dp=4``.
+        cost: the strategy's time with them over its time without, at the same fresh seeds.
+        given_s, free_s: mean seconds an iteration with and without.
+    """
+
+    given: Sequence[str]
+    cost: Interval
+    given_s: float
+    free_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """What is known of a job.
 
     Attributes:
-        comparison: of all, at the seeds that each ran.
+        comparison: of all, at the seeds of the race that each ran.
+        reasons: of the strategies without a result, why.
+        layout: the frozen plan's.
+        records: of the fastest in the race, by seed.
+        fresh: of the fastest at fresh seeds.
+        time: its mean over the fresh seeds, with the interval for the mean over ``FURTHER`` further seeds.
+        speedup: over the baseline at the fresh seeds; None if it is the fastest, or lacks results.
         baseline: the strategy that the speedup is over; empty if it is the fastest.
-        layouts: the fastest's, by seed.
-        records: of the fastest, by seed.
         spent: where time goes (``spent_s``), for the fastest and its rivals at ``spent_seeds``, which they share.
-        firm: what changed assumptions do, at the first ``NUM_CHANGED`` seeds.
+        firm: what changed assumptions do, at the first ``NUM_CHANGED`` fresh seeds.
+        costs: of given keys that cost more than ``COSTLY``.
+        plan: the frozen plan.
     """
 
     variant: StrategyVariant
@@ -104,11 +144,16 @@ class Recommendation:
     comparison: Comparison[str]
     reasons: Mapping[str, str]
     baseline: str
-    layouts: Sequence[Layout]
+    layout: Layout
     records: Sequence[Record]
+    fresh: Sequence[Record]
+    time: Interval
+    speedup: Interval | None
     spent: Mapping[str, Mapping[str, float]]
     spent_seeds: Sequence[int]
     firm: Sequence[Firm]
+    costs: Sequence[KnobCost]
+    plan: TrainingPlan
 
     @property
     def best(self) -> str:
@@ -116,63 +161,145 @@ class Recommendation:
         return self.variant.name
 
     @property
-    def standing(self) -> Standing:
-        """How the fastest does."""
-        return self.comparison.standings[self.best]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Those of the fastest."""
-        return sorted(self.raced.times[self.best])
+    def fresh_seeds(self) -> list[int]:
+        """The seeds that judge the plan."""
+        return [int(record.labels["seed"]) for record in self.fresh]
 
     @property
     def microbatch_size(self) -> float:
-        """Samples of a microbatch on average, at the first seed."""
-        layout = self.layouts[0]
-        return self.config.global_batch / (layout.modules[self.job.model.llm_index].dp * layout.num_microbatches)
+        """Samples of a microbatch on average."""
+        return _mean_size(self.config, self.job, self.layout)
 
 
-def answer_of(runner: StrategyRace, raced: Raced, baseline: str, given: Collection[str]) -> Recommendation | None:
-    """The answer of a race; None if nobody has a result. Runs the fastest and its rivals under changed assumptions.
+def answer_of(
+    runner: StrategyRace,
+    raced: Raced,
+    baseline: str,
+    refuse: Refuse,
+    given: Mapping[str, str],
+    usual: Mapping[str, str],
+) -> Recommendation | None:
+    """The answer of a race; None if no strategy has a result.
 
-    Assumptions about the keys that the user has ``given`` stay as they are.
+    Runs the fastest at fresh seeds. If it fails at one of them, that run joins the race's, and the next strategy is
+    the fastest. Then runs the fastest and its rivals under changed assumptions, and the fastest with given keys freed.
+
+    Args:
+        runner: of the race.
+        raced: what the race found.
+        baseline: the strategy that speedups are over.
+        refuse: says which runs are not taken.
+        given: the overrides by key; assumptions about their keys stay unmodified.
+        usual: choices and values of the keys that these leave open.
     """
-    anyone, times = next(iter(raced.times.items()))
-    iterations = runner.config(anyone, min(times)).iterations
-    comparison = standings(raced.times, baseline, iterations)
-    if not comparison.with_verdict(FASTEST):
-        return None
-    (best,) = comparison.with_verdict(FASTEST)
-    lost = comparison.with_verdict(FAILED)
-    ranked = [name for name in comparison.ranked if name not in lost]
+    judge = runner.beside(runner.results.root / JUDGED)
+    seeds = runner.fresh_seeds(NUM_FRESH)
+    while True:
+        anyone, times = next(iter(raced.times.items()))
+        iterations = runner.config(anyone, min(times)).iterations
+        comparison = standings(raced.times, baseline, iterations)
+        if not comparison.with_verdict(FASTEST):
+            return None
+        (best,) = comparison.with_verdict(FASTEST)
+        names = [*dict.fromkeys((best, *([baseline] if comparison.standings[baseline].num_ok else [])))]
+        for name in names:
+            judge.keep_plan(name, runner.plan(name))
+        judged = judge.times(names, seeds)
+        lost = [seed for seed, time in judged[best].items() if time is None]
+        if not lost:
+            break
+        raced = raced.with_times(best, runner.times([best], lost[:1])[best])
+    fresh = with_result(judged[best])
+    lacking = comparison.with_verdict(FAILED)
+    ranked = [name for name in comparison.ranked if name not in lacking]
     rivals = [name for name in ranked if comparison.standings[name].behind][:NUM_RIVALS]
-    seeds = sorted(raced.times[best])
-    shared = [seed for seed in seeds if all(seed in raced.times[name] for name in rivals)]
-    config = runner.config(best, seeds[0])
+    raced_seeds = sorted(raced.times[best])
+    shared = [seed for seed in raced_seeds if all(seed in raced.times[name] for name in rivals)]
+    config = runner.config(best, runner.first_seed)
     placed = {runner.variants[name].strategy for name in ranked}
+    time = prediction_interval([*fresh.values()], FURTHER, iterations)
+    raced_s = {name: standing.time for name, standing in comparison.standings.items()}
+    plans = {
+        name: plan_of(runner, name, found, usual)
+        for name in (best, *rivals)
+        if (found := raced_s[name] if name != best else time)
+    }
+    reference = with_result(judged[baseline]) if baseline in judged and baseline != best else {}
     return Recommendation(
         variant=runner.variants[best],
         config=config,
         job=prepare(config).job,
         raced=raced,
         comparison=comparison,
-        reasons={name: reason_of(runner, raced, name) for name in lost if runner.variants[name].strategy not in placed},
+        reasons={
+            name: reason_of(runner, raced, name) for name in lacking if runner.variants[name].strategy not in placed
+        },
         baseline="" if best == baseline else baseline,
-        layouts=[runner.layout(best, seed) for seed in seeds],
-        records=runner.records([best], seeds),
+        layout=plans[best].layout,
+        records=runner.records([best], raced_seeds),
+        fresh=judge.records([best], seeds),
+        time=time,
+        speedup=_speedup(reference, fresh, iterations),
         spent={name: spent_s(runner.records([name], shared)) for name in (best, *rivals)},
         spent_seeds=shared,
-        firm=_firmness(runner, raced, [best, *rivals], given),
+        firm=_firmness(judge, plans, fresh, given),
+        costs=_knob_costs(judge, best, refuse, fresh, given),
+        plan=plans[best],
     )
 
 
-def _firmness(runner: StrategyRace, raced: Raced, names: Sequence[str], given: Collection[str]) -> list[Firm]:
-    """What changed assumptions do to the first of some strategies and to the others, at the first seeds."""
-    seeds = runner.seeds(NUM_CHANGED)
-    usual = {seed: raced.times[names[0]][seed] for seed in seeds}
+def _speedup(reference: Mapping[int, float], own: Mapping[int, float], iterations: int) -> Interval | None:
+    shared = [seed for seed in own if seed in reference]
+    pairs = [reference[seed] for seed in shared], [own[seed] for seed in shared]
+    return ratio_interval(*pairs, iterations) if shared else None
+
+
+def _firmness(
+    judge: StrategyRace, plans: Mapping[str, TrainingPlan], fresh: Mapping[int, float], given: Mapping[str, str]
+) -> list[Firm]:
+    """What changed assumptions do to frozen plans, the fastest's first, at the first fresh seeds."""
+    folder = judge.results.root / FROZEN
+    best, variants = next(iter(plans)), dict[str, StrategyVariant]()
+    for name, plan in plans.items():
+        text = plan_text(plan).encode()
+        path = folder / f"{sha256(text).hexdigest()[:16]}.yaml"
+        write_atomically(path, text)
+        variants[name] = StrategyVariant(name, plan_overrides(plan, path))
+    frozen = judge.beside(judge.results.root, variants, ())
+    usual = dict([*fresh.items()][:NUM_CHANGED])
     changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
-    runner.fetch((name, seed, (change,)) for seed in seeds for change in changes.values() for name in names)
-    return [firm(label, names[0], usual, runner.times(names, seeds, [change])) for label, change in changes.items()]
+    frozen.fetch((name, seed, (change,)) for seed in usual for change in changes.values() for name in plans)
+    return [firm(label, best, usual, frozen.times([*plans], [*usual], [change])) for label, change in changes.items()]
+
+
+def _knob_costs(
+    judge: StrategyRace, best: str, refuse: Refuse, fresh: Mapping[int, float], given: Mapping[str, str]
+) -> list[KnobCost]:
+    """What the user's values of free keys cost the fastest strategy, if that is more than ``COSTLY``.
+
+    It is tuned with all of them free, and only if that is much faster, with each of them free.
+    """
+    knobs = {key: given[key] for key in KNOBS if key in given and parse(given[key]).value() is not None}
+    usual = dict([*fresh.items()][:NUM_CHANGED])
+
+    def costs(of: Sequence[Sequence[str]]) -> list[KnobCost]:
+        freed = [tuple(f"{key}=null" for key in keys) for keys in of]
+        # The plans first, each by one run: others take them from there.
+        judge.fetch((best, next(iter(usual)), changed) for changed in freed)
+        judge.fetch((best, seed, changed) for seed in usual for changed in freed)
+        found = []
+        for keys, changed in zip(of, freed, strict=True):
+            free = with_result(judge.times([best], [*usual], changed)[best])
+            cost = _ratio(usual, free)
+            alike = judge.beside(judge.results.root, overrides=(*judge.overrides, *changed))
+            if cost and decisive(cost.mean) > decisive(COSTLY) and not refuse(alike, best, next(iter(usual))):
+                means = (math.fsum(times.values()) / len(times) for times in (usual, free))
+                found.append(KnobCost([knobs[key] for key in keys], cost, *means))
+        return found
+
+    together = costs([[*knobs]]) if knobs else []
+    alone = costs([[key] for key in knobs]) if together and len(knobs) > 1 else []
+    return alone or together
 
 
 def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:
@@ -185,19 +312,23 @@ def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:
     return f"at seed {seed}: {record.reason}" if seed != seeds[0] else record.reason
 
 
-def plan_of_answer(answer: Recommendation, overrides: Sequence[str], usual: Mapping[str, str]) -> TrainingPlan:
-    """The plan of the fastest strategy for a job by its overrides; ``usual`` are choices that these leave open."""
-    keys = {parse(text).key_or_group: text for text in overrides}
-    chosen = {name: keys[name].partition("=")[2] if name in keys else usual[name] for name in CHOSEN}
-    config, layout, time = answer.config, answer.layouts[0], answer.standing.time
-    assert time
+def plan_of(runner: StrategyRace, name: str, time: Interval, usual: Mapping[str, str]) -> TrainingPlan:
+    """The frozen plan of a strategy with the time to expect; ``usual`` are choices that the overrides leave open."""
+    keys = {parse(text).key_or_group: text for text in runner.overrides}
+    chosen = {key: keys[key].partition("=")[2] if key in keys else usual[key] for key in CHOSEN}
+    variant, config, layout = runner.variants[name], runner.config(name, runner.first_seed), runner.layout(name)
     planned = PlannedJob(
         **chosen,
         global_batch=config.global_batch,
-        microbatch_size=config.microbatch_size or math.ceil(answer.microbatch_size),
+        microbatch_size=config.microbatch_size or math.ceil(_mean_size(config, prepare(config).job, layout)),
         seed=config.seed,
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )
-    options = tuple(text for text in answer.variant.overrides[1:] if not text.startswith(OF_THE_PLANNER))
+    options = tuple(text for text in variant.overrides[1:] if not text.startswith(OF_THE_PLANNER))
     expected = Expected(time.mean, time.low, time.high, time.num_values)
-    return TrainingPlan(answer.variant.strategy, options, planned, layout, expected)
+    return TrainingPlan(variant.strategy, options, planned, layout, expected)
+
+
+def _mean_size(config: RunConfig, job: Job, layout: Layout) -> float:
+    """Samples of an LLM microbatch on average."""
+    return config.global_batch / (layout.modules[job.model.llm_index].dp * layout.num_microbatches)

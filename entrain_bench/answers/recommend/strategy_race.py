@@ -1,10 +1,10 @@
 """The runs behind a recommendation: successive rounds over seeds, after which slow strategies drop out.
 
-Each strategy runs once at a seed; its record is kept as any other. The first round has one seed, with which no test is
-possible: strategies that take ``FAR`` times as long as the fastest drop out. In later rounds strategies drop out that
-are significantly slower than another (``statistics.not_worse``). Rounds decide from times alone, so a job has the same
-race on every machine. Two rounds test, each at half of ``LEVEL``. In simulated races of 2, 5, 12 and 22 equal
-strategies at least one drops out in 2% to 5% of races, with seeds that deviate by 2% or 10% (standard deviation;
+A layout is planned once, from samples of ``planning_seed``, and runs at every seed. The first round has one seed, with
+which no test is possible: strategies that take ``FAR`` times as long as the fastest drop out. In later rounds those
+drop out that are significantly slower than another (``statistics.not_worse``). Rounds decide from times alone, so a job
+has the same race on every machine. Two rounds test, each at half of ``LEVEL``. In simulated races of 2, 5, 12 and 22
+equal strategies at least one drops out in 2% to 5% of races, with seeds that deviate by 2% or 10% (standard deviation;
 ``tests/answers/test_error_rates.py``).
 
 In the reference's ten cases of the default job (``results/reference/table.parquet``: five traces, two LLMs, 19
@@ -15,8 +15,10 @@ strategies), started at each of eight seeds, this race finds the strategy with t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
@@ -27,12 +29,14 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
-from entrain_bench.records.cached_layouts import CachedLayouts
+from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Record, Results
-from entrain_bench.run.cells import run_cells
+from entrain_bench.records.sealed import say_nothing
+from entrain_bench.run.cells import Done, attempt, run_cells
 from entrain_bench.run.experiment import plan_of, prepare
-from entrain_bench.run.workers import Crew
+from entrain_bench.run.workers import Crew, Died
 
 # Seeds that those still racing have run after each round.
 ROUNDS = (1, 3, 5)
@@ -93,6 +97,7 @@ class StrategyRace:
         overrides: of all strategies: the job, without a strategy and a seed.
         first_seed: seeds count from it.
         num_processes: runs at a time; 0: in this process.
+        timelines: whether runs keep theirs.
         keys: of all runs that were asked for.
     """
 
@@ -103,6 +108,7 @@ class StrategyRace:
     composer: Composer
     num_processes: int
     watch: Watch
+    timelines: bool = True
     keys: dict[str, None] = field(default_factory=dict)
     _records: dict[tuple[str, ...], Record] = field(default_factory=dict)
     _crew: Crew = field(default_factory=Crew)
@@ -116,6 +122,29 @@ class StrategyRace:
     def seeds(self, number: int) -> list[int]:
         """The first so many seeds."""
         return [self.first_seed + index for index in range(number)]
+
+    def fresh_seeds(self, number: int) -> list[int]:
+        """The first so many seeds that no round has: they play no part in the choice."""
+        return [self.first_seed + ROUNDS[-1] + index for index in range(number)]
+
+    def beside(
+        self,
+        folder: Path,
+        variants: Mapping[str, StrategyVariant] | None = None,
+        overrides: Sequence[str] | None = None,
+    ) -> StrategyRace:
+        """The same processes for runs with records in another folder; other variants and overrides, if given."""
+        return StrategyRace(
+            self.overrides if overrides is None else overrides,
+            self.first_seed,
+            self.variants if variants is None else variants,
+            Results(folder),
+            self.composer,
+            self.num_processes,
+            lambda *_: None,
+            timelines=False,
+            _crew=self._crew,
+        )
 
     def config(self, name: str, seed: int, changed: Sequence[str] = ()) -> RunConfig:
         """The configuration of a run; ``changed`` are further overrides."""
@@ -151,10 +180,20 @@ class StrategyRace:
             found[name][seed] = record.metrics[TIME] if record.status == "ok" else None
         return found
 
-    def layout(self, name: str, seed: int) -> Layout:
-        """The layout that a strategy planned at a seed: as its run kept it, or planned again."""
-        config = self.config(name, seed)
-        return plan_of(prepare(config), config, CachedLayouts(self.results.root)).layout
+    def plan(self, name: str) -> CachedLayout:
+        """What a strategy planned for the job, the same at every seed: as its runs kept it, or planned again."""
+        config = self.config(name, self.first_seed)
+        return plan_of(prepare(config), config, CachedLayouts(self.results.root))
+
+    def layout(self, name: str) -> Layout:
+        """The layout of ``plan``."""
+        return self.plan(name).layout
+
+    def keep_plan(self, name: str, plan: CachedLayout) -> None:
+        """Spare the runs of a strategy their planning: this is the plan of the same job."""
+        key, plans = plan_key(self.config(name, self.first_seed)), CachedLayouts(self.results.root)
+        if plans.read(key) is None:
+            plans.write(key, plan)
 
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
         return (*self.variants[name].overrides, *self.overrides, f"seed={seed}", *changed)
@@ -162,16 +201,39 @@ class StrategyRace:
     def _run(self, wanted: Iterable[tuple[str, ...]]) -> Iterator[tuple[Cell, Record]]:
         """Cells with what they left; those that have run come first."""
         missing = []
-        for cell in (Cell.composed(overrides, self.composer) for overrides in wanted):
+        for overrides in wanted:
+            cell = replace(Cell.composed(overrides, self.composer), timeline=self.timelines)
             record = self.results.read(cell.key)
             if record and record.is_left_alone(retry_failed=False):
                 yield cell, record
             else:
                 missing.append(cell)
-        for done in run_cells(missing, self.results, self.num_processes, self._crew.work_off):
+        for done in run_cells(missing, self.results, self.num_processes, self._work_off):
             if done.record is None:
                 raise UserError(done.problem)
             yield done.cell, done.record
+
+    def _work_off(
+        self, _: Callable[[Cell], Done], cells: Iterable[Cell], num_processes: int
+    ) -> Iterator[tuple[Cell, Done | Died]]:
+        """Cells with what came out; the processes serve several folders, so each job names its own."""
+        jobs = ((cell, self.results.root) for cell in cells)
+        for (cell, _folder), done in self._crew.work_off(_attempt, jobs, num_processes):
+            yield cell, done
+
+
+def _attempt(job: tuple[Cell, Path]) -> Done:
+    cell, folder = job
+    return attempt(cell, _results(folder))
+
+
+@cache
+def _results(folder: Path) -> Results:
+    return Results(folder, say_nothing)
+
+
+# Why a run of a strategy at a seed is not taken; empty if it is.
+type Refuse = Callable[[StrategyRace, str, int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +250,21 @@ class Raced:
     out_of_time: bool
     refusals: Mapping[str, str]
 
+    def with_times(self, name: str, times: Times) -> Raced:
+        """The same with further seeds of a strategy."""
+        return replace(self, times={**self.times, name: {**self.times[name], **times}})
+
 
 def race(
     runner: StrategyRace,
     kept: Sequence[str],
-    refuse: Callable[[str, int], str],
+    refuse: Refuse,
     seconds: float | None,
     tell: Callable[[Mapping[str, Times]], None],
 ) -> Raced:
     """Race all variants of a runner; those ``kept`` run at all seeds if they have results.
 
-    What a strategy planned at a seed is not taken if ``refuse`` says why. No round begins after ``seconds``.
+    A run at a seed is not taken if ``refuse`` says why. No round begins after ``seconds``.
     """
     started, times, refusals = perf_counter(), dict[str, Times](), dict[str, str]()
     racing, done = [*runner.variants], 0
@@ -207,7 +273,7 @@ def race(
         found = runner.times(racing, seeds[done:])
         for name in racing:
             for seed, time in found[name].items():
-                if time is not None and (reason := refuse(name, seed)):
+                if time is not None and (reason := refuse(runner, name, seed)):
                     refusals.setdefault(name, reason)
                     found[name][seed] = None
             times[name] = {**times.get(name, {}), **found[name]}

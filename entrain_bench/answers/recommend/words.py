@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
 from entrain_bench.answers.console_table import GAP, Column, table_lines
-from entrain_bench.answers.recommend.recommendation import NUM_CHANGED, Firm, Recommendation
+from entrain_bench.answers.labels import FAMILIES
+from entrain_bench.answers.recommend.recommendation import FURTHER, NUM_CHANGED, Firm, KnobCost, Recommendation
 from entrain_bench.answers.recommend.strategy_race import standings
 from entrain_bench.answers.sentences import ONE_SEED
 from entrain_bench.answers.text import (
@@ -29,7 +31,6 @@ from entrain_bench.answers.text import (
 )
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.records.records import labels_of
 
 GIB = 2**30
@@ -40,14 +41,17 @@ LEAST_WIDTH = 40
 NUM_NAMED = 3
 
 
-def answer_lines(answer: Recommendation, width: int, results_dir: str) -> Iterator[str]:
+def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_dir: str) -> Iterator[str]:
     """The whole answer; names and numbers are never cut at the width."""
+    for cost in answer.costs:
+        yield from _wrapped(_cost_words(answer.best, cost, answer.fresh_seeds[:NUM_CHANGED]), width)
     yield from _wrapped(_headline(answer), width)
+    yield from _wrapped(_judged_words(answer), width)
     labels, config = labels_of(answer.config), answer.config
     names = ", ".join(f"{name} {labels[name]}" for name in ("model", "workload", "cluster"))
-    size = "planned" if config.microbatch_size is None else config.microbatch_size
-    batch = f"global batch {config.global_batch}, microbatches of {size} samples."
-    yield from _wrapped(f"{names} ({answer.job.cluster.num_ranks} GPUs), {batch}", width)
+    batch = f"global batch {config.global_batch}"
+    yield from _wrapped(f"Job: {names} ({answer.job.cluster.num_ranks} GPUs), {batch}.", width)
+    yield from _wrapped(omitted_words(omitted), width)
     yield ""
     yield from ranking_lines(answer.comparison, width)
     if len(answer.spent) > 1:
@@ -55,7 +59,7 @@ def answer_lines(answer: Recommendation, width: int, results_dir: str) -> Iterat
     for name, reason in answer.reasons.items():
         yield from _wrapped(f"No result: {name}: {reason}", width, hang=INDENT)
     yield from ("", "Command")
-    yield from (INDENT + line for line in commands_of(answer.records, results_dir))
+    yield from (INDENT + line for line in commands_of(answer.fresh, judged_dir))
     yield ""
     yield from _section("Layout", _layout(answer), width)
     yield from _section("Memory", [_memory(answer)], width)
@@ -68,7 +72,8 @@ def answer_lines(answer: Recommendation, width: int, results_dir: str) -> Iterat
     if answer.firm:
         rivals = [*answer.firm[0].rivals]
         among = f", against {listing(rivals)}" if rivals else ""
-        heading = f"How firm that is{among} (planned anew, {spell_seeds(answer.seeds[:NUM_CHANGED])})"
+        seeds = spell_seeds(answer.fresh_seeds[:NUM_CHANGED])
+        heading = f"Robustness{among} (the same plans under changed assumptions, {seeds})"
         yield from _section(heading, (f"{row.label}: {_firm_words(answer.best, row)}" for row in answer.firm), width)
 
 
@@ -84,16 +89,68 @@ def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{listing(names[reason])}: {reason}" for reason in ranked)
 
 
+def _cost_words(best: str, cost: KnobCost, seeds: Sequence[int]) -> str:
+    """What given keys cost, in one line."""
+    digits = decimals([cost.free_s])
+    freed = " ".join(f"{text.partition('=')[0]}=null" for text in cost.given)
+    verb = "costs" if len(cost.given) == 1 else "together cost"
+    return (
+        f"{' '.join(cost.given)} {verb} {times(cost.cost.mean)}: {best} takes {seconds(cost.given_s, digits)} s an "
+        f"iteration, and {seconds(cost.free_s, digits)} s with {freed} ({spell_seeds(seeds)})."
+    )
+
+
 def _headline(answer: Recommendation) -> str:
     """What to run, how long it takes, its speedup, and who else is as good."""
-    gain, time = answer.standing.speedup, answer.standing.time
-    assert time
+    gain, time = answer.speedup, answer.time
     digits = decimals([time.mean])
-    text = ends(time, lambda value: seconds(value, digits))
-    interval = f" (95% {text})" if text != NOTHING else ""
     over = f", {speedup(gain)} over {answer.baseline}" if answer.baseline and gain else ""
     run = " ".join(answer.variant.overrides)
-    return f"Run {run}: {seconds(time.mean, digits)} s{interval} an iteration{over}. {_as_good(answer.comparison)}"
+    return (
+        f"Run {run}: {seconds(time.mean, digits)} s (95% {ends(time, lambda value: seconds(value, digits))}) an "
+        f"iteration{over}. {_as_good(answer.comparison)}"
+    )
+
+
+def _judged_words(answer: Recommendation) -> str:
+    doubt = f" {answer.time.doubt}." if answer.time.doubt else ""
+    return (
+        f"The plan is made once (planning_seed={answer.config.planning_seed}), then judged on "
+        f"{spell_seeds(answer.fresh_seeds)}, which took no part in the choice. The interval is for its mean over "
+        f"{FURTHER} further seeds.{doubt}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """What a recommendation did not consider.
+
+    Attributes:
+        strategies: those left out, with their family.
+        families: of the strategies considered.
+        given: overrides of keys that the tuner would choose.
+    """
+
+    strategies: Mapping[str, str]
+    families: Collection[str]
+    given: Sequence[str]
+
+
+def omitted_words(omitted: Omitted) -> str:
+    """What was not considered, in one sentence."""
+    parts = []
+    if omitted.strategies:
+        missing = [
+            FAMILIES[each] for each in dict.fromkeys(omitted.strategies.values()) if each not in omitted.families
+        ]
+        families = f" (whole families: {', '.join(missing)})" if missing else ""
+        parts.append(f"{listing([*omitted.strategies])}{families}")
+    parts += [f"other values than {' '.join(omitted.given)}"] if omitted.given else []
+    parts += [
+        "one strategy with another's planner, assigner or schedule",
+        "other settings of the framework and the job",
+    ]
+    return f"Not considered: {'; '.join(parts)}."
 
 
 def _as_good(comparison: Comparison[str]) -> str:
@@ -134,13 +191,13 @@ def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
     return table_lines(columns, 1)
 
 
-def so_far(found: Mapping[str, Times]) -> str:
-    """The race until now in one line: the fastest and the next, and how many runs that is of."""
+def so_far(found: Mapping[str, Times], total: int) -> str:
+    """The race until now in one line: the fastest and the next, and how many of all strategies have run."""
     comparison = standings(found)
     seeds = spell_seeds([seed for own in found.values() for seed in own])
     firsts = comparison.with_verdict(FASTEST)
     if not firsts:
-        return f"no result yet ({len(found)} of the strategies, {seeds})"
+        return f"no result yet ({len(found)} of {total} strategies, {seeds})"
     best = comparison.standings[firsts[0]].time
     assert best
     ranked = [
@@ -150,23 +207,22 @@ def so_far(found: Mapping[str, Times]) -> str:
     then = f", then {', '.join(named[:NUM_NAMED])}" if named else ""
     lost = len(found) - len(named) - 1
     without = f", {lost} without a result" if lost else ""
-    number = count(len(named) + 1, "strategy", "strategies")
+    number = f"{len(found)} of {count(total, 'strategy', 'strategies')}"
     return f"{firsts[0]} {seconds(best.mean, decimals([best.mean]))} s{then} ({number}{without}; {seeds})"
 
 
 def _seeds_word(answer: Recommendation) -> str:
     ended = " Ended early by seconds=: more seeds may decide more." if answer.raced.out_of_time else ""
-    gain = answer.standing.speedup
-    doubt = f" {gain.doubt}." if answer.baseline and gain and gain.doubt else ""
     return (
-        "Behind: geometric mean of the times over the fastest's, seed by seed, with its 95% confidence interval. As "
-        f"good: not significantly slower, and at most {100 * (MARGIN - 1):.0f}%. A strategy that is significantly "
-        f"slower after a round, or far behind at the first seed, runs at no further seeds.{ended}{doubt}"
+        f"The race, {spell_seeds(sorted(answer.raced.times[answer.best]))}. Behind: geometric mean of the times over "
+        "the fastest's, seed by seed, with its 95% confidence interval. As good: not significantly slower, and at most "
+        f"{100 * (MARGIN - 1):.0f}%. A strategy that is significantly slower after a round, or far behind at the first "
+        f"seed, runs at no further seeds.{ended}"
     )
 
 
 def _layout(answer: Recommendation) -> Iterator[str]:
-    config, layout = answer.config, answer.layouts[0]
+    config, layout = answer.config, answer.layout
     yield from layout_lines(layout)
     number = layout.num_microbatches
     size = f"{answer.microbatch_size:g} samples on average"
@@ -176,14 +232,10 @@ def _layout(answer: Recommendation) -> Iterator[str]:
         yield f"The scheduler recomputes what its order has no memory for (memory={memory})."
     elif not any(placed.recompute for placed in layout.modules):
         yield "Nothing is recomputed."
-    alike = sum(layout_to_json(each) == layout_to_json(layout) for each in answer.layouts)
-    if alike < len(answer.seeds):
-        of = f"{alike} of {len(answer.seeds)}"
-        yield f"That is planned on the samples of seed {answer.seeds[0]}; {of} seeds lead to this very layout."
 
 
 def _memory(answer: Recommendation) -> str:
-    job, used = answer.job, max(record.metrics["peak_memory_bytes"] for record in answer.records)
+    job, used = answer.job, max(r.metrics["peak_memory_bytes"] for r in (*answer.records, *answer.fresh))
     peak, budget, capacity = (each / GIB for each in (used, job.memory_budget_bytes, job.cluster.device.memory_bytes))
     return (
         f"At most {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%); {budget - peak:.1f} GiB are "
@@ -192,10 +244,9 @@ def _memory(answer: Recommendation) -> str:
 
 
 def _room(answer: Recommendation) -> str:
-    time = answer.standing.time
-    assert time
+    time = answer.time
     bound_s, layout_bound_s = (
-        math.fsum(record.metrics[name] for record in answer.records) / len(answer.records)
+        math.fsum(record.metrics[name] for record in answer.fresh) / len(answer.fresh)
         for name in ("cluster_bound_s", "lower_bound_s")
     )
     digits = decimals([bound_s])

@@ -8,7 +8,16 @@ import numpy as np
 
 from entrain_bench.answers.recommend.recommendation import firm, spent_s
 from entrain_bench.answers.recommend.strategy_race import standings
-from entrain_bench.answers.recommend.words import layout_lines, loss_words, ranking_lines, so_far, spans, spent_lines
+from entrain_bench.answers.recommend.words import (
+    Omitted,
+    layout_lines,
+    loss_words,
+    omitted_words,
+    ranking_lines,
+    so_far,
+    spans,
+    spent_lines,
+)
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.records.records import Record
@@ -63,10 +72,10 @@ def test_seconds_are_those_of_iterations() -> None:
 
 
 def test_the_race_so_far_in_one_line() -> None:
-    assert so_far(TIMES) == (
-        "fast 1.083 s, then slow +48.3%, far +100.0% (3 strategies, 1 without a result; seeds 0 to 2)"
+    assert so_far(TIMES, 20) == (
+        "fast 1.083 s, then slow +48.3%, far +100.0% (4 of 20 strategies, 1 without a result; seeds 0 to 2)"
     )
-    assert so_far({"lost": {0: None}}) == "no result yet (1 of the strategies, seed 0)"
+    assert so_far({"lost": {0: None}}, 3) == "no result yet (1 of 3 strategies, seed 0)"
 
 
 def test_a_layout_in_words() -> None:
@@ -99,3 +108,12 @@ def test_what_changed_assumptions_do() -> None:
     # Who has no result is overtaken by whoever has one.
     lost = firm("x", "a", {0: 1.0}, {"a": {0: None}, "b": {0: 1.5}, "c": {0: None}})
     assert (lost.change, lost.overtaking) == (None, ["b"])
+
+
+def test_what_was_not_considered() -> None:
+    always = "one strategy with another's planner, assigner or schedule; other settings of the framework and the job."
+    assert omitted_words(Omitted({}, {"ours"}, [])) == f"Not considered: {always}"
+    found = Omitted({"dip": "published", "fsdp": "out_of_the_box"}, {"ours", "out_of_the_box"}, ["layout.dp=4"])
+    assert omitted_words(found) == (
+        f"Not considered: dip and fsdp (whole families: Published systems); other values than layout.dp=4; {always}"
+    )
