@@ -21,6 +21,7 @@ from entrain_bench.figures._style import (
     FAINT,
     FAMILY_COLOURS,
     INK,
+    TINT,
     Colour,
     legend_above,
     lighter,
@@ -86,7 +87,7 @@ def draw_ranked(panel: Axes, title: str, headings: Sequence[str], rows: Sequence
         panel.annotate(row.name, (0.0, y), (5.0, 0.0), textcoords="offset points", va="center", weight=weight, zorder=5)
         if row.value is None:
             continue
-        panel.barh(y, row.value, BAR, color=lighter(row.colour), zorder=2)
+        panel.barh(y, row.value, BAR, color=lighter(row.colour, TINT), zorder=2)
         panel.vlines(0.0, y - BAR / 2, y + BAR / 2, color=row.colour, linewidth=5.0, zorder=2)
     panel.set_title(title, loc="left", weight="bold")
     panel.set_ylim(len(rows) - 0.4, -1.4)
@@ -151,6 +152,8 @@ def draw_metric(
     Args:
         data: runs, for labels and families.
         table: a row for every model, workload and strategy, with ``num_runs``, ``num_ok`` and ``status``.
+        metric: the column of the bars' lengths.
+        headings: what stands above each column of texts.
         texts: the texts of a row of the table, one for each heading.
         descending: whether the greatest value is on top.
     """

@@ -72,10 +72,10 @@ COLOURBLIND: list[Colour] = [*map(to_rgb, _HEX)]
 # with deuteranopia (tests/figures/test_colours.py). Figures of more strategies write the name at each mark.
 _STRATEGY_HEX = ["#8c8c8c", "#0173b2", "#de8f05", "#005555", "#aa1555", "#8095ff", "#aa5515", "#eabfff", "#402a00"]
 STRATEGY_COLOURS: list[Colour] = [*map(to_rgb, [*_STRATEGY_HEX, "#2a1580", "#ffeaaa"])]
-# By ``strategy.family``.
-FAMILY_COLOURS = dict(
-    zip(("out_of_the_box", "published", "ours", ""), map(to_rgb, ["#8c8c8c", "#0173b2", "#de8f05", "#aa1555"]), strict=True)
-)
+# By ``strategy.family``; bars behind texts are lighter by ``TINT``, in which they differ as much.
+_FAMILY_HEX = {"out_of_the_box": "#7a7a7a", "published": "#0173b2", "ours": "#de8f05", "": "#402a00"}
+FAMILY_COLOURS: dict[str, Colour] = {family: to_rgb(colour) for family, colour in _FAMILY_HEX.items()}
+TINT = 0.45
 
 
 def palette(names: Iterable[str]) -> dict[str, Colour]:

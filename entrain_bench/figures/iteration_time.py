@@ -1,8 +1,9 @@
 """Iteration time of every strategy by trace and model, fastest first, with the time over the fastest's.
 
 Cells of ``experiments/figure/iteration_time.yaml``; drawn as Figure 11 of arXiv:2605.27918, whose setting is that of
-``entrain_setting``. Bars and first numbers are means over seeds, in seconds. The second number is the time over that of the fastest
-strategy, seed by seed, with half the width of its 95% interval. Strategies in bold are not significantly slower than the fastest. A strategy without a result at some seeds has a star and stands last. "All traces" has the
+``entrain_setting``. Bars and first numbers are means over seeds, in seconds. The second number is the time over that of
+the fastest strategy, seed by seed, with half the width of its 95% interval. Strategies in bold are not significantly
+slower than the fastest. A strategy without a result at some seeds has a star and stands last. "All traces" has the
 geometric mean over the traces at each seed. The line below the panels lists the knobs that are given and free.
 """
 

@@ -1,8 +1,8 @@
 """Iteration time with increasing errors of workload estimates, relative to estimates without error.
 
 No figure of arXiv:2605.27918 or the other papers: their estimates are never wrong by more than their fits. Cells of
-``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in
-[-1, 1] (docs/costs.md). Bars are changes of the time at the largest error, numbers those at the two largest. Ratios are
+``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in [-1,
+1] (docs/costs.md). Bars are changes of the time at the largest error, numbers those at the two largest. Ratios are
 taken seed by seed; the last number has half the width of its 95% interval. Strategies that assign and order without
 estimates stay at 0.
 """
@@ -57,4 +57,6 @@ def _message(data: pd.DataFrame, shown: pd.DataFrame, largest: float) -> str:
     unaffected = [labels[str(name)] for name, ratio in means.items() if abs(ratio - 1) < UNAFFECTED]
     said = f"Estimates wrong by up to {100 * largest:g}% slow down {labels[str(means.idxmax())]} most: "
     said += f"{100 * (means.max() - 1):+.0f}% time, mean over {count(shown.groupby(CASE[:2]).ngroups, 'job')}."
-    return said + (f" {count(len(unaffected), 'strategy', 'strategies')} change by less than 0.1%." if unaffected else "")
+    return said + (
+        f" {count(len(unaffected), 'strategy', 'strategies')} change by less than 0.1%." if unaffected else ""
+    )

@@ -1,8 +1,8 @@
 """Throughput by strategy, trace and model: samples per second, and model TFLOP/s of a GPU.
 
 Corresponds to the comparisons of arXiv:2603.25120 (TFLOPS/GPU) and arXiv:2408.04275 (throughput), on the cells of
-``experiments/figure/systems.yaml``. Bars are samples per second, TFLOP/s those of a GPU. All numbers are means over seeds; their 95% intervals
-are in the CSV file.
+``experiments/figure/systems.yaml``. Bars are samples per second, TFLOP/s those of a GPU. All numbers are means over
+seeds; their 95% intervals are in the CSV file.
 """
 
 from __future__ import annotations
