@@ -72,6 +72,7 @@ COLOURBLIND: list[Colour] = [*map(to_rgb, _HEX)]
 # with deuteranopia (tests/figures/test_colours.py). Figures of more strategies write the name at each mark.
 _STRATEGY_HEX = ["#8c8c8c", "#0173b2", "#de8f05", "#005555", "#aa1555", "#8095ff", "#aa5515", "#eabfff", "#402a00"]
 STRATEGY_COLOURS: list[Colour] = [*map(to_rgb, [*_STRATEGY_HEX, "#2a1580", "#ffeaaa"])]
+NUM_ORDERED = len(STRATEGY_COLOURS) - 1
 # By ``strategy.family``; bars behind texts are lighter by ``TINT``, in which they differ as much.
 _FAMILY_HEX = {"out_of_the_box": "#7a7a7a", "published": "#0173b2", "ours": "#de8f05", "": "#402a00"}
 FAMILY_COLOURS: dict[str, Colour] = {family: to_rgb(colour) for family, colour in _FAMILY_HEX.items()}
@@ -89,9 +90,9 @@ def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
     colours = {}
     for name, order in orders.items():
         place = -1 - unknown.index(name) if order is None else order
-        colour = STRATEGY_COLOURS[place % len(STRATEGY_COLOURS)]
+        colour = STRATEGY_COLOURS[place % NUM_ORDERED if place >= 0 else place]
         # Once all are taken, lighter ones follow, then darker ones.
-        shade = place // len(STRATEGY_COLOURS) % 3 if place >= 0 else 0
+        shade = place // NUM_ORDERED % 3 if place >= 0 else 0
         colours[name] = (colour, lighter(colour), darker(colour))[shade]
     return colours
 
@@ -250,5 +251,5 @@ def state_model_error(figure: Figure) -> None:
     lowest = figure.subfigs[-1] if figure.subfigs else figure
     labels = [axes.get_xlabel() + axes.get_ylabel() for axes in figure.findobj(Axes)] + [lowest.get_supxlabel()]
     if any(unit in label for label in labels for unit in UNITS):
-        below = "\n".join(filter(None, (lowest.get_supxlabel(), MODEL_ERROR)))
-        lowest.supxlabel(below, fontsize=FONT_PT - 2, color=FAINT)
+        stated = textwrap.fill(MODEL_ERROR, int(figure.get_figwidth() / LETTER_IN))
+        lowest.supxlabel("\n".join(filter(None, (lowest.get_supxlabel(), stated))), fontsize=FONT_PT)

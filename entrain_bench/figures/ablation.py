@@ -66,7 +66,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supylabel("planner", fontsize="medium")
     figure.supxlabel("assigner", fontsize="medium")
     unfit = Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together")
-    number = Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1")
+    number = Patch(facecolor="none", label="number: speedup over the first of each; italics: interval includes 1")
     legend_above(figure, [unfit, number])
     say(figure, _message(table))
     return figure, table

@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from entrain_bench.answers.tables import Runs, interval_over_seeds, run_actions, run_table
 from entrain_bench.figures._bars import Grid, mark_gap
@@ -139,8 +139,7 @@ def _draw_boxes(panel: Axes, quantiles: pd.DataFrame, grid: Grid, table: pd.Data
             capprops={"color": colour, "linewidth": 0.8},
             medianprops={"color": INK, "linewidth": 1.0},
         )
-    panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    _label_logarithms(panel)
     grid.label_models(panel)
 
 
@@ -166,12 +165,17 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
                 mark: Any = {"marker": markers[model], "color": grid.colours[strategy], "ec": "white", "lw": 0.3}
                 panel.scatter(start + position, row["std_ms"], 12, zorder=2, **mark)
         ticks.append(start + (len(grid.models) - 1) / 2)
+    _label_logarithms(panel)
+    panel.set_xticks(ticks, list(grid.workloads.values()))
+    panel.tick_params(axis="x", length=0)
+    panel.grid(visible=False, axis="x")
+
+
+def _label_logarithms(panel: Axes) -> None:
+    """A logarithmic y axis with more than one label, without powers."""
     panel.set_yscale("log")
     low, high = panel.get_ylim()
     if high < FEW_DECADES * low:
         panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.yaxis.set_major_formatter(NUMBER_FORMAT)
     panel.yaxis.set_minor_locator(NullLocator())
-    panel.set_xticks(ticks, list(grid.workloads.values()))
-    panel.tick_params(axis="x", length=0)
-    panel.grid(visible=False, axis="x")

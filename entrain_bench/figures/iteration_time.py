@@ -71,20 +71,30 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", HEADINGS, rows)
     as_good = Line2D([], [], linestyle="", label="bold: not significantly slower than the fastest")
     legend_above(figure, [*family_handles(data), as_good, *starred_handles(table)])
-    say(figure, message(comparisons, labels))
-    figure.supxlabel(setting_of(data), fontsize="medium")
+    say(figure, message(comparisons, labels, models))
+    figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")
     return figure, table
 
 
-def message(comparisons: Mapping[tuple[str, ...], Comparison[str]], labels: Mapping[str, str]) -> str:
-    """How often which strategy is the fastest, and how far the first one is behind."""
+def message(
+    comparisons: Mapping[tuple[str, ...], Comparison[str]], labels: Mapping[str, str], models: Mapping[str, str]
+) -> str:
+    """How often which strategy is the fastest, its lead over all traces, and how far the first strategy is behind."""
     jobs = {job: each for job, each in comparisons.items() if job[1] != ALL}
     winners = [next(iter(each.best), "not decided") for each in jobs.values()]
+    leads = []
+    for (model, trace), each in comparisons.items():
+        second = next((name for name in each.ranked[1:] if each.standings[name].behind), None)
+        if trace == ALL and each.best and second:
+            lead = change(each.standings[second].behind)
+            leads.append(
+                f" All traces, {models[model]}: {labels[second]} takes {lead} longer than {labels[each.best[0]]}."
+            )
     first = next(iter(labels))
     behind = [each.standings[first].behind for each in jobs.values() if first in each.standings]
     ratios = [interval.mean for interval in behind if interval]
     taken = f" {labels[first]} takes {min(ratios):.2f}x to {max(ratios):.2f}x the fastest's time." if ratios else ""
-    return f"Fastest strategy of {count(len(jobs), 'job')}: {counted(winners, labels)}.{taken}"
+    return f"Fastest strategy of {count(len(jobs), 'job')}: {counted(winners, labels)}.{''.join(leads)}{taken}"
 
 
 def setting_of(data: pd.DataFrame) -> str:

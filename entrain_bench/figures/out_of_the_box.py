@@ -18,7 +18,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.tables import interval_over_seeds
-from entrain_bench.answers.text import count
 from entrain_bench.figures._bars import Grid, run_tables, speedup_over
 from entrain_bench.figures._style import (
     FAINT,
@@ -96,7 +95,7 @@ def _message(table: pd.DataFrame, balancers: Sequence[str], grid: Grid) -> str:
     several = mine["num_ok"] > 1
     faster, slower = (several & (mine["speedup_low"] > 1)).sum(), (several & (mine["speedup_high"] < 1)).sum()
     return (
-        f"Of {count(len(mine), 'balanced run')}, {faster} are significantly faster and {slower} slower than "
+        f"Of {len(mine)} combinations of balancer, trace and stack, {faster} are significantly faster and {slower} slower than "
         f"{next(iter(grid.strategies.values()))}; at most {best['speedup']:.2f}x "
         f"({grid.strategies[best['strategy']]}, {grid.workloads[best['workload']]}, {best['row']})."
     )

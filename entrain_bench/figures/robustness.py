@@ -2,7 +2,7 @@
 
 No figure of arXiv:2605.27918 or the other papers, which measure one system each. Rows of
 ``experiments/figure/robustness.yaml``: choices and constants of the cost model changed one at a time, strategies
-planning again. A cell names the fastest strategy of a model and trace over all seeds, in the color of its family; a
+planning again. A cell names the fastest strategy of a model and trace over all seeds, in its color; a
 frame says that the first row's fastest is significantly slower there. The number is Kendall's rank correlation (tau-b)
 of all strategies with the first row at the same seed, mean over seeds; dots are means over all cells of a row with
 their 95% intervals.
@@ -10,7 +10,7 @@ their 95% intervals.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import pandas as pd
@@ -20,12 +20,9 @@ from matplotlib.patches import Patch, Rectangle
 
 from entrain_bench.answers.tables import ALL, rankings
 from entrain_bench.figures._bars import Grid, run_tables
-from entrain_bench.figures._ranked import family_colours, family_handles
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     INK,
-    TINT,
-    Colour,
     legend_above,
     lighter,
     panels,
@@ -53,12 +50,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     height_in = HEAD_IN + ROW_IN * len(rows)
     widths = (CELL * len(grid.models) * len(grid.workloads), 1.0)
     figure, (left, right) = panels(1, 2, DOUBLE_COLUMN_IN, height_in, sharey=True, width_ratios=widths)
-    families = family_colours(data)
-    _draw_winners(left, table[table["workload"] != ALL], grid, rows, families)
+    _draw_winners(left, table[table["workload"] != ALL], grid, rows)
     _draw_correlations(right, table[table["workload"] == ALL].set_index("row"), rows)
     slower = Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")
-    winners = data[data["strategy"].isin(table["winner"])]
-    legend_above(figure, [*family_handles(winners if len(winners) else data), slower])
+    legend_above(figure, [slower])
     say(figure, _message(table))
     return figure, table
 
@@ -73,13 +68,11 @@ def _message(table: pd.DataFrame) -> str:
     return said + (f"; rank correlation at least {least['tau']:.2f} ({least['row']})." if least is not None else ".")
 
 
-def _draw_winners(
-    panel: Axes, table: pd.DataFrame, grid: Grid, rows: Sequence[str], families: Mapping[str, Colour]
-) -> None:
+def _draw_winners(panel: Axes, table: pd.DataFrame, grid: Grid, rows: Sequence[str]) -> None:
     cases = [*product(grid.models, grid.workloads)]
     for row in table.to_dict("records"):
         x, y = cases.index((row["model"], row["workload"])), rows.index(row["row"])
-        colour = lighter(families[row["winner"]], TINT) if row["winner"] else "white"
+        colour = lighter(grid.colours[row["winner"]]) if row["winner"] else "white"
         panel.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.0))
         if not row["firm"]:
             corner, size = (x - 0.5 + FRAME / 2, y - 0.5 + 1.5 * FRAME), (1 - FRAME, 1 - 3 * FRAME)

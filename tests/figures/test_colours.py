@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from entrain_bench.config.tree import choices
-from entrain_bench.figures._style import FAMILY_COLOURS, STRATEGY_COLOURS, TINT, Colour, lighter, strategy_colours
+from entrain_bench.figures._style import FAMILY_COLOURS, NUM_ORDERED, TINT, Colour, lighter, strategy_colours
 from entrain_bench.run.cells import compose_cells
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -59,7 +59,7 @@ def shown() -> dict[str, Colour]:
     """Colors of the strategies of figures that tell them apart by color; others name each at its bar or line."""
     every = compose_cells([f"strategy={','.join(choices('strategy'))}"], multirun=True)
     orders = {str(cell.config.strategy["name"]): cell.config.strategy["display_order"] for cell in every}
-    orders = {name: order for name, order in orders.items() if order < len(STRATEGY_COLOURS) - 1}
+    orders = {name: order for name, order in orders.items() if order < NUM_ORDERED}
     return strategy_colours(orders | {"a_strategy_of_yours": None})
 
 
