@@ -86,10 +86,8 @@ def message(
     for (model, trace), each in comparisons.items():
         second = next((name for name in each.ranked[1:] if each.standings[name].behind), None)
         if trace == ALL and each.best and second:
-            lead = change(each.standings[second].behind)
-            leads.append(
-                f" All traces, {models[model]}: {labels[second]} takes {lead} longer than {labels[each.best[0]]}."
-            )
+            pair = f"{labels[each.best[0]]} leads {labels[second]} by"
+            leads.append(f" All traces, {models[model]}: {pair} {change(each.standings[second].behind).strip('+')}.")
     first = next(iter(labels))
     behind = [each.standings[first].behind for each in jobs.values() if first in each.standings]
     ratios = [interval.mean for interval in behind if interval]

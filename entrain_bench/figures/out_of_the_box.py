@@ -95,8 +95,8 @@ def _message(table: pd.DataFrame, balancers: Sequence[str], grid: Grid) -> str:
     several = mine["num_ok"] > 1
     faster, slower = (several & (mine["speedup_low"] > 1)).sum(), (several & (mine["speedup_high"] < 1)).sum()
     return (
-        f"Of {len(mine)} combinations of balancer, trace and stack, {faster} are significantly faster and {slower} slower than "
-        f"{next(iter(grid.strategies.values()))}; at most {best['speedup']:.2f}x "
+        f"Of {len(mine)} combinations of balancer, trace and stack, {faster} are significantly faster and {slower} "
+        f"slower than {next(iter(grid.strategies.values()))}; at most {best['speedup']:.2f}x "
         f"({grid.strategies[best['strategy']]}, {grid.workloads[best['workload']]}, {best['row']})."
     )
 

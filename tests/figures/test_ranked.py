@@ -51,7 +51,10 @@ def test_every_strategy_has_a_bar_a_name_and_its_numbers_fastest_first() -> None
     colours = [bar.get_facecolor()[:3] for bar in figure.axes[0].patches]
     wanted = [lighter(FAMILY_COLOURS[FAMILY.get(name, "")], TINT) for name in STRATEGIES]
     assert colours == wanted
-    assert message_of(figure) == "Fastest strategy of 4 jobs: Alpha 4."
+    assert message_of(figure) == (
+        "Fastest strategy of 4 jobs: Alpha 4. All traces, Llama 1B: Alpha leads Beta by 10 ±0.2%. "
+        "All traces, Llama 3B: Alpha leads Beta by 10 ±0.2%."
+    )
 
 
 def test_a_strategy_that_lacks_a_seed_has_a_star_and_stands_last(monkeypatch: pytest.MonkeyPatch) -> None:
