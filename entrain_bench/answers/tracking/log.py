@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from entrain_bench.answers.answer import Pictures
 from entrain_bench.answers.tracking.entries import (
+    CASE_TAG,
     CONFIGURATION_TAG,
     CURRENT_TAG,
     MAX_DETAILED,
@@ -91,7 +92,8 @@ def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Ent
     if fresh:
         # Also where only runs are: the page shows columns that they have.
         speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
-        store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
+        by_case = any(CASE_TAG in entry.tags for entry in fresh)
+        store.describe(experiment, {**page_tags(speedup, by_case), NOTE_TAG: parent.tags[NOTE_TAG]})
     # Of a large sweep, commits are in the records.
     tags = _tags() if len(fresh) + len(kept) <= MAX_DETAILED else {CURRENT_TAG: "yes"}
     store.add(experiment, [entry for entry in fresh if entry is not parent], {**tags, PARENT_TAG: run_id})
