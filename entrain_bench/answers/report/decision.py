@@ -7,12 +7,14 @@ from collections import Counter
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case, SeedGroup
-from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
+from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, is_known, results_word
 from entrain_bench.answers.report.page import Fact, Facts
 from entrain_bench.answers.report.spent import baseline_group, spent, spent_by_class
-from entrain_bench.answers.sentences import NO_RESULT, WON, losses, outcome_of
+from entrain_bench.answers.sentences import NO_RESULT, ONE_SEED, WON, losses, outcome_of
 from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.answers.text import TIME_WORDS, count, listing, seconds, speedup, spell_seeds
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.given_plan import check_of_job
 
 # Parts of the saved time that the reason names, and the least share of it that is worth naming.
 MAX_PARTS, LEAST_SHARE = 2, 0.1
@@ -20,6 +22,8 @@ MAX_PARTS, LEAST_SHARE = 2, 0.1
 ENOUGH_SEEDS, NEXT_SEEDS = 3, "0,1,2,3,4"
 # What ``recommend`` chooses itself, or does not take.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
+STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_size")
+AGAIN = "Run the winner again:"
 ONLY_HERE = "In this suite alone: no other framework runs {name} unmodified."
 
 
@@ -59,12 +63,15 @@ def gain_text(answer: Answer) -> str:
     seeds = count(len(case.comparison.seeds), "seed")
     if len(answer.cases) == 1:
         gain = case.comparison.standings[tuple(group.own.values())].speedup
-        where = f"95% confidence interval, {seeds}" if gain and gain.num_values > 1 else seeds
+        where = seeds
     else:
         overall = answer.overall.get(answer.variant(group))
         gain = overall.speedup if overall else None
         where = f"geometric mean over {len(answer.cases)} cases, {seeds}"
-    return f"{speedup(gain)} over {answer.baseline}; {where}" if gain else ""
+    if gain is None:
+        return ""
+    sure = ONE_SEED if gain.num_values == 1 else gain.doubt or "95% confidence interval"
+    return f"{speedup(gain)} over {answer.baseline}; {where}; {sure[0].lower()}{sure[1:].rstrip('.')}"
 
 
 def why(answer: Answer) -> str:
@@ -146,7 +153,15 @@ def _next_step(answer: Answer, results_dir: str) -> tuple[str, str]:
             ["--multirun", f"strategy={names}", *words, f"seed={NEXT_SEEDS}", *where], record.config_dir
         )
         return f"Run more seeds; now {spell_seeds(seeds)}:", sweep
+    rerun = commands_of(group.runs.values(), results_dir)[0] if is_known(record) else ""
     if str(record.labels["harness"]) != "simulate":
-        return "Run it again:", commands_of(group.runs.values(), results_dir)[0]
+        return AGAIN, rerun
     words = [f"{key}{text}" for key, text in values.items() if key.partition("/")[0].split(".")[0] not in NOT_OF_A_JOB]
+    try:
+        for word in words:
+            if word.partition("=")[0] not in STATED:
+                check_of_job("overrides", word)
+    except UserError:
+        # A recommendation would be for another job.
+        return AGAIN, rerun
     return "Freeze a plan and judge it on fresh seeds:", command_line(["recommend", *words, *where], record.config_dir)

@@ -48,7 +48,7 @@ def describe_sweep(records: Sequence[Record]) -> str:
 MAX_ROWS, MAX_SHOWN = 40, 8
 MAX_LINES = 5
 # Letters of the sentences of a description, the first of which is always there.
-MAX_LETTERS = 400
+MAX_LETTERS = 160
 
 
 def description(answer: Answer) -> str:
