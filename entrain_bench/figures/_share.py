@@ -71,7 +71,7 @@ def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure
     shown = dict([*gains.items()][:MAX_BARS])
     cut = f"{len(shown)} of {len(gains)} strategies shown. " if len(shown) < len(gains) else ""
     simulated = all(record.labels["harness"] == "simulate" for record in answer.records)
-    foot = [*commands, f"{cut}Simulated; {MODEL_ERROR}" if simulated else cut.strip()]
+    foot = [*commands, *filter(None, [f"{cut}Simulated; {MODEL_ERROR}" if simulated else cut.strip()])]
     head_in, foot_in = HEAD_IN + LINE_IN * len([*gain, *job]), LINE_IN * len(foot) + EDGE_IN
     height_in = head_in + BAR_IN * len(shown) + AXIS_IN + foot_in
     figure = Figure(figsize=(WIDTH_IN, height_in))
