@@ -62,7 +62,7 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
 
     failed = [*problems(material.answer.results, material.answer.varying or ["strategy"])]
     sections = [
-        _decision(main, material.results_dir, pictures),
+        _decision(main, material.results_dir, pictures.standings(main) if pictures else None),
         _answer(main, material.notes, anchor),
         _ranking(main),
         _time_spent(main, anchor),
@@ -90,8 +90,11 @@ def report_json(material: Material) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def answer_page(answer: Answer, results_dir: str, pictures: Pictures | None = None) -> Page:
-    """The decision on some runs alone, with a table of every case and the commands; at least one case."""
+def answer_page(answer: Answer, results_dir: str, standings: bytes | None = None) -> Page:
+    """The decision on some runs alone, with a table of every case and the commands; at least one case.
+
+    ``standings`` is the picture of the answer.
+    """
     places = {id(case): f"runs-{number}" for number, case in enumerate(answer.cases, start=1)}
 
     def anchor(case: Case) -> str:
@@ -99,19 +102,19 @@ def answer_page(answer: Answer, results_dir: str, pictures: Pictures | None = No
 
     table = _table(answer, anchor, answer.varying)
     sections = [
-        _decision(answer, results_dir, pictures),
+        _decision(answer, results_dir, standings),
         Section("answer", "Every case", [sentences(answer), table, SURE]),
         rerun(answer, anchor, results_dir),
     ]
     return Page(TITLE, sections)
 
 
-def _decision(main: Answer, results_dir: str, pictures: Pictures | None) -> Section:
+def _decision(main: Answer, results_dir: str, standings: bytes | None) -> Section:
     """What a reader needs who reads nothing else."""
     blocks: list[Block] = [decision(main, results_dir)]
-    if pictures:
+    if standings is not None:
         caption = "Iteration time: means over seeds, with 95% confidence intervals; the runs of the table below."
-        blocks.append(Image(pictures.standings(main), caption))
+        blocks.append(Image(standings, caption))
     return Section("decision", "Decision", blocks)
 
 

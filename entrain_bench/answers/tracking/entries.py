@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -189,15 +189,17 @@ def entries_of(
     points = [*answer.points()]
     if len(records) == 1:
         return [_entry_of(points[0], name, "", results, detailed=True)]
-    drawn: dict[str, Artifact] = {}
+    drawn, standings = dict[str, Artifact](), None
     if pictures:
         for variant, one in answer.side_by_side(
             lambda record: bool(record.timeline) and results.has_timeline(record)
         ).items():
             if variant == answer.fastest or one.labels["strategy"] == answer.baseline:
                 drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
-        drawn["iteration_time.png"] = partial(pictures.standings, answer)
-    drawn[ANSWER_PAGE] = lambda: html(answer_page(answer, str(results.root), pictures)).encode()
+        # Two artifacts show it.
+        standings = cache(partial(pictures.standings, answer))
+        drawn["iteration_time.png"] = standings
+    drawn[ANSWER_PAGE] = lambda: html(answer_page(answer, str(results.root), standings and standings())).encode()
     parent = _parent(answer, name, results, files, drawn)
     detailed = len(points) <= MAX_DETAILED
     runs = [_entry_of(point, point.name, answer.baseline, results, detailed) for point in points]
