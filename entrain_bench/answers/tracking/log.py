@@ -18,6 +18,7 @@ from entrain_bench.answers.tracking.entries import (
     SWEEP,
     Entry,
     Logged,
+    answer_link,
     entries_of,
     page_tags,
     speedup_name,
@@ -79,6 +80,20 @@ def log_records(
         _mark(store, [*kept.values()], "yes")
         _mark(store, outdated, "no")
     return sum(entry.key != SWEEP for entry in fresh)
+
+
+def answer_address(name: str, uri: str) -> str:
+    """Address of a logged sweep's answer on a tracking server; empty for a single run, and for other places.
+
+    Raises:
+        MlflowException: for a server that does not answer.
+    """
+    if not uri.startswith(("http://", "https://")):
+        return ""
+    store = RemoteStore(uri)
+    experiment = store.experiment(name)
+    sweeps = [run.run_id for run in store.runs(experiment) if run.key == SWEEP]
+    return answer_link(uri.rstrip("/"), experiment, sweeps[0]) if sweeps else ""
 
 
 def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Entry], kept: dict[str, Logged]) -> None:

@@ -71,7 +71,8 @@ def test_ones_own_strategy_on_another_device_is_reported_with_and_without_its_fo
 def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer() -> None:
     sweep("strategy=megatron,entrain,disttrain", "seed=0")
     sweep("strategy=megatron,entrain", "seed=0,1,2")
-    assert run_command(["report"]) == 0
+    assert run_command(["report", "share=true"]) == 0
+    assert Path("results/report.png").read_bytes().startswith(b"\x89PNG")
     text = written()
     assert re.search(r"(\w+ is the fastest of|Not decided: .* of) 3 of 20 strategies|Not decided: ", text)
     assert "Fewer seeds than others: disttrain at seed 0." in text

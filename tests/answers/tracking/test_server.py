@@ -32,7 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_sweep_reaches_a_server_whole_and_once(server: str, tmp_path: Path) -> None:
+def test_a_sweep_reaches_a_server_whole_and_once(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = [*SMALL, f"results_dir={tmp_path}", f"mlflow_uri={server}", "--multirun", *SWEPT]
     assert run_command(sweep) == 0
     assert run_command(sweep) == 0
@@ -44,6 +46,8 @@ def test_a_sweep_reaches_a_server_whole_and_once(server: str, tmp_path: Path) ->
     runs = client.search_runs([experiment.experiment_id])
     keyed = {run.data.tags[KEY_TAG]: run for run in runs}
     parent = keyed.pop(SWEEP)
+    page = f"{server}/#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}/artifacts/answer.html"
+    assert capsys.readouterr().err.count(f"answer: {page}") == 1, "the second time nothing is logged"
     records = {record.key: record for record in Results(tmp_path).records()}
     assert keyed.keys() == records.keys()
     assert len(runs) == 5
