@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.report.decision import gain_text, winner_of
+from entrain_bench.answers.sentences import outcome_of
 from entrain_bench.answers.statistics import Interval
-from entrain_bench.answers.text import count, speedup, spell_seeds
+from entrain_bench.answers.text import count, listing, speedup, spell_seeds
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures._style import COLOURBLIND, FAINT, INK, MODEL_ERROR, lighter, small_png
 
@@ -65,7 +66,9 @@ def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure
     wins = sum(bool(case.best) and answer.variant(case.groups[case.best[0]]) == winner for case in answer.cases)
     where = f" in {wins} of {len(answer.cases)} cases" if len(answer.cases) > 1 else ""
     title = f"{winner} is the fastest{where}" if winner else "Not decided"
-    gain = textwrap.wrap(gain_text(answer) or "no speedup over the baseline is known", GAIN_LETTERS)
+    good = outcome_of(answer, answer.cases[0])[2] if len(answer.cases) == 1 else ()
+    also = f". As good: {listing(good)}." if good else ""
+    gain = textwrap.wrap(f"{gain_text(answer) or 'no speedup over the baseline is known'}{also}", GAIN_LETTERS)
     job = textwrap.wrap(f"{job_text(answer)}.", JOB_LETTERS)
     commands = _commands(answer, results_dir)
     shown = dict([*gains.items()][:MAX_BARS])
