@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case, SeedGroup
@@ -19,7 +20,7 @@ from entrain_bench.config.given_plan import check_of_job
 # Parts of the saved time that the reason names, and the least share of it that is worth naming.
 MAX_PARTS, LEAST_SHARE = 2, 0.1
 # With fewer seeds an interval says little; the seeds that the next step asks for.
-ENOUGH_SEEDS, NEXT_SEEDS = 3, "0,1,2,3,4"
+ENOUGH_SEEDS, NEXT_SEEDS = 3, range(5)
 # What ``recommend`` chooses itself, or does not take.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
 STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_size")
@@ -140,22 +141,21 @@ def _where(answer: Answer) -> str:
 
 
 def _next_step(answer: Answer, results_dir: str) -> tuple[str, str]:
-    """What to do now, and the command for it."""
+    """What to do now, and the command for it; nothing for runs of which no command is known."""
     found = winner_of(answer)
     case, group = found or (answer.cases[0], None)
-    record = case.records[0]
-    values = decisive_overrides(record.overrides, record.config_dir)
-    where, seeds = results_word(results_dir), case.comparison.seeds
+    firsts, seeds = [next(iter(each.runs.values())) for each in case.groups.values()], case.comparison.seeds
+    if not all(map(is_known, firsts)):
+        return "", ""
     if group is None or len(seeds) < ENOUGH_SEEDS:
-        names = ",".join(sorted({each.strategy for each in case.groups.values()}))
-        words = [f"{key}{text}" for key, text in values.items() if key not in ("strategy", "seed")]
-        sweep = command_line(
-            ["--multirun", f"strategy={names}", *words, f"seed={NEXT_SEEDS}", *where], record.config_dir
-        )
-        return f"Run more seeds; now {spell_seeds(seeds)}:", sweep
-    rerun = commands_of(group.runs.values(), results_dir)[0] if is_known(record) else ""
+        # The last override of a key counts.
+        more = [replace(one, overrides=(*one.overrides, f"seed={seed}")) for one in firsts for seed in NEXT_SEEDS]
+        return f"Run more seeds; now {spell_seeds(seeds)}:", " && ".join(commands_of(more, results_dir))
+    record = next(iter(group.runs.values()))
+    rerun = " && ".join(commands_of(group.runs.values(), results_dir))
     if str(record.labels["harness"]) != "simulate":
         return AGAIN, rerun
+    values = decisive_overrides(record.overrides, record.config_dir)
     words = [f"{key}{text}" for key, text in values.items() if key.partition("/")[0].split(".")[0] not in NOT_OF_A_JOB]
     try:
         for word in words:
@@ -164,4 +164,6 @@ def _next_step(answer: Answer, results_dir: str) -> tuple[str, str]:
     except UserError:
         # A recommendation would be for another job.
         return AGAIN, rerun
-    return "Freeze a plan and judge it on fresh seeds:", command_line(["recommend", *words, *where], record.config_dir)
+    return "Freeze a plan and judge it on fresh seeds:", command_line(
+        ["recommend", *words, *results_word(results_dir)], record.config_dir
+    )
