@@ -1,4 +1,4 @@
-"""Draws docs/images/mlflow_*.png: a sweep's runs and the comparison of two in MLflow, as a browser shows them."""
+"""Draws docs/images/mlflow_*.png: a sweep's answer, its runs and the comparison of two in MLflow, in a browser."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from entrain_bench.records.records import Results
 from support.browser import opened, time_text
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa", "seed=0"]
+SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")
 # Sections of the comparison that are folded, so that the metrics are in sight.
 FOLDED = ("Visualizations", "Parameters")
-RUNS_HEIGHT, COMPARE_HEIGHT = 760, 1020
+ANSWER_HEIGHT, RUNS_HEIGHT, COMPARE_HEIGHT = 1000, 900, 1020
+# Two runs of this one are compared.
+WORKLOAD = "chartqa"
 
 
 def main() -> int:
@@ -25,12 +27,14 @@ def main() -> int:
         results = Results(Path(folder))
         if run_command([*SWEEP, f"results_dir={folder}"]):
             return 1
-        records = {record.labels["strategy"]: record for record in results.records()}
+        found = [record for record in results.records() if record.labels["workload"] == WORKLOAD]
+        records = {record.labels["strategy"]: record for record in found}
         ((experiment, _, _),) = LocalStore(results).experiments()
         run_ids = {run.key: run.run_id for run in LocalStore(results).runs(experiment)}
         with opened(results) as pages:
-            pages.show_runs([f"{name} seed 0" for name in records])
-            pages.click("//button[@aria-label='Hide banner']")
+            pages.show_answer(["Decision", "Next step"])
+            pages.save(IMAGES / "mlflow_answer.png", ANSWER_HEIGHT)
+            pages.show_runs([f"{name} {WORKLOAD} seed 0" for name in records])
             pages.save(IMAGES / "mlflow_runs.png", RUNS_HEIGHT)
             two = [records[name] for name in COMPARED]
             pages.show_comparison([run_ids[record.key] for record in two], [*map(time_text, two)])

@@ -19,6 +19,7 @@ from sitegen.claims import claims_page
 from sitegen.diagram import schedule_of
 from sitegen.gallery import gallery_page
 from sitegen.links import FILES, Site
+from sitegen.notebook import executed
 from sitegen.reference import api_page, command_line_page
 from sitegen.results import STRATEGY, read_table, result_rows, results_page
 from sitegen.strategies import overview, strategy_page
@@ -26,6 +27,8 @@ from sitegen.strategies import overview, strategy_page
 DOCS, STRATEGIES, NAVIGATION = "docs", "docs/strategies", "docs/navigation.yaml"
 README, CLAIMS = "README.md", "docs/claims.md"
 STRATEGY_INDEX, STRATEGY_OVERVIEW = "strategies/index.md", "docs/strategies/README.md"
+# Its code runs.
+NOTEBOOK = "docs/tutorials/notebook.md"
 # Pages outside of docs/, and where they stand on the site.
 ELSEWHERE = {
     README: "index.md",
@@ -185,6 +188,7 @@ def _pages(
         papers = [system for file, system in systems.items() if each.page.startswith(f"{file}.md")]
         text = committed.get(source, "")
         made[source] = partial(strategy_page, each, schedules, mine, text, papers)
+    made[NOTEBOOK] = lambda: executed(committed[NOTEBOOK], NOTEBOOK, results.root.parent / "notebook")
     for source, place in places.items():
         if source in made or source in committed:
             yield Page(source, place, made[source]() if source in made else committed[source])

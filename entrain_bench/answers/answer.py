@@ -22,11 +22,18 @@ CHOICE = "strategy="
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run, what tells it from the others, and its speedup over the baseline's run of its job and seed, if any."""
+    """A run of an answer.
+
+    Attributes:
+        name: what tells it from the others.
+        gain: its speedup over the baseline's run of its job and seed, if any.
+        case: what its case is called; empty where all runs do the same job.
+    """
 
     record: Record
     name: str
     gain: float | None
+    case: str = ""
 
 
 class Pictures(Protocol):
@@ -106,9 +113,10 @@ class Answer:
         """Every run, group by group."""
         for case in self.cases:
             for result in case.results:
-                name = " ".join(filter(None, (self.variant(result.group), self.case_name(case))))
+                where = self.case_name(case)
+                name = " ".join(filter(None, (self.variant(result.group), where)))
                 for seed, record in sorted(result.group.runs.items()):
-                    yield Point(record, f"{name} seed {seed}", result.standing.gains.get(seed))
+                    yield Point(record, f"{name} seed {seed}", result.standing.gains.get(seed), where)
 
     @cached_property
     def variants(self) -> list[str]:

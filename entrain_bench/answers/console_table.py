@@ -90,7 +90,7 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
     yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.group.runs])]), width)
     if any(row.standing.time for row in rows):
         named = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
-        columns = _fitting(named, _value_columns(rows, answer.baseline), width)
+        columns = _fitting(named, value_columns(rows, answer.baseline), width)
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
     words = [*map(Text, problems(rows, labels)), *said, *wrapped(losses(rows), width)]
@@ -136,7 +136,7 @@ def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> 
     return [*labels, *(column for column in values if column in taken)]
 
 
-def _value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
+def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
     """Every column that says something, in the order of the table."""
     means, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
     digits = decimals([time.mean for time in means if time])

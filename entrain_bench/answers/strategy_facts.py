@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ def strategy_facts() -> list[StrategyFacts]:
         if name not in stated:
             raise UserError(f"{FILE}: must have an entry {name}, as every strategy")
     return sorted((_facts(name, stated[name]) for name in names), key=lambda each: (each.order, each.name))
+
+
+@cache
+def runs_in(name: str) -> tuple[str, ...] | None:
+    """Return the frameworks that run a strategy, with their limits; None for a strategy that is not of the suite."""
+    stated = yaml.safe_load((config_tree() / FILE).read_text())
+    return _facts(name, stated[name]).runs_in if name in stated else None
 
 
 def _facts(name: str, entry: Mapping[str, Any]) -> StrategyFacts:

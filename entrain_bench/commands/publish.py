@@ -15,7 +15,7 @@ import pandas as pd
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.tracking.local import store_path
-from entrain_bench.answers.tracking.log import log_records
+from entrain_bench.answers.tracking.log import answer_address, log_records
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
@@ -96,6 +96,7 @@ def log_to_mlflow(
     place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if uri else str(store_path(results))
     try:
         logged = log_records(results, records, name, uri, files, Pictures(results), lost)
+        address = answer_address(name, uri) if uri and logged and len(records) > 1 else ""
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
@@ -105,7 +106,10 @@ def log_to_mlflow(
         say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {shown}")
         return False
     if logged:
-        say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui shows them)"))
+        say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui links to the answer)"))
+    if address:
+        # Without a password.
+        say(f"answer: {address.replace(str(uri).rstrip('/'), place.rstrip('/'))}")
     return True
 
 

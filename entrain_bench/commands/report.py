@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.answers.report.build import page_of, report_json
@@ -12,23 +13,42 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import Pictures
 from entrain_bench.commands.watch import say
 from entrain_bench.config.command_line import add_config_dir
-from entrain_bench.config.grammar import Folder, Request, Verb
+from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.records.records import Results
 
-VERB = Verb(Folder)
+SHARE = "report.png"
 
 
-def main(request: Request[Folder]) -> int:
-    """Write ``report.html``, ``report.md`` and ``report.json``; ``UserError`` for a folder without successful runs."""
+@dataclass(frozen=True, slots=True)
+class Keys(Folder):
+    """Own keys."""
+
+    share: bool = own(False, f"also write {SHARE}: job, winner, interval and command in one picture")
+
+
+VERB = Verb(Keys, examples=["share=true"])
+
+
+def main(request: Request[Keys]) -> int:
+    """Write ``report.html``, ``report.md`` and ``report.json``, and on request the picture to share.
+
+    ``UserError`` for a folder without successful runs, and for a picture with nothing to compare.
+    """
     results = Results(Path(request.keys.results_dir))
     results.prepare()
     add_config_dir(request.config_dir)
     material = read_material(results)
     page = page_of(material, Pictures(results))
     texts = {"report.html": html(page), "report.md": markdown(page), "report.json": report_json(material)}
-    for name, text in texts.items():
+    files = {name: text.encode() for name, text in texts.items()}
+    if request.keys.share:
+        # It draws; a report without pictures need not import that.
+        from entrain_bench.figures._share import share_png
+
+        files[SHARE] = share_png(material.main, material.results_dir)
+    for name, content in files.items():
         try:
-            write_atomically(results.root / name, text.encode())
+            write_atomically(results.root / name, content)
         except OSError as error:
             raise UserError(f"results_dir={results.root}: cannot be written to ({error})") from error
         say(f"written: {results.root / name}")

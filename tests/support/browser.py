@@ -17,7 +17,10 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.expected_conditions import element_to_be_clickable
+from selenium.webdriver.support.expected_conditions import (
+    element_to_be_clickable,
+    frame_to_be_available_and_switch_to_it,
+)
 from selenium.webdriver.support.ui import WebDriverWait
 
 from entrain_bench.answers.comparison import TIME
@@ -47,12 +50,27 @@ class Pages:
     Attributes:
         driver: the browser.
         base: address of the server.
-        runs: the printed link to a sweep's runs.
+        answer: the printed link to a sweep's answer.
+        runs: the printed link to its runs.
     """
 
     driver: webdriver.Chrome
     base: str
+    answer: str
     runs: str
+
+    def show_answer(self, texts: Sequence[str]) -> str:
+        """Open the sweep's answer; returns the text of its frame once that has some texts."""
+        self.driver.get(self.answer)
+        wait = WebDriverWait(self.driver, PAGE_S)
+        wait.until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
+        try:
+            wait.until(
+                lambda driver: all(text in text_of(driver) for text in texts), f"the answer lacks one of {texts}"
+            )
+            return text_of(self.driver)
+        finally:
+            self.driver.switch_to.default_content()
 
     def show_runs(self, texts: Sequence[str]) -> str:
         """Open the sweep's runs; returns the page's text once it has some texts."""
@@ -122,9 +140,12 @@ def opened(results: Results) -> Iterator[Pages]:
     command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={results.root}", f"port={port}"]
     with serving(command, port) as server:
         assert server.stdout is not None
-        link = next(line.split()[1] for line in server.stdout if line.strip().startswith("runs:"))
+        links = dict[str, str]()
+        while "runs:" not in links:
+            name, _, link = server.stdout.readline().strip().partition(" ")
+            links[name] = link.strip()
         with headless(*programs) as driver:
             driver.get(f"http://127.0.0.1:{port}")
             for name, value in CLOSED.items():
                 driver.execute_script("localStorage.setItem(arguments[0], arguments[1])", name, value)
-            yield Pages(driver, f"http://127.0.0.1:{port}", link)
+            yield Pages(driver, f"http://127.0.0.1:{port}", links["answer:"], links["runs:"])

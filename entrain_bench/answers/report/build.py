@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 
 from entrain_bench.answers.answer import Answer, Pictures
-from entrain_bench.answers.case import Case, SeedGroup
+from entrain_bench.answers.case import Case
 from entrain_bench.answers.commands import shared_overrides
-from entrain_bench.answers.comparison import FAILED, TIME
+from entrain_bench.answers.comparison import FAILED
+from entrain_bench.answers.report.decision import decision
 from entrain_bench.answers.report.evidence import (
     Anchor,
     claims_section,
@@ -19,6 +20,7 @@ from entrain_bench.answers.report.evidence import (
 )
 from entrain_bench.answers.report.page import Block, Image, Page, Section, Table, Text, row
 from entrain_bench.answers.report.read import Material, setting_of
+from entrain_bench.answers.report.spent import baseline_group, spent
 from entrain_bench.answers.sentences import (
     NO_RESULT,
     NOT_DECIDED,
@@ -60,7 +62,8 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
 
     failed = [*problems(material.answer.results, material.answer.varying or ["strategy"])]
     sections = [
-        _answer(main, material.notes, anchor, pictures),
+        _decision(main, material.results_dir, pictures.standings(main) if pictures else None),
+        _answer(main, material.notes, anchor),
         _ranking(main),
         _time_spent(main, anchor),
         firmness(main, others, anchor),
@@ -87,7 +90,35 @@ def report_json(material: Material) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictures | None) -> Section:
+def answer_page(answer: Answer, results_dir: str, standings: bytes | None = None) -> Page:
+    """The decision on some runs alone, with a table of every case and the commands; at least one case.
+
+    ``standings`` is the picture of the answer.
+    """
+    places = {id(case): f"runs-{number}" for number, case in enumerate(answer.cases, start=1)}
+
+    def anchor(case: Case) -> str:
+        return places[id(case)]
+
+    table = _table(answer, anchor, answer.varying)
+    sections = [
+        _decision(answer, results_dir, standings),
+        Section("answer", "Every case", [sentences(answer), table, SURE]),
+        rerun(answer, anchor, results_dir),
+    ]
+    return Page(TITLE, sections)
+
+
+def _decision(main: Answer, results_dir: str, standings: bytes | None) -> Section:
+    """What a reader needs who reads nothing else."""
+    blocks: list[Block] = [decision(main, results_dir)]
+    if standings is not None:
+        caption = "Iteration time: means over seeds, with 95% confidence intervals; the runs of the table below."
+        blocks.append(Image(standings, caption))
+    return Section("decision", "Decision", blocks)
+
+
+def _answer(main: Answer, notes: Sequence[str], anchor: Anchor) -> Section:
     seeds = sorted({seed for case in main.cases for seed in case.comparison.seeds})
     setting = ", ".join(f"{heading} {text}" for heading, text in setting_of(main.cases[0]).items())
     shared = " ".join(shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]))
@@ -97,10 +128,7 @@ def _answer(main: Answer, notes: Sequence[str], anchor: Anchor, pictures: Pictur
         f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}.",
         SURE,
     ]
-    if pictures:
-        caption = "Iteration time: means over seeds, with 95% confidence intervals; same runs as in the table above."
-        blocks.append(Image(pictures.standings(main), caption))
-    return Section("answer", TITLE, blocks)
+    return Section("answer", "Every case", blocks)
 
 
 def _others(others: Answer, anchor: Anchor) -> Section | None:
@@ -133,8 +161,8 @@ def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
     group = case.groups[case.best[0]]
     yield over_baseline(case, group) or (f"{case.baseline} itself" if group.strategy == case.baseline else NOTHING)
     yield "; ".join(good) or "no other"
-    base = _baseline(case)
-    if not base or base is group or not (own := _spent(group)) or not (other := _spent(base)):
+    base = baseline_group(case)
+    if not base or base is group or not (own := spent(group)) or not (other := spent(base)):
         yield NOTHING
     else:
         yield ", ".join(f"{part} {seconds(other[part])} to {seconds(own[part])} s" for part in ("idle", "busy"))
@@ -146,11 +174,6 @@ def _without(answer: Answer, case: Case) -> Iterator[str]:
         group = case.groups[own]
         lost = [record.status for record in group.runs.values() if record.status != "ok"]
         yield f"{answer.variant(group)} {lost[0]} at {len(lost)} of {count(len(group.runs), 'seed')}"
-
-
-def _baseline(case: Case) -> SeedGroup | None:
-    groups = (group for group in case.groups.values() if group.strategy == case.baseline)
-    return min(groups, key=lambda group: group.plainness, default=None)
 
 
 def _ranking(main: Answer) -> Section | None:
@@ -173,27 +196,11 @@ def _time_spent(main: Answer, anchor: Anchor) -> Section:
     heading = ["workload", "model", "strategy", *(f"{name} (s)" for name in parts), "runs"]
     rows = []
     for case in main.cases:
-        shown = [_baseline(case), *(case.groups[own] for own in [*case.best, *case.groups][:1])]
+        shown = [baseline_group(case), *(case.groups[own] for own in [*case.best, *case.groups][:1])]
         for group in {id(each): each for each in shown if each}.values():
-            if found := _spent(group):
+            if found := spent(group):
                 name = Text(main.variant(group), strong=tuple(group.own.values()) in case.best)
                 runs = Text(f"{len(case.records)}", link=anchor(case))
                 job = (case.job[each] for each in heading[:2])
                 rows.append(row(*job, name, *(seconds(found[part]) for part in parts), runs))
     return Section("time", "Where the time goes", [Table(heading, rows, heading[3:]), PARTS])
-
-
-def _spent(group: SeedGroup) -> dict[str, float | None]:
-    """Mean seconds of an iteration over seeds, by part; empty without a result."""
-    times = group.values(TIME)
-    idle = {seed: ratio * times[seed] for seed, ratio in group.values("bubble_ratio").items()}
-    parts = {
-        "iteration": times,
-        "busy": {seed: times[seed] - part for seed, part in idle.items()},
-        "idle": idle,
-        "exposed comm.": group.values("exposed_comm_s"),
-        "step": {seed: times[seed] - core for seed, core in group.values("core_time_s").items()},
-        "bound": group.values("lower_bound_s"),
-    }
-    means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
-    return means if times else {}

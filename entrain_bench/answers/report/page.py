@@ -40,6 +40,22 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True)
+class Fact:
+    """A named statement, and the command line that goes with it, if any."""
+
+    name: str
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Statements under each other, each with its name."""
+
+    facts: Sequence[Fact]
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """A picture."""
 
@@ -48,7 +64,7 @@ class Image:
 
 
 # A text is a paragraph, a list of texts has a bullet each.
-type Block = str | list[str] | Table | Commands | Image
+type Block = str | list[str] | Facts | Table | Commands | Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,10 @@ def row(*values: str | Text) -> list[Text]:
 
 # What Markdown would take for markup, but for the bar, which tables escape themselves.
 MARKUP = re.compile(r"[\\`*_\[\]~$]")
+# What GitHub takes for a person, and for an issue.
+REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
+# Letters that an issue has room for, with some for the words of whoever writes it; sections that are not folded.
+MAX_LETTERS, OPEN = 60_000, 2
 
 
 def html(page: Page) -> str:
@@ -91,18 +111,32 @@ def html(page: Page) -> str:
 
 
 def markdown(page: Page) -> str:
-    """The same words; pictures are in the HTML only."""
-    parts = [f"# {_escaped(page.title)}\n"]
-    for section in page.sections:
-        parts.append(f'<a id="{section.anchor}"></a>\n\n## {_escaped(section.title)}\n')
-        parts += map(_block, section.blocks)
-    return "\n".join(parts)
+    """The same words for a GitHub issue: pictures are in the HTML only, sections after ``OPEN`` are folded.
+
+    An issue has room for ``MAX_LETTERS``: sections that do not fit are left out, and named at the end.
+    """
+    text, left_out = f"# {_escaped(page.title)}\n", list[str]()
+    for place, section in enumerate(page.sections):
+        words = "\n".join(map(_block, section.blocks))
+        title = f'<a id="{section.anchor}"></a>'
+        if place < OPEN:
+            part = f"\n{title}\n\n## {_escaped(section.title)}\n\n{words}"
+        else:
+            part = f"\n{title}\n\n<details>\n<summary>{_escaped(section.title)}</summary>\n\n{words}\n</details>\n"
+        # Sections that are open answer; none of them is left out.
+        if place < OPEN or len(text) + len(part) <= MAX_LETTERS:
+            text += part
+        else:
+            left_out.append(_escaped(section.title))
+    return text + (f"\nTo keep this short, only report.html has: {', '.join(left_out)}.\n" if left_out else "")
 
 
 def _block(block: Block) -> str:
     match block:
         case str():
             return _escaped(block) + "\n"
+        case Facts():
+            return "".join(map(_fact, block.facts))
         case list():
             return "".join(f"- {_escaped(item)}\n" for item in block)
         case Table():
@@ -116,6 +150,11 @@ def _block(block: Block) -> str:
             return f"*Figure, in the HTML page: {_escaped(block.caption)}*\n"
 
 
+def _fact(fact: Fact) -> str:
+    code = f"\n\n      {fact.command}\n" if fact.command else ""
+    return f"- **{_escaped(fact.name)}**: {_escaped(fact.text)}{code}\n"
+
+
 def _cell(cell: Text) -> str:
     text = _escaped(cell.text)
     text = f"**{text}**" if cell.strong and text else text
@@ -125,4 +164,6 @@ def _cell(cell: Text) -> str:
 def _escaped(text: str) -> str:
     """Text that Markdown shows as it is."""
     safe = MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
-    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # GitHub would notify a person and link an issue.
+    return REFERENCES.sub(r"\g<0><!-- -->", safe)

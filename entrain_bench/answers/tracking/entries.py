@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,8 +17,11 @@ from urllib.parse import urlencode
 from entrain_bench.answers.answer import Answer, Pictures, Point
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.labels import cost_source
+from entrain_bench.answers.report.build import answer_page
+from entrain_bench.answers.report.page import html
 from entrain_bench.answers.sentences import answer_json, run_notices, sample_notices, sentences
-from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown
+from entrain_bench.answers.tracking.datasets import Dataset, dataset_of
+from entrain_bench.answers.tracking.words import describe_sweep, description, shortened, summary_markdown
 from entrain_bench.records.leaves import parameters_text
 from entrain_bench.records.records import LABELS, METRICS, Record, Results
 from entrain_bench.records.tables import table_csv
@@ -28,11 +33,17 @@ WORKFLOW = {"workflowType": "machine_learning"}
 # The name under which a page's link finds its view among the experiment's tags.
 VIEW = "fastest_first"
 SHOWN = (TIME, "gap_to_lower_bound", "bubble_ratio", "peak_memory_bytes")
+# Which job a run does, in a sweep of several jobs.
+CASE_TAG = "case"
 
 
-def page_tags(first: Sequence[str] = ()) -> dict[str, str]:
-    """Tags of an experiment that make its page, with some metrics first beside the iteration time."""
+def page_tags(first: Sequence[str] = (), by_case: bool = False) -> dict[str, str]:
+    """Tags of an experiment that make its page, with some metrics first next to the iteration time.
+
+    ``by_case`` groups runs by their case: times of different jobs are not comparable.
+    """
     time, *others = SHOWN
+    groups = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": CASE_TAG}]}
     view = {
         "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
         "orderByKey": f"metrics.`{TIME}`",
@@ -40,6 +51,7 @@ def page_tags(first: Sequence[str] = ()) -> dict[str, str]:
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "selectedColumns": [f"metrics.`{name}`" for name in (time, *first, *others)],
+        **({"groupBy": groups} if by_case else {}),
     }
     return {**KIND, f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
 
@@ -54,6 +66,11 @@ def run_link(base: str, experiment: str, run_id: str) -> str:
     return f"{base}/#/experiments/{experiment}/runs/{run_id}?{urlencode(WORKFLOW)}"
 
 
+def answer_link(base: str, experiment: str, run_id: str) -> str:
+    """Address of the answer of a sweep, a page in the artifacts of its parent run."""
+    return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{ANSWER_PAGE}?{urlencode(WORKFLOW)}"
+
+
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
 PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
 # Whether the present code makes a run: yes or no.
@@ -62,6 +79,8 @@ CURRENT_TAG = "current"
 LOGGED_TAGS = (KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG, CURRENT_TAG)
 # The key of the parent of a sweep's runs.
 SWEEP = "sweep"
+# An artifact of the parent.
+ANSWER_PAGE = "answer.html"
 PARTS = ("planner", "assigner", "scheduler")
 # What a store takes of a name and of a text.
 MAX_NAME, MAX_TEXT = 250, 6000
@@ -110,6 +129,9 @@ class Entry:
         metrics: headline numbers.
         series: what each iteration measured.
         artifacts: by their paths in the run.
+        dataset: where its samples are from; None if that cannot be read now.
+        started_ms: when it was made, since 1970; None if that is not recorded.
+        duration_ms: how long its iterations take, simulated or trained; of a parent, from its first run to its last.
     """
 
     key: str
@@ -120,6 +142,9 @@ class Entry:
     metrics: Mapping[str, float] = field(default_factory=dict)
     series: Sequence[Mapping[str, float]] = ()
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    dataset: Dataset | None = None
+    started_ms: int | None = None
+    duration_ms: int = 0
 
     @property
     def steps(self) -> Iterator[tuple[int, str, float]]:
@@ -133,7 +158,9 @@ class Entry:
         """Hash of what is shown: an entry whose digest is known need not be logged again."""
         files = self.artifacts.items()
         contents = {path: hashlib.sha256(one).hexdigest() if isinstance(one, bytes) else "" for path, one in files}
-        shown = [self.name, self.failed, self.tags, self.params, self.metrics, [*self.series], contents]
+        data = asdict(self.dataset) if self.dataset else None
+        made = [data, self.started_ms, self.duration_ms]
+        shown = [self.name, self.failed, self.tags, self.params, self.metrics, [*self.series], contents, made]
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -154,20 +181,25 @@ def entries_of(
 ) -> list[Entry]:
     """A sweep's runs after their parent, or a single run.
 
-    Ranks are drawn of one run of every strategy, all of the same job and seed: of all runs it would take longer than
-    simulating them. ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a record.
+    Ranks are drawn of the fastest strategy and the baseline, of the same job and seed: of all strategies it would take
+    as long as simulating them. ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a
+    record.
     """
     answer = Answer.of(records, lost)
     points = [*answer.points()]
     if len(records) == 1:
         return [_entry_of(points[0], name, "", results, detailed=True)]
-    drawn: dict[str, Artifact] = {}
+    drawn, standings = dict[str, Artifact](), None
     if pictures:
         for variant, one in answer.side_by_side(
             lambda record: bool(record.timeline) and results.has_timeline(record)
         ).items():
-            drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
-        drawn["iteration_time.png"] = partial(pictures.standings, answer)
+            if variant == answer.fastest or one.labels["strategy"] == answer.baseline:
+                drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
+        # Two artifacts show it.
+        standings = cache(partial(pictures.standings, answer))
+        drawn["iteration_time.png"] = standings
+    drawn[ANSWER_PAGE] = lambda: html(answer_page(answer, str(results.root), standings and standings())).encode()
     parent = _parent(answer, name, results, files, drawn)
     detailed = len(points) <= MAX_DETAILED
     runs = [_entry_of(point, point.name, answer.baseline, results, detailed) for point in points]
@@ -198,7 +230,18 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results, detailed
     artifacts = {path: file for path, file in files.items() if detailed and file.exists()}
     series = record.iterations if detailed else ()
     failed, params = record.status == "failed", parameters(record, detailed)
-    return Entry(record.key, name[:MAX_NAME], failed, _tags(record), params, metrics, series, artifacts)
+    tags = _tags(record) | ({CASE_TAG: point.case[:MAX_TEXT]} if point.case else {})
+    data, started_ms = dataset_of(record.config["workload"], str(record.labels["workload"])), made_ms(record)
+    spent_s = sum(row.get(TIME, 0.0) for row in record.iterations)
+    duration_ms = round(1e3 * spent_s) if math.isfinite(spent_s) else 0
+    return Entry(
+        record.key, name[:MAX_NAME], failed, tags, params, metrics, series, artifacts, data, started_ms, duration_ms
+    )
+
+
+def made_ms(record: Record) -> int | None:
+    """When a record was made, in milliseconds since 1970; None if that is not recorded."""
+    return round(1e3 * datetime.fromisoformat(record.made_at).timestamp()) if record.made_at else None
 
 
 def parameters(record: Record, detailed: bool = True) -> dict[str, str]:
@@ -245,9 +288,11 @@ def _parent(
     answer: Answer, name: str, results: Results, files: Sequence[Path], pictures: Mapping[str, Artifact]
 ) -> Entry:
     words, records = summary_markdown(name, answer, str(results.root)), answer.records
+    made = [moment for record in records if (moment := made_ms(record)) is not None]
+    started_ms, duration_ms = (min(made), max(made) - min(made)) if made else (None, 0)
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in answer.overall.items()}
-    tags = {NOTE_TAG: words[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
+    tags = {NOTE_TAG: description(answer)[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
     tags |= {key: text for key, text in (("best_strategy", answer.fastest), ("baseline", answer.baseline)) if text}
     if answer.overall:
         metrics["best_speedup"] = max(found.speedup.mean for found in answer.overall.values())
@@ -258,7 +303,8 @@ def _parent(
         "answer.json": (json.dumps(found, indent=1) + "\n").encode(),
         "table.csv": table_csv(records).encode(),
     }
-    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), {**tables, **drawn, **pictures})
+    artifacts = {**tables, **drawn, **pictures}
+    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), artifacts, None, started_ms, duration_ms)
 
 
 def speedup_name(baseline: str) -> str:

@@ -46,6 +46,17 @@ _RUN = (
 # Columns of a run's rows, its own before those that refer to it. MLflow keeps every number twice: all, and the last of
 # each name.
 TABLES = {"runs": _RUN, "tags": _TEXT, "params": _TEXT, "metrics": _NUMBER, "latest_metrics": _NUMBER}
+# A dataset is known by its experiment, name and digest; an input links it to a run.
+ADD_DATASET = (
+    "INSERT OR IGNORE INTO datasets"
+    " (dataset_uuid, experiment_id, name, digest, dataset_source_type, dataset_source) VALUES (?, ?, ?, ?, ?, ?)"
+)
+ADD_INPUT = (
+    "INSERT INTO inputs (input_uuid, source_type, source_id, destination_type, destination_id)"
+    " SELECT ?, 'DATASET', dataset_uuid, 'RUN', ? FROM datasets WHERE experiment_id = ? AND name = ? AND digest = ?"
+)
+REMOVE_INPUT = "DELETE FROM inputs WHERE destination_type = 'RUN' AND destination_id = ?"
+SET_UPDATED = "UPDATE experiments SET last_update_time = ? WHERE experiment_id = ?"
 SET_TAG = "INSERT OR REPLACE INTO tags (run_uuid, key, value) VALUES (?, ?, ?)"
 SET_EXPERIMENT_TAG = "INSERT OR REPLACE INTO experiment_tags (experiment_id, key, value) VALUES (?, ?, ?)"
 EXPERIMENT = "SELECT experiment_id FROM experiments WHERE name = ?"
@@ -62,7 +73,7 @@ EXPERIMENTS = """
     LEFT JOIN tags t ON t.run_uuid = r.run_uuid AND t.key = ?
     WHERE e.lifecycle_stage = 'active'
     GROUP BY e.experiment_id, e.name
-    ORDER BY MAX(r.start_time) DESC, e.experiment_id DESC
+    ORDER BY e.last_update_time DESC, e.experiment_id DESC
 """
 # Runs of an experiment with four of their tags.
 RUNS = """
@@ -160,13 +171,16 @@ class LocalStore:
                 for table, columns in TABLES.items():
                     places = ", ".join("?" for _ in columns.split(","))
                     database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows[table])  # noqa: S608
+                _add_datasets(database, int(experiment), some)
+                database.execute(SET_UPDATED, (int(time.time() * 1000), int(experiment)))
         return run_ids
 
     def remove(self, run_ids: Sequence[str]) -> None:
         """Take runs away."""
         with self._connection() as database:
+            rows = [(run_id,) for run_id in run_ids]
+            database.executemany(REMOVE_INPUT, rows)
             for table in reversed(TABLES):
-                rows = [(run_id,) for run_id in run_ids]
                 database.executemany(f"DELETE FROM {table} WHERE run_uuid = ?", rows)  # noqa: S608
         for run_id in run_ids:
             shutil.rmtree(self._results.root / ARTIFACTS / run_id, ignore_errors=True)
@@ -229,6 +243,20 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def _add_datasets(database: sqlite3.Connection, experiment: int, logged: Sequence[tuple[str, Entry]]) -> None:
+    """Add the datasets of runs that are there, each once, and link the runs to them."""
+    for run_id, entry in logged:
+        if data := entry.dataset:
+            named = experiment, data.name, data.digest
+            database.execute(ADD_DATASET, (_uuid(*named), *named, data.source_type, data.source))
+            database.execute(ADD_INPUT, (_uuid(run_id, *named), run_id, *named))
+
+
+def _uuid(*parts: object) -> str:
+    """An identifier that follows from what it is of."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
 def _add_rows(
     rows: Mapping[str, list[Sequence[Any]]],
     run_id: str,
@@ -236,15 +264,17 @@ def _add_rows(
     entry: Entry,
     tags: Mapping[str, str],
 ) -> None:
-    now_ms, status = int(time.time() * 1000), "FAILED" if entry.failed else "FINISHED"
+    started_ms = int(time.time() * 1000) if entry.started_ms is None else entry.started_ms
+    ended_ms, status = started_ms + entry.duration_ms, "FAILED" if entry.failed else "FINISHED"
     artifacts = f"{ARTIFACT_SCHEME}{run_id}/artifacts"
-    rows["runs"].append((run_id, entry.name, status, now_ms, now_ms, artifacts, experiment, "active", "LOCAL", ""))
+    times = started_ms, ended_ms
+    rows["runs"].append((run_id, entry.name, status, *times, artifacts, experiment, "active", "LOCAL", ""))
     own = {**entry.tags, **tags, "mlflow.runName": entry.name, KEY_TAG: entry.key, DIGEST_TAG: entry.digest}
     rows["tags"] += [(run_id, *item) for item in own.items()]
     rows["params"] += [(run_id, *item) for item in entry.params.items()]
     steps = [(name, value, 0) for name, value in entry.metrics.items()]
     steps += [(name, value, step) for step, name, value in entry.steps]
-    found = [(run_id, name, *_storable(value), now_ms, step) for name, value, step in steps]
+    found = [(run_id, name, *_storable(value), ended_ms, step) for name, value, step in steps]
     rows["metrics"] += found
     rows["latest_metrics"] += {row[1]: row for row in found}.values()
 

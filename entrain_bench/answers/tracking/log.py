@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from entrain_bench.answers.answer import Pictures
 from entrain_bench.answers.tracking.entries import (
+    CASE_TAG,
     CONFIGURATION_TAG,
     CURRENT_TAG,
     MAX_DETAILED,
@@ -17,6 +18,7 @@ from entrain_bench.answers.tracking.entries import (
     SWEEP,
     Entry,
     Logged,
+    answer_link,
     entries_of,
     page_tags,
     speedup_name,
@@ -80,6 +82,20 @@ def log_records(
     return sum(entry.key != SWEEP for entry in fresh)
 
 
+def answer_address(name: str, uri: str) -> str:
+    """Address of a logged sweep's answer on a tracking server; empty for a single run, and for other places.
+
+    Raises:
+        MlflowException: for a server that does not answer.
+    """
+    if not uri.startswith(("http://", "https://")):
+        return ""
+    store = RemoteStore(uri)
+    experiment = store.experiment(name)
+    sweeps = [run.run_id for run in store.runs(experiment) if run.key == SWEEP]
+    return answer_link(uri.rstrip("/"), experiment, sweeps[0]) if sweeps else ""
+
+
 def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Entry], kept: dict[str, Logged]) -> None:
     """Log the parent if it is fresh, the others below it; those that are kept move to a new parent."""
     if parent in fresh:
@@ -91,7 +107,8 @@ def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Ent
     if fresh:
         # Also where only runs are: the page shows columns that they have.
         speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
-        store.describe(experiment, {**page_tags(speedup), NOTE_TAG: parent.tags[NOTE_TAG]})
+        by_case = any(CASE_TAG in entry.tags for entry in fresh)
+        store.describe(experiment, {**page_tags(speedup, by_case), NOTE_TAG: parent.tags[NOTE_TAG]})
     # Of a large sweep, commits are in the records.
     tags = _tags() if len(fresh) + len(kept) <= MAX_DETAILED else {CURRENT_TAG: "yes"}
     store.add(experiment, [entry for entry in fresh if entry is not parent], {**tags, PARENT_TAG: run_id})

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from itertools import batched, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,12 +91,15 @@ class RemoteStore:
 
     def _add(self, experiment: str, entry: Entry, tags: Mapping[str, str]) -> str:
         """Log one run; its digest comes last, so that one which was cut short is known by its lack."""
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
 
-        run = self._client.create_run(experiment, run_name=entry.name, tags={**entry.tags, **tags, KEY_TAG: entry.key})
+        own = {**entry.tags, **tags, KEY_TAG: entry.key}
+        run = self._client.create_run(experiment, entry.started_ms, own, entry.name)
         run_id, now_ms = str(run.info.run_id), int(run.info.start_time)
         self._log_artifacts(run_id, entry)
-        self._client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED")
+        if entry.dataset:
+            self._client.log_inputs(run_id, [DatasetInput(Dataset(*astuple(entry.dataset)))])
+        self._client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED", now_ms + entry.duration_ms)
         metrics = [Metric(name, value, now_ms, 0) for name, value in entry.metrics.items()]
         metrics += [Metric(name, value, now_ms, step) for step, name, value in entry.steps]
         params = [Param(*item) for item in entry.params.items()]

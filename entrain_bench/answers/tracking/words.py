@@ -44,9 +44,20 @@ def describe_sweep(records: Sequence[Record]) -> str:
     return f"{', '.join(parts)}: " + ", ".join(f"{count(n, 'run')} {status}" for status, n in sorted(states.items()))
 
 
-# Rows of the table that a description shows; the table of all is an artifact.
-MAX_ROWS = 40
+# Rows of the table that the summary shows, and a description; the table of all is an artifact.
+MAX_ROWS, MAX_SHOWN = 40, 8
 MAX_LINES = 5
+# Letters of the sentences of a description, the first of which is always there.
+MAX_LETTERS = 160
+
+
+def description(answer: Answer) -> str:
+    """What MLflow shows above a sweep's runs: the first sentences of the answer and its table, as Markdown."""
+    said = ""
+    for sentence in sentences(answer):
+        if not said or len(said) + len(sentence) < MAX_LETTERS:
+            said = f"{said} {sentence}".strip()
+    return "\n\n".join(filter(None, (said, _table(answer, MAX_SHOWN)))) + "\n"
 
 
 def summary_markdown(name: str, answer: Answer, results_dir: str) -> str:
@@ -59,13 +70,13 @@ def summary_markdown(name: str, answer: Answer, results_dir: str) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _table(answer: Answer) -> str:
+def _table(answer: Answer, most: int = MAX_ROWS) -> str:
     """Mean seconds an iteration by case and variant; bold is the fastest and what is as good."""
     heading = ["s/iteration", *answer.variants]
-    left = len(answer.cases) - MAX_ROWS
+    left = len(answer.cases) - most
     more = f"\n{count(left, 'more case')} in table.csv." if left > 0 else ""
     rows = []
-    for case in answer.cases[:MAX_ROWS]:
+    for case in answer.cases[:most]:
         cells = {answer.variant(result.group): _cell(result) for result in case.results}
         rows.append([answer.case_name(case) or "all", *(cells.get(name, NOTHING) for name in answer.variants)])
     return markdown_table(heading, rows, heading[1:]) + more

@@ -15,7 +15,7 @@ from entrain_bench.answers.report.build import page_of, report_json
 from entrain_bench.answers.report.page import html, markdown
 from entrain_bench.answers.report.read import Material, _csv
 from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
+from entrain_bench.answers.tracking.entries import ANSWER_PAGE, NOTE_TAG, content_of, entries_of
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.stamps import Stamp, write_stamp
@@ -71,7 +71,8 @@ def test_ones_own_strategy_on_another_device_is_reported_with_and_without_its_fo
 def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer() -> None:
     sweep("strategy=megatron,entrain,disttrain", "seed=0")
     sweep("strategy=megatron,entrain", "seed=0,1,2")
-    assert run_command(["report"]) == 0
+    assert run_command(["report", "share=true"]) == 0
+    assert Path("results/report.png").read_bytes().startswith(b"\x89PNG")
     text = written()
     assert re.search(r"(\w+ is the fastest of|Not decided: .* of) 3 of 20 strategies|Not decided: ", text)
     assert "Fewer seeds than others: disttrain at seed 0." in text
@@ -95,12 +96,13 @@ def test_lost_cells_turn_no_winner() -> None:
     (parent, *_) = entries_of(results, left, "mine", lost=lost)
     table = " ".join(line.plain for line in summary(left, 300, lost))
     assert run_command(["report"]) == 0
-    for text in (table, parent.tags[NOTE_TAG], written()):
+    words = content_of(parent.artifacts["summary.md"]).decode()
+    for text in (table, words, written()):
         assert "entrain is the fastest of 2 of 20" in text
         assert "Fewer seeds than others: entrain at seed 0." in text
         assert "With one seed, chance is not ruled out." in text
     assert parent.tags["best_strategy"] == "entrain"
-    for text in (table, parent.tags[NOTE_TAG]):
+    for text in (table, words):
         assert "2 of 6 planned runs left no record: strategy=entrain seed=1 and strategy=entrain seed=2." in text
 
 
@@ -129,12 +131,14 @@ def test_one_answer_in_all_renderers(records: list[Record]) -> None:
         "terminal": " ".join(line.plain for line in summary(records, 100)),
         "Markdown": markdown(page).replace("\\", ""),
         "HTML": html(page),
-        "MLflow": parent.tags[NOTE_TAG],
+        "MLflow": content_of(parent.artifacts["summary.md"]).decode(),
+        "MLflow's page": content_of(parent.artifacts[ANSWER_PAGE]).decode(),
         "JSON": " ".join(found["sentences"]),
     }
     for where, text in shown.items():
         for sentence in said:
             assert sentence in text, where
+    assert parent.tags[NOTE_TAG].startswith(said[0]), "its description is short"
     assert parent.tags.get("best_strategy", "") == answer.fastest
     bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
     best = [answer.variant(case.groups[own]) for case in answer.cases for own in case.best]

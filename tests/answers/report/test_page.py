@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.report.build import page_of
-from entrain_bench.answers.report.page import Page, Table, html, markdown
+from entrain_bench.answers.report.decision import ONLY_HERE
+from entrain_bench.answers.report.page import Fact, Facts, Page, Table, html, markdown
 from entrain_bench.answers.report.read import Material, current_records
+from entrain_bench.base.errors import UserError
 from entrain_bench.commands.publish import Pictures
+from entrain_bench.figures._share import draw, share_png, speedups_of
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.time_shares import TIME_SHARES
 from support.records import aged, at_seeds, runs
 
 SLOW, FAST, NEAR = [2.0, 2.2, 2.1], [1.0, 1.0, 1.1], [1.01, 1.0, 1.1]
@@ -221,3 +226,98 @@ def test_numbers_have_the_command_of_their_runs() -> None:
     after = markdown(page).split(f'<a id="{found[-1].link}"></a>')[1]
     assert "    entrain-bench --multirun strategy=base workload=coco seed=0,1,2\n" in after
     assert "    entrain-bench --multirun strategy=best workload=coco seed=0,1\n" in after
+
+
+def decided(records: Sequence[Record]) -> dict[str, Fact]:
+    """The first lines, by name."""
+    first = worded(records).sections[0].blocks[0]
+    assert isinstance(first, Facts)
+    return {fact.name: fact for fact in first.facts}
+
+
+def test_the_first_lines_are_for_whoever_decides() -> None:
+    trained = runs({"megatron": SLOW, "entrain": FAST, "near": NEAR})
+    found = decided([replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained])
+    assert [*found] == ["Use", "Gain", "Why", "Not run", "Where it runs today", "Next step"]
+    assert found["Use"].text == "entrain; near is as good."
+    assert found["Gain"].text.startswith("2.03x (1.70 to 2.43) over megatron; 3 seeds; 95% interval not reliable")
+    saved = "It saves 0.800 s (busy) and 0.267 s (idle)."
+    assert found["Why"].text == f"An iteration takes 1.033 s instead of 2.100 s. {saved}"
+    assert found["Not run"].text.startswith("18 of 21 strategies (braid, ")
+    assert found["Where it runs today"].text == ONLY_HERE.format(name="entrain")
+    assert found["Next step"].command == "entrain-bench recommend workload=coco"
+    assert decided(trained)["Next step"].command.startswith("entrain-bench --multirun strategy=entrain workload=coco")
+
+
+def test_the_reason_names_the_classes_of_time_that_shrink() -> None:
+    shares = {name: dict.fromkeys(TIME_SHARES, 0.0) for name in ("base", "best")}
+    shares["base"] |= {"time_work_share": 0.5, "time_pipeline_share": 0.4, "time_comm_share": 0.1}
+    shares["best"] |= {"time_work_share": 1.0}
+    records = [
+        replace(one, metrics={**one.metrics, **shares[str(one.labels["strategy"])]})
+        for one in runs({"base": [2.0] * 3, "best": [1.0] * 3})
+    ]
+    # Work takes one second of both.
+    saves = "It saves 0.800 s (pipeline fill and drain) and 0.200 s (communication)."
+    assert decided(records)["Why"].text.endswith(saves)
+
+
+def test_what_is_not_decided_is_run_at_more_seeds() -> None:
+    found = decided(runs({"megatron": SLOW[:1], "entrain": FAST[:1]}))
+    assert found["Gain"].text == "2.00x over megatron; 1 seed; with one seed, chance is not ruled out."
+    command = "entrain-bench --multirun strategy=entrain,megatron workload=coco seed=0,1,2,3,4"
+    assert found["Next step"] == Fact("Next step", "Run more seeds; now seed 0:", command)
+    lost = decided(runs({"base": [None] * 3, "other": [None] * 3}))
+    assert lost["Use"].text == "No strategy has all its results."
+    assert lost["Not run"].text.endswith("Of 6 runs 6 failed (seeds 0 to 2).")
+
+
+def test_exceptions_are_named_and_ones_own_strategy_is_not_looked_up() -> None:
+    records = [
+        *runs({"base": SLOW, "mine": FAST}),
+        *runs({"base": SLOW, "mine": FAST}, workload="chartqa"),
+        *runs({"base": FAST, "mine": SLOW}, workload="ocr"),
+    ]
+    found = decided(records)
+    assert found["Use"].text == "mine, the fastest in 2 of 3 cases (ocr: base)."
+    assert "geometric mean over 3 cases" in found["Gain"].text
+    assert found["Where it runs today"].text == "mine is not of this suite; its author knows."
+
+
+def test_markdown_fits_an_issue_and_mentions_nobody() -> None:
+    name = "@someone #12"
+    usual = runs({"base": SLOW, name: FAST})
+    text = markdown(worded(usual))
+    # Code blocks mention nobody.
+    assert not [line for line in text.splitlines() if "@someone" in line and not line.startswith("    ")]
+    assert "@<!-- -->someone #<!-- -->12" in text
+    assert text.count("<details>") == text.count("</details>") == text.count("<summary>") > 1
+    assert text.index("## Decision") < text.index("## Every case") < text.index("<details>")
+    many = [one for batch in range(300) for one in runs({"base": SLOW, "best": FAST}, global_batch=batch)]
+    long = markdown(worded(many))
+    assert len(long) < 65_536
+    assert "To keep this short, only report.html has: " in long
+    assert long.index("## Decision") < 100
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_picture_to_share_states_job_winner_interval_and_command(several: bool) -> None:
+    records = runs({"base": SLOW, "best": FAST, "near": NEAR})
+    records += runs({"base": SLOW, "best": FAST, "near": NEAR}, workload="chartqa") if several else []
+    answer = Answer.of(records)
+    figure = draw(answer, speedups_of(answer), "results")
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert "best is the fastest" in words
+    assert ("As good: near." in words) is not several
+    assert re.search(r"\d\.\d\dx \(\d\.\d\d to \d\.\d\d\) over base; .*3 seeds", words)
+    assert ("2 workloads, model m" if several else "workload coco, model m") in words
+    workloads = "coco,chartqa" if several else "coco"
+    assert f"entrain-bench --multirun strategy=base,best,near workload={workloads} seed=0,1,2" in words
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names[0] == "best"
+    assert {*names} == {"base", "best", "near"}
+
+
+def test_nothing_to_compare_is_no_picture() -> None:
+    with pytest.raises(UserError, match="share=true: needs results of at least two strategies"):
+        share_png(Answer.of(runs({"base": SLOW})), "results")

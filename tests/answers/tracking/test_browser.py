@@ -1,4 +1,4 @@
-"""What a browser shows: the printed link leads to strategies and their times, and two runs stand side by side."""
+"""What a browser shows: the printed links lead to the answer and to the runs' times, and two runs are side by side."""
 
 from pathlib import Path
 
@@ -23,6 +23,8 @@ def test_the_pages_answer(tmp_path: Path) -> None:
     ((experiment, _, _),) = LocalStore(results).experiments()
     run_ids = {run.key: run.run_id for run in LocalStore(results).runs(experiment)}
     with opened(results) as pages:
+        shown = pages.show_answer(["Decision", "Use", "Gain", "Next step"])
+        assert " over megatron" in shown
         names = [f"{strategy} seed 0" for strategy in records]
         shown = pages.show_runs([*names, *map(time_text, records.values())])
         assert "answer/speedup_over_megatron" in shown

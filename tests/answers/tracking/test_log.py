@@ -21,6 +21,8 @@ from entrain_bench.records.records import LABELS, METRICS, Record, Results
 from entrain_bench.records.time_shares import TIME_SHARES
 
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.dp=1", "iterations=2"]
+# Artifacts of every parent.
+TEXTS = {"answer.html", "answer.json", "summary.md", "table.csv"}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_each_record_is_one_run_nested_under_its_sweep_with_all_it_holds(tmp_pat
         f"{strategy} seed {seed}" for strategy in ("megatron", "entrain") for seed in (0, 1)
     }
     pictures = {"iteration_time.png", "ranks/megatron.png", "ranks/entrain.png"}
-    assert artifacts_of(results, parent) == {"answer.json", "summary.md", "table.csv", *pictures}
+    assert artifacts_of(results, parent) == {*TEXTS, *pictures}
     for key, run in (runs | single).items():
         record = json.loads(results.record_path(key).read_text())
         headline = {name: value for name, value in run.data.metrics.items() if not name.startswith(SERIES)}
@@ -133,7 +135,7 @@ def test_a_sweep_says_who_is_fastest_and_by_how_much(store: Results, tmp_path: P
     assert parent.data.tags["best_strategy"] == "entrain"
     assert parent.data.tags["baseline"] == "megatron"
     assert "2 strategies (megatron and entrain)" in parent.data.tags["sweep"]
-    assert artifacts_of(store, parent) == {"answer.json", "summary.md", "table.csv", "figures/contest.png"}
+    assert artifacts_of(store, parent) == {*TEXTS, "figures/contest.png"}
     speedups = {run.info.run_name: run.data.metrics["answer/speedup_over_megatron"] for run in runs.values()}
     expected = {"megatron seed 0": 1.0, "megatron seed 1": 1.0, "entrain seed 0": 2.0, "entrain seed 1": 8.0}
     assert speedups == pytest.approx(expected)
@@ -258,12 +260,13 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
     log_records(store, contest(store, "h"), "moved")
     moved = Results(tmp_path / "elsewhere")
     shutil.copytree(store.root, moved.root)
-    assert artifacts_of(moved, runs_of(moved, "moved")[SWEEP]) == {"answer.json", "summary.md", "table.csv"}
+    assert artifacts_of(moved, runs_of(moved, "moved")[SWEEP]) == TEXTS
     lines = links(moved, "http://127.0.0.1:5000")
     experiment, parent = experiment_of(moved, "moved"), runs_of(moved, "moved")[SWEEP]
     page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
     at = lines.index("moved")
-    assert lines[at + 1].split() == ["summary:", f"{page}/{parent.info.run_id}?workflowType=machine_learning"]
+    answer = f"{page}/{parent.info.run_id}/artifacts/answer.html?workflowType=machine_learning"
+    assert lines[at + 1].split() == ["answer:", answer]
     assert lines[at + 2].split()[1] == f"{page}?workflowType=machine_learning&viewStateShareKey={VIEW}"
 
 
@@ -279,3 +282,42 @@ def test_runs_are_recorded_even_if_mlflow_breaks(tmp_path: Path, capsys: pytest.
     assert "could not be logged to MLflow" in error
     assert "delete it" in error
     assert len(Results(tmp_path).records()) == 1
+
+
+def test_a_run_names_its_dataset_and_takes_as_long_as_its_iterations(store: Results) -> None:
+    record = some_record(store, key="d" * 16, made_at="2026-11-23T10:00:00+00:00")
+    assert log_records(store, [record], "dataset") == 1
+    run = runs_of(store, SINGLE_RUNS)[record.key]
+    (used,) = run.inputs.dataset_inputs
+    assert used.dataset.name == record.labels["workload"]
+    assert json.loads(used.dataset.source) == record.config["workload"]
+    spent_s = sum(row["iteration_time_s"] for row in record.iterations)
+    assert run.info.start_time == 1_795_428_000_000
+    assert run.info.end_time - run.info.start_time == round(1e3 * spent_s) > 0
+    # The same samples are the same dataset, others are another one; what cannot be read now is none.
+    assert log_records(store, [replace(record, key="e" * 16)], "dataset") == 1
+    config = {**record.config["workload"], "label": "Another"}
+    assert log_records(store, [replace(record, key="a" * 16, config={**record.config, "workload": config})], "x") == 1
+    gone = {**record.config["workload"], "_target_": "os.path.Gone"}
+    assert log_records(store, [replace(record, key="b" * 16, config={**record.config, "workload": gone})], "x") == 1
+    runs = runs_of(store, SINGLE_RUNS)
+    digests = [[each.dataset.digest for each in runs[key * 16].inputs.dataset_inputs] for key in "deab"]
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[3] == []
+
+
+def test_runs_of_several_jobs_are_grouped_by_case(store: Results) -> None:
+    records = contest(store, "k")
+    others = [
+        replace(one, key=f"{one.key}x", labels={**one.labels, "workload": "other"}) for one in contest(store, "l")
+    ]
+    log_records(store, records, "one job")
+    log_records(store, [*records, *others], "two jobs")
+    views = {
+        name: json.loads(experiment_of(store, name).tags[f"mlflow.sharedViewState.{VIEW}"])
+        for name in ("one job", "two jobs")
+    }
+    assert "groupBy" not in views["one job"]
+    assert views["two jobs"]["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "case"}]
+    cases = {run.data.tags.get("case") for key, run in runs_of(store, "two jobs").items() if key != SWEEP}
+    assert cases == {records[0].labels["workload"], "other"}

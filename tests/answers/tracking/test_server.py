@@ -32,7 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_sweep_reaches_a_server_whole_and_once(server: str, tmp_path: Path) -> None:
+def test_a_sweep_reaches_a_server_whole_and_once(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = [*SMALL, f"results_dir={tmp_path}", f"mlflow_uri={server}", "--multirun", *SWEPT]
     assert run_command(sweep) == 0
     assert run_command(sweep) == 0
@@ -44,16 +46,20 @@ def test_a_sweep_reaches_a_server_whole_and_once(server: str, tmp_path: Path) ->
     runs = client.search_runs([experiment.experiment_id])
     keyed = {run.data.tags[KEY_TAG]: run for run in runs}
     parent = keyed.pop(SWEEP)
+    page = f"{server}/#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}/artifacts/answer.html"
+    assert capsys.readouterr().err.count(f"answer: {page}") == 1, "the second time nothing is logged"
     records = {record.key: record for record in Results(tmp_path).records()}
     assert keyed.keys() == records.keys()
     assert len(runs) == 5
     assert {artifact.path for artifact in client.list_artifacts(parent.info.run_id)} == {
-        *("summary.md", "table.csv", "iteration_time.png", "ranks")
+        *("answer.html", "answer.json", "summary.md", "table.csv", "iteration_time.png", "ranks")
     }
     for key, run in keyed.items():
         assert run.info.status == "FINISHED"
         assert run.data.tags[PARENT_TAG] == parent.info.run_id
         assert run.data.metrics.items() >= dict(records[key].metrics).items()
+        assert [each.dataset.name for each in run.inputs.dataset_inputs] == [records[key].labels["workload"]]
+        assert run.info.end_time > run.info.start_time
         assert "answer/speedup_over_megatron" in run.data.metrics
         assert len(client.get_metric_history(run.info.run_id, "values_by_iteration/iteration_time_s")) == 2
 
@@ -93,13 +99,13 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
     command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={folder}", f"port={port}"]
     with serving(command, port) as server:
         assert server.stdout is not None
-        name, summary, runs = (server.stdout.readline().strip() for _ in range(3))
+        name, answer, runs = (server.stdout.readline().strip() for _ in range(3))
         uri = f"http://127.0.0.1:{port}"
         client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
         assert f"/#/experiments/{experiment.experiment_id}/runs?" in runs
-        parent = client.get_run(summary.rpartition("/")[2].partition("?")[0])
+        parent = client.get_run(answer.partition("/runs/")[2].partition("/")[0])
         assert parent.data.metrics["num_ok"] == 4
         file = download_artifacts(
             run_id=parent.info.run_id, artifact_path="summary.md", tracking_uri=uri, dst_path=str(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.tracking.entries import CONFIGURATION_TAG, MAIN, MAX_DETAILED, clean, entries_of
-from entrain_bench.answers.tracking.words import describe_sweep, shortened, summary_markdown, sweep_name
+from entrain_bench.answers.tracking.words import describe_sweep, description, shortened, summary_markdown, sweep_name
 from entrain_bench.commands.outputs import drawn_from, experiments_of, outputs
 from entrain_bench.records.records import Record, Results
 from support.records import record
@@ -122,6 +122,22 @@ def test_the_summary_answers() -> None:
     assert "| all | 4.000 | **2.000** | 1.000 (2 of 3 seeds) |" in text
     assert "- failed: third, 1 of 3 runs (seed 1): out of luck" in text
     assert "- `entrain-bench --multirun strategy=first,second,third workload=text seed=0,1,2`" in text
+
+
+def test_a_description_is_a_sentence_and_a_table() -> None:
+    records = [
+        record(name, time_s, seed, workload=f"w{place}")
+        for place in range(12)
+        for name, time_s in (("first", 4.0), ("second", 2.0), ("third", 1.9))
+        for seed in range(2)
+    ]
+    text = description(Answer.of(records))
+    said, table, more = text.split("\n\n")[0], text.count("\n| w"), text.splitlines()[-1]
+    assert said.startswith("third is the fastest of 3 of 23 strategies in all 12 cases (2.11x to 2.11x over first).")
+    assert len(said) < 250
+    assert table == 8
+    assert more == "4 more cases in table.csv."
+    assert "Run again" not in text
 
 
 def test_words_stay_few_however_many_runs_there_are() -> None:

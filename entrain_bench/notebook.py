@@ -1,0 +1,212 @@
+"""Results in a notebook: runs, a single run and a timeline as HTML, as pandas and as a picture.
+
+``from entrain_bench import notebook``; ``%load_ext entrain_bench.notebook`` also shows what ``run_experiment`` and
+executors return. Nothing here changes a result or its key.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.console_table import value_columns
+from entrain_bench.answers.sentences import problems, sentences
+from entrain_bench.answers.text import seconds
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.command_line import add_config_dir
+from entrain_bench.figures import _ranks, _standings
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, styled
+from entrain_bench.figures.schedule_gantt import colours_of, draw_lanes, slowest_replica
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.records import Record, Results
+from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.tables import table_of
+from entrain_bench.run.cells import compose_cells, run_cells
+
+# Of a figure in a notebook.
+DPI = 130
+# Of a timeline: a lane, what stands around the lanes, and the legend.
+LANE_IN, MARGIN_IN, LEGEND_COLUMNS = 0.16, 0.8, 5
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Something found, as notebooks show it.
+
+    Attributes:
+        table: everything, a row a run, a metric or an action.
+        html: what a notebook shows of it.
+        text: the same in a terminal.
+        draw: makes the picture.
+    """
+
+    table: pd.DataFrame
+    html: str
+    text: str
+    draw: Callable[[], Figure]
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return everything as a table of its own."""
+        return self.table.copy()
+
+    def plot(self) -> Figure:
+        """Return the picture as a new figure of matplotlib, which notebooks show.
+
+        Raises:
+            UserError: if there is nothing to draw.
+        """
+        with styled():
+            figure = self.draw()
+        figure.set_dpi(DPI)
+        _let_notebooks_show_figures()
+        return figure
+
+
+def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) -> View:
+    """Run what is missing of a sweep, as ``entrain-bench --multirun`` does, and return its runs.
+
+    Args:
+        *overrides: ``key=value``, several values separated by commas.
+        config_dir: a folder of yours with further choices.
+        processes: runs at a time, each in a process of its own; 0 runs one after the other in this process. A script
+            that asks for processes needs ``if __name__ == "__main__"``.
+
+    Raises:
+        UserError: for bad overrides, and data that cannot be read.
+    """
+    add_config_dir(config_dir)
+    cells = {cell.key: cell for cell in compose_cells(overrides, config_dir, multirun=True)}
+    first = next(iter(cells.values())).config
+    results = Results(Path(first.results_dir))
+    results.prepare()
+    missing = [cell for cell in cells.values() if not results.is_left_alone(cell.key, first.retries_failed)]
+    for done in run_cells(missing, results, processes):
+        if done.ends:
+            raise UserError(done.problem)
+    return show([record for key in cells if (record := results.read(key))])
+
+
+def load(results_dir: str = "results") -> View:
+    """Return all runs of a folder of results.
+
+    Raises:
+        UserError: for a folder without runs.
+    """
+    records = Results(Path(results_dir)).records()
+    if not records:
+        raise UserError(f"results_dir={results_dir}: holds no runs; run some, for example entrain-bench seed=0")
+    return show(records)
+
+
+def show(found: RunResult | Timeline | Sequence[Record]) -> View:
+    """Return records, what ``run_experiment`` returns, or a timeline as notebooks show it."""
+    if isinstance(found, RunResult):
+        return _run(found)
+    if isinstance(found, Timeline):
+        return _timeline(found)
+    return _runs(found)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Let a notebook show what ``run_experiment`` and executors return (``%load_ext entrain_bench.notebook``)."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind in (RunResult, Timeline):
+        formatter.for_type(kind, lambda found: show(found).html)
+
+
+def _runs(records: Sequence[Record]) -> View:
+    answer = Answer.of(records)
+    rows, labels = answer.results, answer.varying or ["strategy"]
+    columns = [(column.heading, column.cells) for column in value_columns(rows, answer.baseline)] if rows else []
+    named = [(label, [row.group.labels[label] for row in rows]) for label in labels]
+    said = [*sentences(answer), *problems(rows, labels)]
+    heading, cells = [name for name, _ in (*named, *columns)], [values for _, values in (*named, *columns)]
+    lines = [*zip(*cells, strict=True)]
+    best = [place for place, row in enumerate(rows) if row.best]
+    shown = _table(heading, lines, len(labels), best)
+    return View(
+        table_of(records),
+        "".join(f"<p>{escape(sentence)}</p>" for sentence in said) + shown,
+        "\n".join([*said, *("  ".join(line) for line in (heading, *lines))]),
+        lambda: _standings.draw(answer),
+    )
+
+
+def _run(found: RunResult) -> View:
+    frame = pd.DataFrame(found.iterations)
+    layout = ", ".join(f"{name} {text}" for name, text in found.layout.describe().items())
+    rows = [(name, f"{value:.4g}") for name, value in found.metrics.items()]
+    words = [f"Layout: {layout}.", *found.remarks]
+
+    def draw() -> Figure:
+        if found.timeline is None:
+            raise UserError("timeline: was not kept, because the program is too large or keep_timeline is False")
+        return _ranks.draw(_ranks.rank_table(found.timeline), None)
+
+    return View(
+        frame,
+        "".join(f"<p>{escape(each)}</p>" for each in words) + _table(["metric", "mean over iterations"], rows, 1),
+        "\n".join([*words, *("  ".join(row) for row in rows)]),
+        draw,
+    )
+
+
+def _timeline(found: Timeline) -> View:
+    frame = timeline_frame(found)
+    sides = {module.name: str(module.role) for module in found.program.model.modules}
+    actions = frame.assign(side=frame["module"].map(sides))
+    num_lanes = actions["lane"].nunique()
+    text = f"{len(actions)} actions on {num_lanes} groups of ranks in {seconds(found.iteration_time_s)} s."
+
+    def draw() -> Figure:
+        bars = slowest_replica(actions)
+        colours = colours_of(bars)
+        height_in = MARGIN_IN + LANE_IN * bars["lane"].nunique()
+        figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, height_in)
+        draw_lanes(panel, bars, colours, (0.0, 1.01 * found.iteration_time_s))
+        panel.set_xlabel("Time (s)")
+        panel.set_title("Slowest replica", loc="left")
+        legend_above(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()], LEGEND_COLUMNS)
+        return figure
+
+    return View(frame, f"<p>{escape(text)}</p>", text, draw)
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], num_labels: int, bold: Sequence[int] = ()) -> str:
+    """Rows as HTML; the first ``num_labels`` columns are flush left."""
+
+    def line(cells: Sequence[str], kind: str, strong: bool) -> str:
+        texts = [f"<b>{escape(cell)}</b>" if strong else escape(cell) for cell in cells]
+        sides = ("left" if place < num_labels else "right" for place in range(len(cells)))
+        parts = (f'<{kind} style="text-align:{side}">{text}</{kind}>' for side, text in zip(sides, texts, strict=True))
+        return f"<tr>{''.join(parts)}</tr>"
+
+    body = "".join(line(cells, "td", place in bold) for place, cells in enumerate(rows))
+    return f"<table><thead>{line(heading, 'th', False)}</thead><tbody>{body}</tbody></table>"
+
+
+def _let_notebooks_show_figures() -> None:
+    """Register figures with a running IPython, which otherwise knows those of pyplot only."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.core.pylabtools import select_figure_formats
+
+    if shell := get_ipython():
+        select_figure_formats(shell, {"png"})

@@ -1,0 +1,100 @@
+"""Results in a notebook: what it shows of runs, a run and a timeline, and the page of docs whose code runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import entrain_bench as eb
+from entrain_bench import notebook
+from entrain_bench.base.errors import UserError
+from entrain_bench.records.records import Results
+from entrain_bench.run.cells import compose_cells
+from sitegen.notebook import BLOCK, executed
+from support.records import runs
+
+PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "notebook.md"
+JOB = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.dp=1", "iterations=1")
+
+
+def test_runs_show_the_answer_and_a_table_with_the_best_in_bold() -> None:
+    records = runs({"base": [2.0, 2.2, 2.1], "<best>": [1.0, 1.0, 1.1]})
+    view = notebook.show(records)
+    shown = view._repr_html_()
+    assert "<p>&lt;best&gt; is the fastest of 2 of 22 strategies (2.03x" in shown
+    assert "<b>&lt;best&gt;</b>" in shown
+    assert "<best>" not in shown
+    assert "<b>base</b>" not in shown
+    assert repr(view).startswith("<best> is the fastest")
+    table = view.to_pandas()
+    assert table["iteration_time_s"].tolist() == [record.metrics["iteration_time_s"] for record in records]
+    table["strategy"] = ""
+    assert set(view.to_pandas()["strategy"]) == {"base", "<best>"}, "a table of its own"
+    assert view.plot().axes[0].get_ylabel() == "Iteration time (s)"
+
+
+def test_a_sweep_runs_what_is_missing_and_has_the_keys_of_the_command(tmp_path: Path) -> None:
+    sweep = (*JOB, f"results_dir={tmp_path}", "strategy=megatron,entrain", "seed=0")
+    first = notebook.sweep(*sweep).to_pandas()
+    assert first["key"].tolist() == [cell.key for cell in compose_cells(sweep, multirun=True)]
+    made = [record.made_at for record in Results(tmp_path).records()]
+    again = notebook.sweep(*sweep).to_pandas()
+    assert [record.made_at for record in Results(tmp_path).records()] == made
+    assert again.equals(first)
+    assert {*notebook.load(str(tmp_path)).to_pandas()["key"]} == {*first["key"]}
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"results_dir={tmp_path}: holds no runs"):
+        notebook.load(str(tmp_path))
+
+
+def test_a_run_and_a_timeline_are_shown_and_drawn() -> None:
+    config = eb.compose("strategy=entrain", *JOB)
+    outcome = eb.run_experiment(config)
+    view = notebook.show(outcome)
+    assert f'<td style="text-align:right">{outcome.metrics["iteration_time_s"]:.4g}</td>' in view.html
+    assert view.to_pandas()["iteration_time_s"].tolist() == [outcome.metrics["iteration_time_s"]]
+    assert len(view.plot().axes) == 2
+    lacking = eb.run_experiment(config, keep_timeline=False)
+    with pytest.raises(UserError, match="timeline: was not kept"):
+        notebook.show(lacking).plot()
+
+    setting = eb.prepare(config)
+    shapes = setting.source.batch(iteration=0, num_samples=setting.job.global_batch, seed=0)
+    program = setting.strategy.program(shapes, setting.plan(), setting.profile)
+    timeline = setting.executor.execute(program)  # type: ignore[union-attr]
+    shown = notebook.show(timeline)
+    assert shown.to_pandas()["end_s"].max() == timeline.iteration_time_s
+    assert shown.plot().axes[0].get_xlabel() == "Time (s)"
+
+    formats: dict[type, Any] = {}
+    html = SimpleNamespace(for_type=formats.__setitem__)
+    notebook.load_ipython_extension(SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": html})))
+    assert formats[eb.Timeline](timeline) == shown.html
+    assert formats[type(outcome)](outcome) == view.html
+
+
+def test_a_block_is_followed_by_what_it_prints_and_shows(tmp_path: Path) -> None:
+    text = "# Page\n\n```python\nx = 2\nprint('<x>')\nx + 1\n```\n\nMore.\n"
+    text += "\n```python\nopen('f', 'w').write(str(x));\n```\n"
+    found = executed(text, "page.md", tmp_path / "new")
+    assert '<div class="notebook-output"><pre>&lt;x&gt;\n</pre><pre>3</pre></div>' in found
+    assert found.index("```python") < found.index("notebook-output") < found.index("More.")
+    assert (tmp_path / "new" / "f").read_text() == "2"
+    picture = "```python\nfrom matplotlib.figure import Figure\nFigure(figsize=(1, 1))\n```\n"
+    assert 'src="data:image/png;base64,' in executed(picture, "page.md", tmp_path)
+    with pytest.raises(UserError, match=r"page.md: a block fails \(ZeroDivisionError"):
+        executed("```python\n1 / 0\n```\n", "page.md", tmp_path)
+
+
+@pytest.mark.slow
+def test_the_page_of_docs_runs_and_every_block_shows_something(tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    found = executed(text, PAGE.name, tmp_path)
+    assert found.count('<div class="notebook-output">') == len(BLOCK.findall(text)) == 5
+    assert found.count("data:image/png;base64,") == 2
+    assert "is the fastest of 3 of " in found
