@@ -167,7 +167,7 @@ def draw_metric(
         for _, row in mine.sort_values(metric, ascending=not descending, kind="stable").iterrows():
             name, there = row["strategy"], pd.notna(row[metric])
             said = texts(row) if there else [row["status"]]
-            rows.append(Row(starred(labels[name], row), colours[name], row[metric] if there else None, said))
+            rows.append(Row(starred(labels[name], row.to_dict()), colours[name], row[metric] if there else None, said))
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings, rows)
     legend_above(figure, [*family_handles(data), *starred_handles(table)])
     return figure
@@ -178,9 +178,10 @@ def range_of(data: pd.DataFrame, table: pd.DataFrame, metric: str, form: str) ->
     labels = names(data, "strategy")
     jobs = table[["model", "workload"]].drop_duplicates()
     # Strategies that lack a job would be compared on other jobs.
-    means = table.groupby("strategy", sort=False)[metric].agg(["mean", "count"])
-    means = means[means["count"] == len(jobs)]["mean"]
+    found = table.groupby("strategy", sort=False)[metric].agg(["mean", "count"])
+    means = found["mean"][found["count"] == len(jobs)]
     if means.empty:
         return "no strategy has a result on every job"
-    ends = [f"{form.format(means[name])} ({labels[str(name)]})" for name in (means.idxmin(), means.idxmax())]
+    (least, low), *_, (most, high) = [*means.sort_values(kind="stable").items()] * 2
+    ends = [f"{form.format(value)} ({labels[str(name)]})" for name, value in ((least, low), (most, high))]
     return f"{' to '.join(ends)}, mean over {count(len(jobs), 'job')}"

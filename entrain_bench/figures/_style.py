@@ -16,6 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
@@ -171,7 +172,7 @@ def say(figure: Figure, message: str) -> None:
     text = "\n".join(textwrap.wrap(" ".join(message.split()), int(figure.get_figwidth() / MESSAGE_LETTER_IN)))
     if figure.legends:
         (legend, *_) = figure.legends
-        legend.set_title(text, prop={"size": FONT_PT + 1, "weight": "bold"})
+        legend.set_title(text, FontProperties(size=FONT_PT + 1, weight="bold"))
     else:
         figure.suptitle(text, fontsize=FONT_PT + 1, weight="bold")
 

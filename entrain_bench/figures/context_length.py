@@ -56,7 +56,7 @@ def _message(grid: Grid, table: pd.DataFrame) -> str:
     gains = gains.assign(gain=gains["tflops_per_gpu"] / gains["base"]).dropna(subset="gain")
     if gains.empty:
         return f"{grid.strategies[first]} has no result to compare with."
-    best = gains.loc[gains["gain"].idxmax()]
+    best = gains.sort_values("gain", ascending=False, kind="stable").to_dict("records")[0]
     where = f"{best['sequence_tokens'] / KIBI:g}K tokens, {100 * best['vision_share']:g}% of them vision"
     winner, gain = grid.strategies[best["strategy"]], f"{best['gain']:.2f}x the throughput of {grid.strategies[first]}"
     return f"{winner} reaches up to {gain}: at {where}."

@@ -42,7 +42,9 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     shown = changed[changed["belief_error"] == largest].join(before.rename("before"), on=CASE)
 
     def texts(row: pd.Series) -> list[str]:
-        return [change(Interval(row["before"], *[row["before"]] * 2, 1)), change(Interval(*row[ENDS], row["num_ok"]))]
+        mean, low, high = (float(row[end]) for end in ENDS)
+        before = float(row["before"])
+        return [change(Interval(before, before, before, 1)), change(Interval(mean, low, high, row["num_ok"]))]
 
     figure = draw_metric(data, shown, "change", [f"error {errors[-2]:g}", f"error {largest:g}"], texts)
     say(figure, _message(data, shown, largest))

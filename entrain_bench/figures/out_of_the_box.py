@@ -91,7 +91,7 @@ def _message(table: pd.DataFrame, balancers: Sequence[str], grid: Grid) -> str:
     mine = table[table["strategy"].isin(balancers) & table["speedup"].notna()]
     if mine.empty:
         return "No balancer has a result that can be compared."
-    best = mine.loc[mine["speedup"].idxmax()]
+    best = mine.sort_values("speedup", ascending=False, kind="stable").to_dict("records")[0]
     several = mine["num_ok"] > 1
     faster, slower = (several & (mine["speedup_low"] > 1)).sum(), (several & (mine["speedup_high"] < 1)).sum()
     return (

@@ -62,10 +62,10 @@ def _message(table: pd.DataFrame) -> str:
     """In how many cells the first row's fastest stays as good, and the least correlation of a row."""
     cells, together = table[table["workload"] != ALL], table[table["workload"] == ALL]
     changed = cells[cells["row"] != cells["row"].iloc[0]]
-    least = together.loc[together["tau"].idxmin()] if together["tau"].notna().any() else None
+    least = together.dropna(subset="tau").sort_values("tau", kind="stable").to_dict("records")[:1]
     kept = f"{changed['firm'].sum()} of {len(changed)} cells"
     said = f"The usual fastest stays fastest, or not significantly slower, in {kept}"
-    return said + (f"; rank correlation at least {least['tau']:.2f} ({least['row']})." if least is not None else ".")
+    return said + "".join(f"; rank correlation at least {row['tau']:.2f} ({row['row']})" for row in least) + "."
 
 
 def _draw_winners(panel: Axes, table: pd.DataFrame, grid: Grid, rows: Sequence[str]) -> None:

@@ -67,10 +67,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     axes[0].set_ylabel("Iteration time,\nrelative to the best split")
     planned = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **OWN)
     legend_above(figure, [*line_handles(colours, traces), planned])
-    own = table[table["planned"]].groupby(CASE)["relative"].min().dropna()
-    jobs = count(len(own), "job")
-    behind = f", and at most {100 * (own.max() - 1):.0f}% slower on the others" if len(own) else ""
-    say(figure, f"The planner's own split is within 1% of the best on {(own <= CLOSE).sum()} of {jobs}{behind}.")
+    taken = table[table["planned"]].groupby(CASE)["relative"].min().dropna()
+    jobs = count(len(taken), "job")
+    behind = f", and at most {100 * (taken.max() - 1):.0f}% slower on the others" if len(taken) else ""
+    say(figure, f"The planner's own split is within 1% of the best on {(taken <= CLOSE).sum()} of {jobs}{behind}.")
     return figure, table[COLUMNS]
 
 

@@ -69,8 +69,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     ]
     legend_above(figure, handles)
     taus = table.groupby(["model", "trace"])["tau"].first()
-    ends = dict.fromkeys(f"{tau:.2f}" for tau in (taus.min(), taus.max()))
-    said = f"rank correlation {' to '.join(ends)} on {count(len(taus), 'trace')}"
+    extremes = dict.fromkeys(f"{tau:.2f}" for tau in (taus.min(), taus.max()))
+    said = f"rank correlation {' to '.join(extremes)} on {count(len(taus), 'trace')}"
     say(figure, f"Synthetic twins and their traces rank strategies similarly: {said}.")
     sides = [table.assign(side=side, speedup=table[f"{side}_speedup"]) for side in SIDES]
     return figure, pd.concat(sides, ignore_index=True)[COLUMNS]

@@ -62,11 +62,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def _message(grid: Grid, table: pd.DataFrame, ticks: Sequence[str]) -> str:
     """What the last number of forwards changes against the first, by strategy and mean over the jobs."""
-    wide = table.pivot_table([*ROWS], ["strategy", "workload", "model"], "max_extra_forwards", sort=False)
-    said = []
-    for name, rows in wide.groupby(level="strategy", sort=False):
-        time, memory = (rows[column].reindex(columns=[ticks[0], ticks[-1]]) for column in ROWS)
-        change = 100 * ((time[ticks[-1]] / time[ticks[0]]).mean() - 1)
-        gib = (memory[ticks[-1]] - memory[ticks[0]]).mean()
+    keys, said = ["workload", "model"], []
+    for name, rows in table.groupby("strategy", sort=False):
+        first, last = (rows[rows["max_extra_forwards"] == tick].set_index(keys) for tick in (ticks[0], ticks[-1]))
+        change = 100 * ((last["iteration_time_s"] / first["iteration_time_s"]).mean() - 1)
+        gib = (last["peak_memory_gib"] - first["peak_memory_gib"]).mean()
         said.append(f"{grid.strategies[str(name)]} {change:+.0f}% time, {gib:+.1f} GiB")
     return f"{ticks[-1].capitalize()} instead of {ticks[0]} forwards ahead: {'; '.join(said)}."

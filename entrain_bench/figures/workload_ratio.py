@@ -68,11 +68,13 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 def _message(shares: pd.DataFrame, labels: dict[str, str]) -> str:
     """The trace whose samples differ most, and how much its largest batches still do."""
     spread = (shares[HIGH] - shares[LOW]).groupby([shares.index, shares["batch_size"]]).first().unstack()
-    name, largest = str(spread[0].idxmax()), max(spread.columns)
+    largest = max(spread.columns)
+    name = str(spread[0].idxmax())
+    samples, batches = (100 * float(spread[size][name]) for size in (0, largest))
     return (
         f"Batches even out the encoder share: on {labels[name]}, that of 90% of the samples spans "
-        f"{100 * spread.loc[name, 0]:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
-        f"{100 * spread.loc[name, largest]:.1f}."
+        f"{samples:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
+        f"{batches:.1f}."
     )
 
 
