@@ -182,6 +182,6 @@ def range_of(data: pd.DataFrame, table: pd.DataFrame, metric: str, form: str) ->
     means = found["mean"][found["count"] == len(jobs)]
     if means.empty:
         return "no strategy has a result on every job"
-    (least, low), *_, (most, high) = [*means.sort_values(kind="stable").items()] * 2
-    ends = [f"{form.format(value)} ({labels[str(name)]})" for name, value in ((least, low), (most, high))]
+    ordered = [*means.sort_values(kind="stable").items()]
+    ends = [f"{form.format(value)} ({labels[str(name)]})" for name, value in (ordered[0], ordered[-1])]
     return f"{' to '.join(ends)}, mean over {count(len(jobs), 'job')}"
