@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
-from entrain_bench.answers.text import count
+from entrain_bench.answers.text import count, listing
 from entrain_bench.figures._ranked import change, draw_metric
 from entrain_bench.figures._style import say
 
@@ -59,6 +59,4 @@ def _message(data: pd.DataFrame, shown: pd.DataFrame, largest: float) -> str:
     unaffected = [labels[str(name)] for name, ratio in means.items() if abs(ratio - 1) < UNAFFECTED]
     said = f"Estimates wrong by up to {100 * largest:g}% slow down {labels[str(means.idxmax())]} most: "
     said += f"{100 * (means.max() - 1):+.0f}% time, mean over {count(shown.groupby(CASE[:2]).ngroups, 'job')}."
-    return said + (
-        f" {count(len(unaffected), 'strategy', 'strategies')} change by less than 0.1%." if unaffected else ""
-    )
+    return said + (f" Below {100 * UNAFFECTED:g}%: {listing(unaffected)}." if unaffected else "")

@@ -84,8 +84,7 @@ def test_errors_of_estimates_show_every_strategy_by_name() -> None:
     assert rows[0][:2] == ["+0%", "+0 ±0.0%"]
     assert rows[1][:2] == ["+50%", "+100 ±0.0%"]
     assert message_of(figure) == (
-        "Estimates wrong by up to 50% slow down Alpha most: +100% time, mean over 2 jobs. "
-        "1 strategy change by less than 0.1%."
+        "Estimates wrong by up to 50% slow down Alpha most: +100% time, mean over 2 jobs. Below 0.1%: Theta."
     )
 
 
