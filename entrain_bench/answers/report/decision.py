@@ -89,7 +89,8 @@ def why(answer: Answer) -> str:
     parts = _saved(spent_by_class(base), spent_by_class(group), TIME_WORDS)
     if not parts:
         coarse = {"idle": "idle", "busy": "busy"}
-        parts = _saved(*({name: each[name] or 0.0 for name in coarse} for each in (before, after)), coarse)
+        first, last = ({n: part for n in coarse if (part := each[n]) is not None} for each in (before, after))
+        parts = _saved(first, last, coarse)
     saves = f" It saves {listing(parts)}." if parts else ""
     times = f"{seconds(after['iteration'])} s instead of {seconds(before['iteration'])} s"
     return f"An iteration takes {times}{where}.{saves}"
