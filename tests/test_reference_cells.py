@@ -45,7 +45,7 @@ CELLS = [
     *((f"strategy={name}", "workload=coco") for name in in_figures("all", "main")),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
     ("strategy=entrain", "workload=opencqa_ocr", *FREE),
-    ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3"),
+    ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3", "tuning=own"),
     *(
         on_nodes(4, f"strategy={name}", *MIXED, "workload.sequence_tokens=16384", "workload.vision_share=0.75")
         for name in ("megatron", "hetero_colocated", "hetero_noncolocated")
@@ -54,6 +54,7 @@ CELLS = [
         *(text for text in on_nodes(32, *LARGE, "workload.vision_share=0.5") if not text.startswith("cluster.name")),
         *("cluster.name=h100x256_1tib", "cluster.device.memory_bytes=1099511627776", "memory_fraction=1"),
         *("strategy=hetero_colocated", "strategy.planner.encoder_tp=4", "layout.recompute=[vision]", "iterations=1"),
+        "tuning=own",
     ),
 ]
 SLOW = [

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.labels import names, orders
-from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.answers.tables import relative_over_seeds, run_table
 from entrain_bench.figures._style import (
     INK,
     Colour,
-    facets,
-    legend_above,
     marker_of,
     show_reason,
     strategy_colours,
-    strategy_handles,
 )
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -80,63 +76,12 @@ def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str
     return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
 
 
-def draw_metrics(
-    data: pd.DataFrame, metrics: Mapping[str, str], height_in: float, **options: Any
-) -> tuple[list[Axes], Figure, pd.DataFrame]:
-    """A row of panels for every metric with its label, a panel a trace, bars of the strategies for every model.
-
-    Returns:
-        The panels, the figure, and the table of all metrics (``interval_over_seeds``).
-    """
-    grid, case = Grid.of(data), ["workload", "model", "strategy"]
-    tables = {metric: interval_over_seeds(data, case, metric) for metric in metrics}
-    figure, axes = facets([*metrics], [*grid.workloads], height_in, **options)
-    for metric, workload, panel in axes:
-        draw_bars(panel, grid, workload, tables[metric], metric)
-        if metric == next(iter(metrics)):
-            panel.set_title(grid.workloads[workload])
-        if workload == next(iter(grid.workloads)):
-            panel.set_ylabel(metrics[metric])
-    table, *others = tables.values()
-    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *interval_handle(table)])
-    for other in others:
-        table = table.merge(other[[*case, *other.columns.difference(table.columns, sort=False)]], on=case)
-    return [panel for *_, panel in axes], figure, table
-
-
-def draw_bars(panel: Axes, grid: Grid, workload: str, table: pd.DataFrame, metric: str) -> None:
-    """Bars of a mean with its interval (``interval_over_seeds``) for every model and strategy of a workload."""
-    own = table[table["workload"] == workload].set_index(["model", "strategy"]).to_dict("index")
-    for model, strategy, position in grid.places():
-        row = own.get((model, strategy), {"num_ok": 0, "status": "no cell"})
-        if not row["num_ok"]:
-            mark_gap(panel, position, grid.width, row["status"])
-            continue
-        panel.bar(position, row[metric], 0.9 * grid.width, color=grid.colours[strategy], zorder=2)
-        draw_interval(panel, position, row, metric)
-        mark_failed(panel, position, row)
-    grid.label_models(panel)
-
-
 def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
     """A hatched place with the reason, where a strategy has no result."""
     span = (position - 0.45 * width, position + 0.45 * width)
     panel.axvspan(*span, facecolor="white", edgecolor="#b0b0b0", hatch="////", linewidth=0.5, zorder=0.5)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
     panel.text(position, 0.5, status, transform=panel.get_xaxis_transform(), **UPRIGHT, va="center", bbox=box)
-
-
-def draw_interval(panel: Axes, position: float, row: Mapping[Hashable, Any], metric: str) -> None:
-    """A whisker over the interval of a mean (``tables.interval_over_seeds``)."""
-    panel.vlines(position, row[f"{metric}_low"], row[f"{metric}_high"], color=INK, linewidth=0.7, zorder=3)
-
-
-def mark_failed(panel: Axes, position: float, row: Mapping[Hashable, Any]) -> None:
-    """How many seeds have a result, at the foot of a bar to which not all contribute."""
-    if row["num_ok"] < row["num_runs"]:
-        box = {"facecolor": "white", "linewidth": 0, "pad": 0.5, "alpha": 0.7}
-        text = f"{row['num_ok']}/{row['num_runs']} seeds"
-        panel.text(position, 0.04, text, transform=panel.get_xaxis_transform(), **UPRIGHT, va="bottom", bbox=box)
 
 
 def interval_handle(table: pd.DataFrame) -> list[Artist]:

@@ -26,7 +26,7 @@ SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
 FONT_PT = 7.0
 SMALL_DPI = 130
 # Upper estimates of what a legend's symbol with its gaps and a letter take.
-ENTRY_IN, LETTER_IN = 0.36, 0.055
+ENTRY_IN, LETTER_IN, MESSAGE_LETTER_IN = 0.36, 0.055, 0.071
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
 TICKS = {"labelsize": FONT_PT, "major.width": 0.6, "major.size": 2.5, "minor.size": 0.0, "major.pad": 2.0}
 STYLE: Any = {
@@ -68,7 +68,15 @@ type Colour = tuple[float, float, float]
 # importing seaborn takes longer than all else that a picture of a sweep needs.
 _HEX = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 COLOURBLIND: list[Colour] = [*map(to_rgb, _HEX)]
-STRATEGY_COLOURS = [COLOURBLIND[place] for place in (7, 0, 1, 2, 4, 5, 9, 3, 8, 6)]
+# Of strategies by display order, the last for one without. Every two differ by a CIEDE2000 of at least 15, also as seen
+# with deuteranopia (tests/figures/test_colours.py). Figures of more strategies write the name at each mark.
+_STRATEGY_HEX = ["#8c8c8c", "#0173b2", "#de8f05", "#005555", "#aa1555", "#8095ff", "#aa5515", "#eabfff", "#402a00"]
+STRATEGY_COLOURS: list[Colour] = [*map(to_rgb, [*_STRATEGY_HEX, "#2a1580", "#ffeaaa"])]
+NUM_ORDERED = len(STRATEGY_COLOURS) - 1
+# By ``strategy.family``; bars behind texts are lighter by ``TINT``, in which they differ as much.
+_FAMILY_HEX = {"out_of_the_box": "#7a7a7a", "published": "#0173b2", "ours": "#de8f05", "": "#402a00"}
+FAMILY_COLOURS: dict[str, Colour] = {family: to_rgb(colour) for family, colour in _FAMILY_HEX.items()}
+TINT = 0.45
 
 
 def palette(names: Iterable[str]) -> dict[str, Colour]:
@@ -82,9 +90,9 @@ def strategy_colours(orders: Mapping[str, int | None]) -> dict[str, Colour]:
     colours = {}
     for name, order in orders.items():
         place = -1 - unknown.index(name) if order is None else order
-        colour = STRATEGY_COLOURS[place % len(STRATEGY_COLOURS)]
-        # The second ten are lighter, the third darker.
-        shade = place // len(STRATEGY_COLOURS) % 3 if place >= 0 else 0
+        colour = STRATEGY_COLOURS[place % NUM_ORDERED if place >= 0 else place]
+        # Once all are taken, lighter ones follow, then darker ones.
+        shade = place // NUM_ORDERED % 3 if place >= 0 else 0
         colours[name] = (colour, lighter(colour), darker(colour))[shade]
     return colours
 
@@ -158,9 +166,29 @@ def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[fl
     return [figure.add_subfigure(place, frameon=False) for place in places]
 
 
+def say(figure: Figure, message: str) -> None:
+    """Write the figure's message above all else: over its legend, if it has one."""
+    text = "\n".join(textwrap.wrap(" ".join(message.split()), int(figure.get_figwidth() / MESSAGE_LETTER_IN)))
+    if figure.legends:
+        (legend, *_) = figure.legends
+        legend.set_title(text, prop={"size": FONT_PT + 1, "weight": "bold"})
+    else:
+        figure.suptitle(text, fontsize=FONT_PT + 1, weight="bold")
+
+
+def message_of(figure: Figure) -> str:
+    """The figure's message in one line; empty without one."""
+    text = figure.legends[0].get_title().get_text() if figure.legends else figure.get_suptitle()
+    return " ".join(text.split())
+
+
 def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
     """One legend for the figure, above all panels, in as many rows as its width asks for."""
+    if not handles:
+        return
     columns = columns or _fitting_columns([str(handle.get_label()) for handle in handles], figure.get_figwidth())
+    for earlier in [*figure.legends]:
+        earlier.remove()
     figure.legend(handles=list(handles), loc="outside upper center", ncols=columns)
 
 
@@ -223,5 +251,5 @@ def state_model_error(figure: Figure) -> None:
     lowest = figure.subfigs[-1] if figure.subfigs else figure
     labels = [axes.get_xlabel() + axes.get_ylabel() for axes in figure.findobj(Axes)] + [lowest.get_supxlabel()]
     if any(unit in label for label in labels for unit in UNITS):
-        below = "\n".join(filter(None, (lowest.get_supxlabel(), MODEL_ERROR)))
-        lowest.supxlabel(below, fontsize=FONT_PT - 2, color=FAINT)
+        stated = textwrap.fill(MODEL_ERROR, int(figure.get_figwidth() / LETTER_IN))
+        lowest.supxlabel("\n".join(filter(None, (lowest.get_supxlabel(), stated))), fontsize=FONT_PT)

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import speedup_over
-from entrain_bench.figures._style import FAINT, INK, facets, legend_above, show_grid
+from entrain_bench.figures._style import FAINT, INK, facets, legend_above, say, show_grid
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -66,8 +66,9 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supylabel("planner", fontsize="medium")
     figure.supxlabel("assigner", fontsize="medium")
     unfit = Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together")
-    number = Patch(facecolor="none", label="number: speed-up over the first of each; italics: interval includes 1")
+    number = Patch(facecolor="none", label="number: speedup over the first of each; italics: interval includes 1")
     legend_above(figure, [unfit, number])
+    say(figure, _message(table))
     return figure, table
 
 
@@ -76,6 +77,16 @@ def gains(data: pd.DataFrame) -> pd.DataFrame:
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     base = (data[PARTS] == data[PARTS].iloc[0]).all(axis="columns")
     return table.join(speedup_over(data[base], data, CASE, JOB), on=CASE)
+
+
+def _message(table: pd.DataFrame) -> str:
+    """The parts with the greatest speedup over all jobs."""
+    logs = np.log(table.assign(speedup=table["speedup"].astype(float)).set_index(PARTS)["speedup"]).groupby(level=PARTS)
+    means = logs.mean()[logs.count() == table[JOB].drop_duplicates().shape[0]]
+    if means.empty:
+        return "No combination has a result on every job."
+    parts = ", ".join(f"{part} {name}" for part, name in zip(PARTS, means.idxmax(), strict=True))
+    return f"Fastest combination: {parts}; {np.exp(means.max()):.2f}x, geometric mean over all jobs."
 
 
 def _draw_panel(

@@ -17,7 +17,7 @@ from seaborn import light_palette
 
 from entrain_bench.answers.analysis import allocation_shares, analyse
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._style import INK, facets, palette, show_reason
+from entrain_bench.figures._style import INK, facets, palette, say, show_reason
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -56,9 +56,18 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         if model == first_model:
             panel.set_title(traces[trace], pad=12)
     draws = data["num_draws"].iloc[0]
+    say(figure, _message(data))
     figure.supxlabel(f"Batch size (samples); numbers: % of {draws} draws with this allocation", fontsize="medium")
     amounts = ["encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages"]
     return figure, data[["model", "workload", "num_draws", "batch_size", *amounts, "share", "stable_batch"]]
+
+
+def _message(data: pd.DataFrame) -> str:
+    """How often all draws of the smallest and of the largest batches agree."""
+    agree = data.groupby(["batch_size", "model", "workload"])["share"].max() >= 1.0 - SHOWN_SHARE
+    sizes = agree.groupby(level="batch_size").agg(["sum", "size"])
+    said = [f"{row['sum']} of {row['size']} jobs at batch {size}" for size, row in sizes.iloc[[0, -1]].iterrows()]
+    return f"All draws give the encoder the same GPUs on {' and '.join(said)}."
 
 
 def _draw_panel(panel: Axes, rows: pd.DataFrame, first: bool, last: bool) -> None:

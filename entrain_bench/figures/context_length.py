@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import Grid, draw_lines, line_handles
-from entrain_bench.figures._style import facets, legend_above
+from entrain_bench.figures._style import facets, legend_above, say
 
 EXPERIMENT = "context_length"
 RUNS = True
@@ -44,4 +44,19 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_ylabel("TFLOP/s of a GPU")
     figure.supxlabel("Context length (tokens)", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))
+    say(figure, _message(grid, table))
     return figure, table
+
+
+def _message(grid: Grid, table: pd.DataFrame) -> str:
+    """The greatest gain over the first strategy."""
+    first, keys = next(iter(grid.strategies)), ["model", *SETTINGS]
+    base = table[table["strategy"] == first].set_index(keys)["tflops_per_gpu"]
+    gains = table.join(base.rename("base"), on=keys)
+    gains = gains.assign(gain=gains["tflops_per_gpu"] / gains["base"]).dropna(subset="gain")
+    if gains.empty:
+        return f"{grid.strategies[first]} has no result to compare with."
+    best = gains.loc[gains["gain"].idxmax()]
+    where = f"{best['sequence_tokens'] / KIBI:g}K tokens, {100 * best['vision_share']:g}% of them vision"
+    winner, gain = grid.strategies[best["strategy"]], f"{best['gain']:.2f}x the throughput of {grid.strategies[first]}"
+    return f"{winner} reaches up to {gain}: at {where}."

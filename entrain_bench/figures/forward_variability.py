@@ -1,9 +1,9 @@
 """Forward time of the microbatches, and its standard deviation, by strategy, trace and model.
 
-Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/systems.yaml``. A forward
-time is summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first
-iteration of the first seed; whiskers from 5 to 95 %, dots beyond. Bottom: the runs' metric (per replica, averaged over
-replicas and iterations), mean over seeds with its 95 % interval.
+Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/systems.yaml``. A forward time is
+summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first iteration of
+the first seed; whiskers from 5% to 95%. Bottom: the runs' metric (per replica, averaged over replicas and iterations),
+mean over seeds with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from entrain_bench.answers.tables import Runs, interval_over_seeds, run_actions, run_table
 from entrain_bench.figures._bars import Grid, mark_gap
+from entrain_bench.figures._ranked import range_of
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     GRID,
@@ -28,6 +29,7 @@ from entrain_bench.figures._style import (
     legend_above,
     lighter,
     marker_of,
+    say,
     split,
     strategy_handles,
 )
@@ -41,8 +43,7 @@ SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]
 BOX = [*CASE, "side"]
 ACTION = ["module", "stage", "replica", "microbatch", "part"]
-WHISKERS_PERCENT = (5, 95)
-BOX_PERCENT = (WHISKERS_PERCENT[0], 25, 50, 75, WHISKERS_PERCENT[1])
+BOX_PERCENT, BOX_ENDS = (5, 25, 50, 75, 95), ("whislo", "q1", "med", "q3", "whishi")
 # How far a whisker reaches down at most: a logarithmic axis has no 0.
 MOST_BELOW = 10
 # An axis from a value to less than so many times as much would have one power of ten, or none.
@@ -66,7 +67,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     for side, row in zip(SIDES, axes, strict=True):
         for workload, panel in zip(grid.workloads, row, strict=True):
             mine = forward[(forward["side"] == side) & (forward["workload"] == workload)]
-            _draw_boxes(panel, mine.groupby(["model", "strategy"])["forward_ms"], grid, data.table, workload)
+            _draw_boxes(panel, box_quantiles(mine), grid, data.table, workload)
             if side == next(iter(SIDES)):
                 panel.set_title(grid.workloads[workload])
         row[0].set_ylabel(f"{SIDES[side]} forward (ms),\nall replicas")
@@ -79,6 +80,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         for model, marker in marker_of(grid.models).items()
     ]
     legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *markers])
+    llm = range_of(data.table, spread[spread["side"] == "llm"], "std_ms", "{:.3g} ms")
+    say(figure, f"Standard deviation of the LLM's forward time: {llm}.")
     return figure, box_quantiles(forward).merge(spread, on=BOX, how="outer", sort=False)
 
 
@@ -113,8 +116,8 @@ def forward_std(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(sides, ignore_index=True)
 
 
-def _draw_boxes(panel: Axes, times: object, grid: Grid, table: pd.DataFrame, workload: str) -> None:
-    groups = dict(iter(times))  # type: ignore[call-overload]
+def _draw_boxes(panel: Axes, quantiles: pd.DataFrame, grid: Grid, table: pd.DataFrame, workload: str) -> None:
+    groups = quantiles.set_index(["model", "strategy"]).to_dict("index")
     for model, strategy, position in grid.places():
         if (model, strategy) not in groups:
             runs = table[(table["workload"] == workload) & (table["model"] == model) & (table["strategy"] == strategy)]
@@ -122,21 +125,21 @@ def _draw_boxes(panel: Axes, times: object, grid: Grid, table: pd.DataFrame, wor
             mark_gap(panel, position, grid.width, "no timeline" if status == "ok" else status)
             continue
         colour = grid.colours[strategy]
-        panel.boxplot(
-            groups[model, strategy],
+        ends = dict(zip(BOX_ENDS, (groups[model, strategy][f"forward_p{p}_ms"] for p in BOX_PERCENT), strict=True))
+        panel.bxp(
+            [ends],
             positions=[position],
             widths=0.75 * grid.width,
-            whis=WHISKERS_PERCENT,
             patch_artist=True,
             manage_ticks=False,
+            # One sample would lift the axis above all boxes.
+            showfliers=False,
             boxprops={"facecolor": lighter(colour), "edgecolor": colour, "linewidth": 0.8},
             whiskerprops={"color": colour, "linewidth": 0.8},
             capprops={"color": colour, "linewidth": 0.8},
             medianprops={"color": INK, "linewidth": 1.0},
-            flierprops={"marker": ".", "markersize": 2.0, "markerfacecolor": colour, "markeredgecolor": "none"},
         )
-    panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    _label_logarithms(panel)
     grid.label_models(panel)
 
 
@@ -162,12 +165,17 @@ def _draw_std(panel: Axes, spread: pd.DataFrame, grid: Grid) -> None:
                 mark: Any = {"marker": markers[model], "color": grid.colours[strategy], "ec": "white", "lw": 0.3}
                 panel.scatter(start + position, row["std_ms"], 12, zorder=2, **mark)
         ticks.append(start + (len(grid.models) - 1) / 2)
+    _label_logarithms(panel)
+    panel.set_xticks(ticks, list(grid.workloads.values()))
+    panel.tick_params(axis="x", length=0)
+    panel.grid(visible=False, axis="x")
+
+
+def _label_logarithms(panel: Axes) -> None:
+    """A logarithmic y axis with more than one label, without powers."""
     panel.set_yscale("log")
     low, high = panel.get_ylim()
     if high < FEW_DECADES * low:
         panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.yaxis.set_major_formatter(NUMBER_FORMAT)
     panel.yaxis.set_minor_locator(NullLocator())
-    panel.set_xticks(ticks, list(grid.workloads.values()))
-    panel.tick_params(axis="x", length=0)
-    panel.grid(visible=False, axis="x")

@@ -1,51 +1,48 @@
-"""Iteration time by strategy, trace and model, every strategy tuned with one budget; lower bound of each layout.
+"""Iteration time of every strategy by trace and model, fastest first, with the time over the fastest's.
 
 Cells of ``experiments/figure/iteration_time.yaml``; drawn as Figure 11 of arXiv:2605.27918, whose setting is that of
-``entrain_setting``. Bars are means over seeds, whiskers their 95 % intervals, numbers the speedup over the first
-strategy seed by seed, pale where its interval includes 1. Of many strategies only the fastest of each family has a bar,
-the others a mark. Traces differ by more than an order of magnitude, so every trace has its own axis. The line below
-says which knobs are given and which ones are free.
+``entrain_setting``. Bars and first numbers are means over seeds, in seconds. The second number is the time over that of
+the fastest strategy, seed by seed, with half the width of its 95% interval. Strategies in bold are not significantly
+slower than the fastest. A strategy without a result at some seeds has a star and stands last. "All traces" has the
+geometric mean over the traces at each seed. The line below the panels lists the knobs that are given and free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from entrain_bench.answers.labels import FAMILIES, families
-from entrain_bench.answers.tables import interval_over_seeds, over_seeds, run_table
-from entrain_bench.figures._bars import (
-    FILLED,
-    Grid,
-    draw_interval,
-    interval_handle,
-    mark_failed,
-    mark_gap,
-    speedup_over,
+from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
+from entrain_bench.answers.labels import names
+from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
+from entrain_bench.answers.text import count
+from entrain_bench.figures._bars import speedup_over
+from entrain_bench.figures._ranked import (
+    Row,
+    change,
+    counted,
+    draw_ranked,
+    family_colours,
+    family_handles,
+    number,
+    ranked_panels,
+    starred,
+    starred_handles,
 )
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, INK, legend_above, panels, strategy_handles
+from entrain_bench.figures._style import legend_above, say
 
 EXPERIMENT = "iteration_time"
 RUNS = True
-MAX_COLUMNS = 5
-# What the axis takes, and the least width of a bar that has a number above it.
-AXIS_IN, BAR_IN = 0.4, 0.12
-# Room above the highest bar for its speedup, as a share of the axis.
-HEADROOM = 1.35
-# More strategies are drawn by families.
-MAX_BARS = 9
-# Of a family's place on the x axis, the share of its bar; marks of the others share the rest.
-BAR_SHARE = 0.5
-# Marks that stand beside each other before the next is above the first again, and their size.
-MARK_COLUMNS, MARK = 3, 2.4
-CASE = ["workload", "model", "strategy"]
+JOB = ["model", "workload"]
+CASE = [*JOB, "strategy"]
+TIMES = ["iteration_time_s", "lower_bound_s"]
+HEADINGS = ("seconds", "over fastest")
 # What the line below the panels says is given or free, by its column.
 KNOBS = {
     "TP": "layout.tp",
@@ -59,25 +56,43 @@ load = partial(run_table, settings=KNOBS)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """A panel a trace; bars of the strategies side by side for every model."""
-    grid, table, groups = Grid.of(data), summarise(data), groups_of(data)
-    many = len(grid.strategies) > MAX_BARS
-    columns = _columns(grid, len(groups) if many else len(grid.strategies))
-    rows = -(-len(grid.workloads) // columns)
-    figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.35 + 1.6 * rows)
-    for panel, workload in zip(axes, grid.workloads, strict=False):
-        _draw_panel(panel, table[table["workload"] == workload], grid, groups if many else [])
-        panel.set_title(grid.workloads[workload])
-    for panel in axes[len(grid.workloads) :]:
-        panel.set_visible(False)
-    for panel in axes[::columns]:
-        panel.set_ylabel("Iteration time (s)")
-    bound = Line2D([], [], color=INK, linewidth=1.4, label="lower bound of the layout")
-    look: dict[str, Any] = {"color": "white", "marker": "o", "linestyle": "", "markersize": MARK}
-    others = [Line2D([], [], **look, mec=INK, mew=0.5, label="others of the family")] if many else []
-    legend_above(figure, [*strategy_handles(grid.colours, grid.strategies), *others, bound, *interval_handle(table)])
-    figure.supxlabel(setting_of(data), fontsize="medium")
+    """A panel a trace and model, and one a model for all traces."""
+    labels, traces, models = names(data, "strategy"), names(data, "workload"), names(data, "model")
+    runs = with_all(data)
+    comparisons, table = compared(runs, JOB), summarise(runs)
+    traces |= {ALL: "All traces"}
+    figure, axes = ranked_panels(len(comparisons), len(labels))
+    colours = family_colours(data)
+    jobs = sorted(comparisons, key=lambda job: [*models].index(job[0]))
+    for panel, (model, trace) in zip(axes, jobs, strict=True):
+        mine = table[(table["model"] == model) & (table["workload"] == trace)].set_index("strategy").to_dict("index")
+        ranked = [name for name in comparisons[model, trace].ranked if name in mine]
+        rows = [_row(labels[name], colours[name], mine[name], comparisons[model, trace], name) for name in ranked]
+        draw_ranked(panel, f"{traces[trace]}, {models[model]}", HEADINGS, rows)
+    as_good = Line2D([], [], linestyle="", label="bold: not significantly slower than the fastest")
+    legend_above(figure, [*family_handles(data), as_good, *starred_handles(table)])
+    say(figure, message(comparisons, labels, models))
+    figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")
     return figure, table
+
+
+def message(
+    comparisons: Mapping[tuple[str, ...], Comparison[str]], labels: Mapping[str, str], models: Mapping[str, str]
+) -> str:
+    """How often which strategy is the fastest, its lead over all traces, and how far the first strategy is behind."""
+    jobs = {job: each for job, each in comparisons.items() if job[1] != ALL}
+    winners = [next(iter(each.best), "not decided") for each in jobs.values()]
+    leads = []
+    for (model, trace), each in comparisons.items():
+        second = next((name for name in each.ranked[1:] if each.standings[name].behind), None)
+        if trace == ALL and each.best and second:
+            pair = f"{labels[each.best[0]]} leads {labels[second]} by"
+            leads.append(f" All traces, {models[model]}: {pair} {change(each.standings[second].behind).strip('+')}.")
+    first = next(iter(labels))
+    behind = [each.standings[first].behind for each in jobs.values() if first in each.standings]
+    ratios = [interval.mean for interval in behind if interval]
+    taken = f" {labels[first]} takes {min(ratios):.2f}x to {max(ratios):.2f}x the fastest's time." if ratios else ""
+    return f"Fastest strategy of {count(len(jobs), 'job')}: {counted(winners, labels)}.{''.join(leads)}{taken}"
 
 
 def setting_of(data: pd.DataFrame) -> str:
@@ -92,64 +107,52 @@ def setting_of(data: pd.DataFrame) -> str:
     return "; ".join(filter(None, [", ".join(given), f"free: {', '.join(free)}" if free else ""]))
 
 
+def with_all(data: pd.DataFrame) -> pd.DataFrame:
+    """The runs, and the geometric mean over all traces of each strategy, model and seed as a trace ``ALL``.
+
+    It has the first state of a run without result, if there is any.
+    """
+    if data["workload"].nunique() < 2:
+        return data
+    rows = []
+    for _, runs in data.groupby(["model", "strategy", "seed"], sort=False):
+        bad = runs[runs["status"] != "ok"]
+        row = (runs if bad.empty else bad).iloc[0].to_dict() | {"workload": ALL}
+        means = np.exp(np.log(runs[TIMES].astype(float)).mean()) if bad.empty else pd.Series(dtype=float)
+        rows.append(row | {name: means.get(name) for name in TIMES})
+    return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
+
+
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
-    """Means, intervals and failures by workload, model and strategy, with ``speedup`` over the first strategy."""
+    """Means, intervals and failures by model, workload and strategy.
+
+    Returns:
+        ``speedup`` over the first strategy with its ends; ``behind``, the time over the fastest's, with its ends, empty
+        for the fastest; ``verdict`` of ``comparison``.
+    """
     table = interval_over_seeds(data, CASE, "iteration_time_s")
     bounds = over_seeds(data, CASE, lower_bound_s=("lower_bound_s", "mean"))
     table = table.merge(bounds[[*CASE, "lower_bound_s"]], on=CASE)
     first = data[data["strategy"] == table["strategy"].iloc[0]]
-    return table.join(speedup_over(first, data, CASE, CASE[:2]), on=CASE)
+    table = table.join(speedup_over(first, data, CASE, JOB), on=CASE)
+    standings = [(job, name, each) for job, one in compared(data, JOB).items() for name, each in one.standings.items()]
+    rows = [
+        (*job, name, *((own.mean, own.low, own.high) if (own := each.behind) else (None,) * 3), each.verdict)
+        for job, name, each in standings
+    ]
+    columns = [*CASE, "behind", "behind_low", "behind_high", "verdict"]
+    return table.merge(pd.DataFrame(rows, columns=columns), on=CASE, how="left")
 
 
-def groups_of(data: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Strategies that share a place: the first one as the baseline, then every family's others by display order."""
-    (baseline, _), *others = families(data).items()
-    members = (tuple(name for name, theirs in others if theirs == family) for family in FAMILIES)
-    return [(baseline,), *filter(None, members)]
-
-
-def _columns(grid: Grid, num_bars: int) -> int:
-    """Panels side by side that leave every bar wide enough."""
-    panel_in = AXIS_IN + len(grid.models) * BAR_IN * num_bars / FILLED
-    most = max(1, min(MAX_COLUMNS, len(grid.workloads), int(DOUBLE_COLUMN_IN / panel_in)))
-    # As many in every row.
-    return -(-len(grid.workloads) // -(-len(grid.workloads) // most))
-
-
-def _draw_panel(panel: Axes, table: pd.DataFrame, grid: Grid, groups: Sequence[Sequence[str]]) -> None:
-    cases = {(row["model"], row["strategy"]): row for row in table.to_dict("records")}
-    top = float(table["iteration_time_s_high"].max())
-
-    def draw_bar(panel: Axes, row: Mapping[Hashable, Any], position: float, width: float) -> None:
-        strategy = str(row["strategy"])
-        panel.bar(position, row["iteration_time_s"], 0.9 * width, color=grid.colours[strategy], zorder=2)
-        draw_interval(panel, position, row, "iteration_time_s")
-        half = 0.45 * width
-        panel.hlines(row["lower_bound_s"], position - half, position + half, color=INK, linewidth=1.4, zorder=3)
-        if strategy != next(iter(grid.strategies)) and not pd.isna(row["speedup"]):
-            equal = row["speedup_low"] < 1 < row["speedup_high"]
-            text = f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}"
-            look: Any = {"rotation": 90, "ha": "center", "va": "bottom", "color": FAINT if equal else INK, "zorder": 4}
-            panel.text(position, row["iteration_time_s_high"] + 0.03 * top, text, **look)
-        mark_failed(panel, position, row)
-
-    width = FILLED / len(groups or grid.strategies)
-    bar = BAR_SHARE * width if groups else width
-    for place, model in enumerate(grid.models):
-        for step, members in enumerate(groups or [[name] for name in grid.strategies]):
-            left = place - FILLED / 2 + step * width
-            rows = [cases[model, name] for name in members if (model, name) in cases]
-            # The fastest first; those that fail at some seeds come after all others.
-            ran = [row for row in rows if row["num_ok"]]
-            ran.sort(key=lambda row: (row["num_ok"] < row["num_runs"], row["iteration_time_s"]))
-            if not ran:
-                mark_gap(panel, left + bar / 2, bar, rows[0]["status"] if rows else "no cell")
-                continue
-            draw_bar(panel, ran[0], left + bar / 2, bar)
-            for index, row in enumerate(ran[1:]):
-                position = left + bar + (index % MARK_COLUMNS + 1) / (MARK_COLUMNS + 1) * (width - bar)
-                look: Any = {"markersize": MARK, "color": grid.colours[str(row["strategy"])], "mec": INK, "mew": 0.25}
-                panel.plot(position, row["iteration_time_s"], "o", **look, zorder=3)
-    panel.set_ylim(0, HEADROOM * top if top > 0 else 1)
-    panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    grid.label_models(panel)
+def _row(label: str, colour: Any, row: Mapping[Any, Any], comparison: Comparison[str], name: str) -> Row:
+    if not row["num_ok"]:
+        return Row(label, colour, None, [row["status"]])
+    standing = comparison.standings[name]
+    over = "fastest" if standing.verdict == FASTEST else change(standing.behind)
+    return Row(
+        starred(label, row),
+        colour,
+        row["iteration_time_s"],
+        [number(row["iteration_time_s"]), over],
+        bold=standing.verdict in (FASTEST, AS_GOOD),
+    )

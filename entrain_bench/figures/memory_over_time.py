@@ -18,7 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.labels import in_order, names, spell
 from entrain_bench.answers.tables import Runs, run_actions, run_table
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, palette, panels, show_reason
+from entrain_bench.figures._ranked import range_of
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, palette, panels, say, show_reason
 from entrain_bench.figures.schedule_gantt import extreme_replica
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -89,6 +90,9 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     present = {kind for rows in lanes.values() for kind in rows["holds"]}
     handles = [Line2D([], [], color=colours[kind], label=HOLDS[kind]) for kind in HOLDS if kind in present]
     legend_above(figure, handles)
+    peaks = pd.DataFrame([(*key, float(steps["bytes"].max()) / GIB) for key, steps in lanes.items()])
+    peaks.columns = [*CASE, "strategy", "peak_gib"]
+    say(figure, f"Peak memory of a rank: {range_of(data.table, peaks, 'peak_gib', '{:.1f} GiB')}.")
     keys = [*CASE, "strategy"]
     shown = pd.concat(lanes, names=keys).reset_index(keys)
     return figure, shown[[*keys, *COLUMNS]]

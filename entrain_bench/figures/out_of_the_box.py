@@ -8,7 +8,7 @@ intervals, pale where they include 1; hollow marks lack seeds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -28,6 +28,7 @@ from entrain_bench.figures._style import (
     lighter,
     marker_of,
     palette,
+    say,
     show_reason,
 )
 
@@ -35,7 +36,7 @@ EXPERIMENT = "out_of_the_box"
 RUNS = True
 CASE = ["row", "model", "workload", "strategy"]
 # Height of a trace of a strategy, of the gap between two strategies, and of what is above and below the panels.
-TRACE_IN, GAP_IN, HEAD_IN = 0.11, 0.1, 0.75
+TRACE_IN, GAP_IN, HEAD_IN = 0.11, 0.1, 1.0
 MARK = 3.6
 # What stands in the place of a mark, by the state of the runs; those that are ok have nothing to be compared with.
 WORDS = {"failed": "fails", "skipped": "incompatible", "missing": "not run", "ok": "no reference"}
@@ -56,7 +57,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         _draw_stack(panel, mine, balancers, grid, colours)
         several = f"{grid.models[model]}, " if len(grid.models) > 1 else ""
         panel.set_title(f"{several}{stack}")
-    figure.supxlabel(f"Speed-up over {next(iter(grid.strategies.values()))}", fontsize="medium")
+    figure.supxlabel(f"Speedup over {next(iter(grid.strategies.values()))}", fontsize="medium")
     style: dict[str, Any] = {"markersize": MARK, "linewidth": 0.9}
     handles = [
         Line2D([], [], color=colours[name], marker=marker, label=grid.workloads[name], **style)
@@ -67,6 +68,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         hollow = style | {"mfc": "white", "linestyle": ""}
         handles.append(Line2D([], [], color=FAINT, marker="o", label="hollow: some seeds fail", **hollow))
     legend_above(figure, handles)
+    say(figure, _message(table, balancers, grid))
     return figure, table
 
 
@@ -77,6 +79,28 @@ def gains(data: pd.DataFrame) -> pd.DataFrame:
     return table.join(speedup_over(first, data, CASE, CASE[:3]), on=CASE)
 
 
+def _word(row: Mapping[Hashable, Any] | None) -> str:
+    """What stands in the place of a mark; empty where there is one."""
+    if row is None:
+        return NO_CELL
+    return WORDS[str(row["status"])] if pd.isna(row["speedup"]) else ""
+
+
+def _message(table: pd.DataFrame, balancers: Sequence[str], grid: Grid) -> str:
+    """The greatest speedup, and in how many places it is significantly above and below 1."""
+    mine = table[table["strategy"].isin(balancers) & table["speedup"].notna()]
+    if mine.empty:
+        return "No balancer has a result that can be compared."
+    best = mine.loc[mine["speedup"].idxmax()]
+    several = mine["num_ok"] > 1
+    faster, slower = (several & (mine["speedup_low"] > 1)).sum(), (several & (mine["speedup_high"] < 1)).sum()
+    return (
+        f"Of {len(mine)} combinations of balancer, trace and stack, {faster} are significantly faster and {slower} "
+        f"slower than {next(iter(grid.strategies.values()))}; at most {best['speedup']:.2f}x "
+        f"({grid.strategies[best['strategy']]}, {grid.workloads[best['workload']]}, {best['row']})."
+    )
+
+
 def _draw_stack(
     panel: Axes, table: pd.DataFrame, balancers: Sequence[str], grid: Grid, colours: Mapping[str, Colour]
 ) -> None:
@@ -85,18 +109,23 @@ def _draw_stack(
         return
     rows = {(row["strategy"], row["workload"]): row for row in table.to_dict("records")}
     panel.axvline(1.0, color=INK, linewidth=0.8, zorder=1)
+    beside = panel.get_yaxis_transform()
     share = TRACE_IN / (TRACE_IN * len(grid.workloads) + GAP_IN)
     for place, strategy in enumerate(balancers):
+        texts = {workload: _word(rows.get((strategy, workload))) for workload in grid.workloads}
+        if len({*texts.values()}) == 1 and (word := texts[next(iter(texts))]):
+            clear: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            panel.text(0.02, place, word, transform=beside, va="center_baseline", color=FAINT, bbox=clear)
+            continue
         for step, (workload, marker) in enumerate(marker_of(grid.workloads).items()):
             height = place + share * (step - (len(grid.workloads) - 1) / 2)
-            row = rows.get((strategy, workload))
-            if row is None or pd.isna(row["speedup"]):
-                text = NO_CELL if row is None else WORDS[str(row["status"])]
-                where = panel.get_yaxis_transform()
-                panel.text(0.02, height, text, transform=where, va="center_baseline", color=colours[workload])
+            if texts[workload]:
+                look: dict[str, Any] = {"va": "center_baseline", "color": colours[workload]}
+                panel.text(0.02, height, texts[workload], transform=beside, **look)
                 continue
-            clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
-            colour = colours[workload] if clear else lighter(colours[workload], 0.35)
+            row = rows[strategy, workload]
+            firm = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
+            colour = colours[workload] if firm else lighter(colours[workload], 0.35)
             panel.hlines(height, row["speedup_low"], row["speedup_high"], color=colour, linewidth=0.9, zorder=2)
             mark: dict[str, Any] = {"markersize": MARK, "mec": "white", "mew": 0.3}
             if row["num_ok"] < row["num_runs"]:

@@ -28,6 +28,7 @@ from entrain_bench.figures._style import (
     lighter,
     palette,
     panels,
+    say,
     show_reason,
 )
 from entrain_bench.records.cells import Cell
@@ -60,7 +61,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     bars = {str(name): slowest_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
     colours = colours_of(pd.concat(bars.values()))
     lanes = [bars[name]["lane"].nunique() if name in bars else 2 for name in labels]
-    height = 0.75 + sum(LANE_IN * count + TITLE_IN for count in lanes)
+    height = 1.0 + sum(LANE_IN * count + TITLE_IN for count in lanes)
     heights = [LANE_IN * count for count in lanes]
     figure, axes = panels(
         len(labels), 2, DOUBLE_COLUMN_IN, height, sharex="col", gridspec_kw={"height_ratios": heights}
@@ -88,6 +89,12 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         last.set_xlabel("Time (s)")
     handles = [Patch(facecolor=colour, label=label) for label, colour in colours.items()]
     legend_above(figure, handles, columns=-(-len(handles) // LEGEND_ROWS))
+    ends = {name: float(rows["end_s"].max()) for name, rows in bars.items()}
+    least, most = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+    say(
+        figure,
+        f"The same batch takes {ends[least]:.3g} s with {labels[least]} and {ends[most]:.3g} s with {labels[most]}.",
+    )
     columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
     return figure, pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])[columns]
 

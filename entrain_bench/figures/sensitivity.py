@@ -17,8 +17,9 @@ from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import encoder_stages, interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.answers.text import count
 from entrain_bench.figures._bars import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels, say
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.specs.module_layers import Role
@@ -26,6 +27,8 @@ from entrain_bench.specs.module_layers import Role
 EXPERIMENT = "sensitivity"
 RUNS = True
 CASE = ["model", "workload"]
+# Relative times up to this are as good as the best split.
+CLOSE = 1.01
 OWN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
 STATE = ["encoder_stages", "num_runs", "num_ok", "status", "reason"]
 COLUMNS = [*CASE, *STATE, "iteration_time_s", "relative", "relative_low", "relative_high", "planned"]
@@ -64,6 +67,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     axes[0].set_ylabel("Iteration time,\nrelative to the best split")
     planned = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **OWN)
     legend_above(figure, [*line_handles(colours, traces), planned])
+    own = table[table["planned"]].groupby(CASE)["relative"].min().dropna()
+    jobs = count(len(own), "job")
+    behind = f", and at most {100 * (own.max() - 1):.0f}% slower on the others" if len(own) else ""
+    say(figure, f"The planner's own split is within 1% of the best on {(own <= CLOSE).sum()} of {jobs}{behind}.")
     return figure, table[COLUMNS]
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from entrain_bench.answers.analysis import analyse, token_quantiles
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, legend_above, palette, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, legend_above, palette, panels, say
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -54,4 +54,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     axes[0].set_ylabel("Share of samples")
     handles = [Line2D([], [], color=colours[name], linestyle=styles[name], label=labels[name]) for name in labels]
     legend_above(figure, handles, columns=min(len(handles), 8))
+    medians = data[data["probability"] >= 0.5].groupby("workload", sort=False)["llm_tokens"].first()
+    least, most = str(medians.idxmin()), str(medians.idxmax())
+    ends = " and ".join(f"{medians[name]:.0f} on {labels[name]}" for name in (least, most))
+    say(figure, f"Number of LLM tokens in the median sample: {ends}.")
     return figure, data[["workload", "probability", *PANELS]]

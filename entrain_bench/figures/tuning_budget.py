@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from entrain_bench.answers.labels import FAMILIES, families
 from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.figures._bars import Grid, draw_lines, line_handles
-from entrain_bench.figures._style import facets, legend_above
+from entrain_bench.figures._style import facets, legend_above, say
 
 EXPERIMENT = "tuning_budget"
 RUNS = True
@@ -54,4 +54,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supxlabel("Budget of the tuner (simulated batches)", fontsize="medium")
     by_family = sorted(grid.colours, key=lambda name: columns.index(members[name]))
     legend_above(figure, line_handles({name: grid.colours[name] for name in by_family}, grid.strategies))
+    smallest = table[table[BUDGET] == budgets[0]].groupby("strategy", sort=False)["relative"].mean().dropna()
+    if len(smallest):
+        most = f"{grid.strategies[str(smallest.idxmax())]} {100 * (smallest.max() - 1):.0f}%"
+        typical = f"{100 * (smallest.median() - 1):.1f}%"
+        change = f"With a budget of {budgets[0]} instead of {budgets[-1]}"
+        say(figure, f"{change}, the median strategy takes {typical} longer, {most}.")
     return figure, table

@@ -19,8 +19,9 @@ from scipy import stats
 
 from entrain_bench.answers.labels import distinct_labels, names, orders
 from entrain_bench.answers.tables import run_table
+from entrain_bench.answers.text import count
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, strategy_colours
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, panels, say, strategy_colours
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -67,6 +68,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         if name in set(table["strategy"])
     ]
     legend_above(figure, handles)
+    taus = table.groupby(["model", "trace"])["tau"].first()
+    ends = dict.fromkeys(f"{tau:.2f}" for tau in (taus.min(), taus.max()))
+    said = f"rank correlation {' to '.join(ends)} on {count(len(taus), 'trace')}"
+    say(figure, f"Synthetic twins and their traces rank strategies similarly: {said}.")
     sides = [table.assign(side=side, speedup=table[f"{side}_speedup"]) for side in SIDES]
     return figure, pd.concat(sides, ignore_index=True)[COLUMNS]
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.tables import over_seeds, run_table
 from entrain_bench.figures._bars import Grid, draw_lines, line_handles
-from entrain_bench.figures._style import facets, legend_above
+from entrain_bench.figures._style import facets, legend_above, say
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -56,4 +56,17 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_ylabel(ROWS[column])
     figure.supxlabel("Forwards that encoder stages run ahead of 1F1B, at most", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))
+    say(figure, _message(grid, table, ticks))
     return figure, table.drop(columns="place")
+
+
+def _message(grid: Grid, table: pd.DataFrame, ticks: Sequence[str]) -> str:
+    """What the last number of forwards changes against the first, by strategy and mean over the jobs."""
+    wide = table.pivot_table([*ROWS], ["strategy", "workload", "model"], "max_extra_forwards", sort=False)
+    said = []
+    for name, rows in wide.groupby(level="strategy", sort=False):
+        time, memory = (rows[column].reindex(columns=[ticks[0], ticks[-1]]) for column in ROWS)
+        change = 100 * ((time[ticks[-1]] / time[ticks[0]]).mean() - 1)
+        gib = (memory[ticks[-1]] - memory[ticks[0]]).mean()
+        said.append(f"{grid.strategies[str(name)]} {change:+.0f}% time, {gib:+.1f} GiB")
+    return f"{ticks[-1].capitalize()} instead of {ticks[0]} forwards ahead: {'; '.join(said)}."

@@ -22,7 +22,8 @@ from entrain_bench.answers.labels import families
 from entrain_bench.answers.tables import over_seeds, run_table
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures._bars import Grid
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels
+from entrain_bench.figures._ranked import range_of
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, legend_above, panels, say
 from entrain_bench.records.time_shares import TIME_SHARES
 
 EXPERIMENT = "iteration_time"
@@ -31,7 +32,7 @@ CASE = ["model", "workload", "strategy"]
 load = run_table
 MAX_COLUMNS = 5
 # Height of a strategy, of a panel's title and axis, and of what is above all panels.
-BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 0.85
+BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 1.0
 # Share of a panel's width that a digit takes.
 DIGIT = 0.085
 
@@ -64,6 +65,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             panel.set_ylabel(grid.models[model], rotation=270, va="bottom", fontsize="large")
     figure.supxlabel("Share of GPU time (%)", fontsize="medium")
     legend_above(figure, _handles(table))
+    say(figure, f"Ideal work in GPU time: {range_of(data, table, TIME_SHARES[0], '{:.0%}')}.")
     return figure, table
 
 

@@ -6,6 +6,7 @@ Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
@@ -15,7 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from entrain_bench.answers.analysis import analyse, share_quantiles
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, NUMBER_FORMAT, Colour, lighter, palette, split
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, NUMBER_FORMAT, Colour, lighter, palette, say, split
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -26,6 +27,8 @@ NUM_DRAWS = 200
 NUM_SAMPLES = 8192
 LOW, QUARTER, MEDIAN, THREE_QUARTERS, HIGH = PROBABILITIES = [0.05, 0.25, 0.5, 0.75, 0.95]
 COLUMNS = 4
+# Letters of a line of a panel's title.
+TITLE_LETTERS = 14
 BATCH_TICKS = [1, 16, 256]
 
 
@@ -41,7 +44,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     colours = palette(labels)
     columns = min(COLUMNS, len(labels))
     rows = -(-len(labels) // columns)
-    figure = Figure(figsize=(DOUBLE_COLUMN_IN, max(1.6, 0.5 + 1.15 * rows)), layout="constrained")
+    figure = Figure(figsize=(DOUBLE_COLUMN_IN, max(1.8, 0.8 + 1.2 * rows)), layout="constrained")
     left, right = split(figure, widths=[1.0, 1.75])
     wide = data.pivot_table(
         index=["workload", "batch_size"], columns="probability", values="encoder_share", sort=False
@@ -51,14 +54,26 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     grid = right.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for panel, name in zip(grid.flat, labels, strict=False):
         _draw_batches(panel, batches.loc[[name]], colours[name])
-        panel.set_title(labels[name])
+        panel.set_title(textwrap.fill(labels[name], TITLE_LETTERS))
     for panel in grid.flat[len(labels) :]:
         panel.set_visible(False)
     left.suptitle("(a) Single samples", fontsize="medium")
     right.suptitle("(b) Batches", fontsize="medium")
     right.supylabel("Encoder share", fontsize="medium")
     right.supxlabel("Batch size (samples); bands hold 50 % and 90 % of the batches", fontsize="medium")
+    say(figure, _message(wide, labels))
     return figure, data[["workload", "batch_size", "num_draws", "probability", "encoder_share"]]
+
+
+def _message(shares: pd.DataFrame, labels: dict[str, str]) -> str:
+    """The trace whose samples differ most, and how much its largest batches still do."""
+    spread = (shares[HIGH] - shares[LOW]).groupby([shares.index, shares["batch_size"]]).first().unstack()
+    name, largest = str(spread[0].idxmax()), max(spread.columns)
+    return (
+        f"Batches even out the encoder share: on {labels[name]}, that of 90% of the samples spans "
+        f"{100 * spread.loc[name, 0]:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
+        f"{100 * spread.loc[name, largest]:.1f}."
+    )
 
 
 def _draw_samples(panel: Axes, shares: pd.DataFrame, labels: dict[str, str], colours: dict[str, Colour]) -> None:

@@ -17,7 +17,7 @@ from entrain_bench.commands.outputs import ON_REQUEST
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.figures._discover import discover
 from entrain_bench.figures._runner import render
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN, message_of
 from entrain_bench.run.cells import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 from support.wide import each
@@ -123,6 +123,7 @@ def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: 
     assert figure.get_figwidth() in (SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN)
     placed = list(texts(figure, monkeypatch).values())
     assert len(placed) > 10
+    assert message_of(figure).endswith(".")
     page = figure.bbox
     for text, box in placed:
         assert text.get_fontsize() >= FONT_PT, text

@@ -27,7 +27,7 @@ def test_a_label_in_the_yaml_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first", "second"])
     data["workload_label"] = data["workload"].map({"coco": "COCO captions"}).fillna("")
     figure, shown = drawn("iteration_time", data)
-    assert {"COCO captions", "OpenCQA OCR"} < set(written(figure, monkeypatch))
+    assert {"COCO captions, Llama 1B", "OpenCQA OCR, Llama 1B"} < set(written(figure, monkeypatch))
     assert "coco" in set(shown["workload"])
 
 

@@ -11,7 +11,8 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures import _rows
 from entrain_bench.figures._rows import cells_of, rows_of, sweeps_of
-from entrain_bench.figures.robustness import initials, rankings
+from entrain_bench.figures._style import message_of
+from entrain_bench.figures.robustness import rankings
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.study import Study
@@ -66,18 +67,16 @@ def test_a_winner_that_is_significantly_slower_is_not_firm() -> None:
     assert found["num_ok"].to_dict() == {"usual": 6, "other": 6, "fails": 5, "nothing": 0}
 
 
-def test_every_strategy_has_a_letter_of_its_own() -> None:
-    labels = ["Megatron", "Entrain", "DistTrain", "DFLOP", "DIP", "Optimus", "D"]
-    assert list(initials(dict(zip("abcdefg", labels, strict=True))).values()) == ["M", "E", "D", "F", "I", "O", "A"]
-
-
-def test_cells_show_letter_and_correlation_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure, table = drawn("robustness", changes(["one", "two"], TRACES[:1], ["usual", "first", "second"]))
+def test_cells_name_the_fastest_and_show_the_correlation_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, table = drawn("robustness", changes(["alpha", "beta"], TRACES[:1], ["usual", "first", "second"]))
     shown = written(figure, monkeypatch)
     assert {"usual", "first", "second"} < {*shown}
-    # Turned round in the last row, for a model each.
-    assert (shown.count("O  1.00"), shown.count("T  -1.00")) == (2 * len(MODELS), len(MODELS))
+    # The order is reversed in the last row, once for each model.
+    assert [shown.count(text) for text in ("Alpha", "Beta", "-1.00")] == [4, 2, 2]
     assert len(table) == 3 * (len(MODELS) + 1)
+    assert f"in {len(MODELS)} of {2 * len(MODELS)} cells; rank correlation at least -1.00 (second)" in message_of(
+        figure
+    )
 
 
 @pytest.mark.wide

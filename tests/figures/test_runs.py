@@ -9,7 +9,7 @@ import pytest
 
 from entrain_bench.answers.tables import Runs, encoder_stages, relative_over_seeds
 from entrain_bench.figures import forward_variability
-from support.figures import MODELS, TRACES, actions, contexts, drawn, errors, splits, table, warmups, written
+from support.figures import MODELS, TRACES, actions, budgets, contexts, drawn, errors, splits, table, warmups, written
 
 
 def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
@@ -75,7 +75,8 @@ def test_seeds_that_failed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first"])
     data.loc[(data["seed"] == 2) & (data["workload"] == "coco"), "status"] = "failed"
     figure, shown = drawn("iteration_time", data)
-    assert written(figure, monkeypatch).count("2/3 seeds") == len(MODELS)
+    # Their own panel and that of all traces.
+    assert written(figure, monkeypatch).count("First*") == 2 * len(MODELS)
     assert shown[shown["workload"] == "coco"]["num_ok"].tolist() == [2, 2]
 
 
@@ -123,12 +124,12 @@ def test_numbers_of_forwards_stand_in_their_order_and_no_limit_comes_last() -> N
 
 
 def test_a_line_without_all_its_points_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = errors(["first", "second"], TRACES[:1])
-    data.loc[(data["strategy"] == "second") & (data["belief_error"] == 0.5), ["status", "iteration_time_s"]] = (
+    data = budgets(["first", "second"], TRACES[:1])
+    data.loc[(data["strategy"] == "second") & (data["tuning_budget"] == 12), ["status", "iteration_time_s"]] = (
         "failed",
         None,
     )
-    figure, _ = drawn("misprediction", data)
+    figure, _ = drawn("tuning_budget", data)
     assert written(figure, monkeypatch).count("Second: 3 failed") == len(MODELS)
 
 

@@ -210,7 +210,8 @@ def twins(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
         rows = table(strategies, traces)
         rows = rows[rows["model"] == MODELS[0]]
         slower = 1 + 0.01 * rows["strategy"].map(list(strategies).index) * (side == "twin")
-        parts.append(rows.assign(trace=rows["workload"], side=side, iteration_time_s=rows["iteration_time_s"] * slower))
+        stated = {"trace": rows["workload"], "trace_label": "", "side": side}
+        parts.append(rows.assign(**stated, iteration_time_s=rows["iteration_time_s"] * slower))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -255,10 +255,10 @@ def test_of_every_width_of_the_llm_a_layout_is_drafted() -> None:
     profile = profile_for()
     work = Work(profile, profile.draw(64), 0.05)
     planner = BraidPlanner(num_drafts=2)
-    rated = planner._rated(profile, work, recompute_later=True)
+    rated = planner.rated(profile, work, recompute_later=True)
     drafts = planner._candidates(profile, work, profile.draw(32), Programs(BRAID, profile))
     widths = {(draft.layout.modules[-1].tp, draft.layout.modules[-1].cp) for draft in drafts}
-    assert widths == {shape.width for shape in rated}
+    assert widths == {shape.width for _, shape in rated}
     assert len(widths) > 2
 
 

@@ -1,0 +1,186 @@
+"""Ranked panels: horizontal bars, the best on top, with the name and the numbers of each strategy beside its bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from entrain_bench.answers.labels import FAMILIES, families, names
+from entrain_bench.answers.statistics import Interval
+from entrain_bench.answers.text import count
+from entrain_bench.figures._style import (
+    DOUBLE_COLUMN_IN,
+    FAINT,
+    FAMILY_COLOURS,
+    INK,
+    TINT,
+    Colour,
+    legend_above,
+    lighter,
+    panels,
+)
+
+COLUMNS = 3
+# Height of a bar with its texts, of a panel's title and gap, and of texts around all panels, in inches.
+ROW_IN, TITLE_IN, HEAD_IN = 0.12, 0.36, 0.85
+# Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
+NUMBER_ENDS_PT = (34, 82)
+BAR = 0.82
+# From here half widths are whole percents, and numbers whole.
+WHOLE, MANY = 0.95, 999.5
+# Percents: two seeds can have intervals that are wider than all there is room for.
+WIDEST = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A strategy in a panel.
+
+    Attributes:
+        name: text left of the bar.
+        colour: that of the bar.
+        value: length of the bar; None without a result.
+        texts: texts right of the bar, one for each column of the panel.
+        bold: whether name and texts are bold.
+    """
+
+    name: str
+    colour: Colour
+    value: float | None
+    texts: Sequence[str]
+    bold: bool = False
+
+
+def ranked_panels(num_panels: int, num_rows: int) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, with room for the same number of rows in each."""
+    columns = min(COLUMNS, num_panels)
+    deep = -(-num_panels // columns)
+    figure, axes = panels(deep, columns, DOUBLE_COLUMN_IN, HEAD_IN + deep * (TITLE_IN + ROW_IN * num_rows))
+    for panel in axes[num_panels:]:
+        panel.set_visible(False)
+    return figure, axes[:num_panels]
+
+
+def draw_ranked(panel: Axes, title: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
+    """Bars from top to bottom in the given order; ``headings`` stand above the columns of texts."""
+    ends = [0.0, *(row.value for row in rows if row.value is not None)]
+    panel.set_xlim(min(ends), max(ends) or 1.0)
+
+    def write(text: str, y: float, end_pt: float, **look: Any) -> None:
+        where: Any = {"xycoords": panel.get_yaxis_transform(), "textcoords": "offset points", "annotation_clip": False}
+        panel.annotate(text, (1.0, y), (end_pt, 0.0), ha="right", va="center", **where, **look)
+
+    for end_pt, heading in zip(NUMBER_ENDS_PT, headings, strict=False):
+        write(heading, -1.0, end_pt, color=FAINT)
+    for y, row in enumerate(rows):
+        weight = "bold" if row.bold else "normal"
+        for end_pt, text in zip(NUMBER_ENDS_PT, row.texts, strict=False):
+            write(text, y, end_pt, color=INK if row.value is not None else FAINT, weight=weight)
+        panel.annotate(row.name, (0.0, y), (5.0, 0.0), textcoords="offset points", va="center", weight=weight, zorder=5)
+        if row.value is None:
+            continue
+        panel.barh(y, row.value, BAR, color=lighter(row.colour, TINT), zorder=2)
+        panel.vlines(0.0, y - BAR / 2, y + BAR / 2, color=row.colour, linewidth=5.0, zorder=2)
+    panel.set_title(title, loc="left", weight="bold")
+    panel.set_ylim(len(rows) - 0.4, -1.4)
+    panel.set_axis_off()
+
+
+def change(relative: Interval | None) -> str:
+    """A ratio as a change with half the width of its interval: ``+12 ±3%``; without an interval ``+12%``."""
+    if relative is None:
+        return ""
+    text = f"{100 * (relative.mean - 1):+.0f}".replace("-0", "+0")
+    half = 100 * relative.margin
+    width = f">{WIDEST}" if half > WIDEST else f"{half:.{0 if half >= WHOLE else 1}f}"
+    return f"{text} ±{width}%" if relative.num_values > 1 else f"{text}%"
+
+
+def number(value: float) -> str:
+    """Three digits: ``6.00``, ``53.5``, ``131``, ``1234``."""
+    return f"{value:#.3g}".rstrip(".") if abs(value) < MANY else f"{value:.0f}"
+
+
+def family_colours(data: pd.DataFrame) -> dict[str, Colour]:
+    """The color of every strategy's family."""
+    return {name: FAMILY_COLOURS[family] for name, family in families(data).items()}
+
+
+def family_handles(data: pd.DataFrame) -> list[Artist]:
+    """A patch for each family that a table has, if there are several."""
+    present = {*families(data).values()}
+    if len(present) < 2:
+        return []
+    return [Patch(facecolor=FAMILY_COLOURS[family], label=FAMILIES[family]) for family in FAMILIES if family in present]
+
+
+def starred(label: str, row: Mapping[Any, Any]) -> str:
+    """A strategy's label, with a star if some of its seeds have no result."""
+    return f"{label}*" if 0 < row["num_ok"] < row["num_runs"] else label
+
+
+def starred_handles(table: pd.DataFrame) -> list[Artist]:
+    """What the star is, if a table needs it."""
+    needed = table["num_ok"].between(1, table["num_runs"] - 1).any()
+    return [Line2D([], [], linestyle="", label="*: some seeds have no result")] if needed else []
+
+
+def counted(winners: Sequence[str], labels: Mapping[str, str]) -> str:
+    """How often each name wins, most often first: ``Braid 7, DIP 2``."""
+    often = sorted(dict.fromkeys(winners), key=lambda name: -winners.count(name))
+    return ", ".join(f"{labels.get(name, name)} {winners.count(name)}" for name in often)
+
+
+def draw_metric(
+    data: pd.DataFrame,
+    table: pd.DataFrame,
+    metric: str,
+    headings: Sequence[str],
+    texts: Callable[[pd.Series], Sequence[str]],
+    descending: bool = False,
+) -> Figure:
+    """A panel for each model and trace: its rows of a table by one metric, those without result last.
+
+    Args:
+        data: runs, for labels and families.
+        table: a row for every model, workload and strategy, with ``num_runs``, ``num_ok`` and ``status``.
+        metric: the column of the bars' lengths.
+        headings: what stands above each column of texts.
+        texts: the texts of a row of the table, one for each heading.
+        descending: whether the greatest value is on top.
+    """
+    labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
+    colours = family_colours(data)
+    jobs = [(model, trace) for model in models for trace in traces]
+    figure, axes = ranked_panels(len(jobs), len(labels))
+    for panel, (model, trace) in zip(axes, jobs, strict=True):
+        mine = table[(table["model"] == model) & (table["workload"] == trace)]
+        rows = []
+        for _, row in mine.sort_values(metric, ascending=not descending, kind="stable").iterrows():
+            name, there = row["strategy"], pd.notna(row[metric])
+            said = texts(row) if there else [row["status"]]
+            rows.append(Row(starred(labels[name], row), colours[name], row[metric] if there else None, said))
+        draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings, rows)
+    legend_above(figure, [*family_handles(data), *starred_handles(table)])
+    return figure
+
+
+def range_of(data: pd.DataFrame, table: pd.DataFrame, metric: str, form: str) -> str:
+    """Means of a metric over all jobs, least and greatest: ``25% (DIP) to 60% (Megatron), mean over 3 jobs``."""
+    labels = names(data, "strategy")
+    jobs = table[["model", "workload"]].drop_duplicates()
+    # Strategies that lack a job would be compared on other jobs.
+    means = table.groupby("strategy", sort=False)[metric].agg(["mean", "count"])
+    means = means[means["count"] == len(jobs)]["mean"]
+    if means.empty:
+        return "no strategy has a result on every job"
+    ends = [f"{form.format(means[name])} ({labels[str(name)]})" for name in (means.idxmin(), means.idxmax())]
+    return f"{' to '.join(ends)}, mean over {count(len(jobs), 'job')}"
