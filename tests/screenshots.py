@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +12,7 @@ from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
 from support.browser import opened, time_text
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")
 # Sections of the comparison that are folded, so that the metrics are in sight.
@@ -23,9 +24,9 @@ WORKLOAD = "chartqa"
 
 def main() -> int:
     """Run a small sweep and show it."""
-    with TemporaryDirectory() as folder:
-        results = Results(Path(folder))
-        if run_command([*SWEEP, f"results_dir={folder}"]):
+    with TemporaryDirectory() as folder, chdir(folder):
+        results = Results(Path("results"))
+        if run_command(SWEEP):
             return 1
         found = [record for record in results.records() if record.labels["workload"] == WORKLOAD]
         records = {record.labels["strategy"]: record for record in found}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -68,14 +69,14 @@ def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure
     title = f"{winner} is the fastest{where}" if winner else "Not decided"
     good = outcome_of(answer, answer.cases[0])[2] if len(answer.cases) == 1 else ()
     also = f". As good: {listing(good)}." if good else ""
-    gain = textwrap.wrap(f"{gain_text(answer) or 'no speedup over the baseline is known'}{also}", GAIN_LETTERS)
+    won = textwrap.wrap(f"{gain_text(answer) or 'no speedup over the baseline is known'}{also}", GAIN_LETTERS)
     job = textwrap.wrap(f"{job_text(answer)}.", JOB_LETTERS)
     commands = _commands(answer, results_dir)
     shown = dict([*gains.items()][:MAX_BARS])
     cut = f"{len(shown)} of {len(gains)} strategies shown. " if len(shown) < len(gains) else ""
     simulated = all(record.labels["harness"] == "simulate" for record in answer.records)
     foot = [*commands, *filter(None, [f"{cut}Simulated; {MODEL_ERROR}" if simulated else cut.strip()])]
-    head_in, foot_in = HEAD_IN + LINE_IN * len([*gain, *job]), LINE_IN * len(foot) + EDGE_IN
+    head_in, foot_in = HEAD_IN + LINE_IN * len([*won, *job]), LINE_IN * len(foot) + EDGE_IN
     height_in = head_in + BAR_IN * len(shown) + AXIS_IN + foot_in
     figure = Figure(figsize=(WIDTH_IN, height_in))
     panel = figure.add_axes(
@@ -83,13 +84,13 @@ def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure
     )
     left = EDGE_IN / WIDTH_IN
 
-    def write(lines: Sequence[str], top_in: float, **style: object) -> None:
+    def write(lines: Sequence[str], top_in: float, **style: Any) -> None:
         for number, line in enumerate(lines):
             figure.text(left, 1 - (top_in + LINE_IN * number) / height_in, line, va="top", **style)
 
     write([title], 0.2, fontsize=TITLE_PT, fontweight="bold", color=INK)
-    write(gain, 0.52, fontsize=TEXT_PT + 1, color=INK)
-    write(job, 0.62 + LINE_IN * len(gain), fontsize=TEXT_PT - 0.5, color=INK)
+    write(won, 0.52, fontsize=TEXT_PT + 1, color=INK)
+    write(job, 0.62 + LINE_IN * len(won), fontsize=TEXT_PT - 0.5, color=INK)
     write(commands, height_in - foot_in, fontsize=CODE_PT, family="monospace", color=INK)
     write(foot[len(commands) :], height_in - foot_in + LINE_IN * len(commands), fontsize=CODE_PT, color=FAINT)
     for place, (name, gain) in enumerate(shown.items()):

@@ -88,8 +88,9 @@ def why(answer: Answer) -> str:
     where = f" on {answer.case_name(case)}" if answer.case_name(case) else ""
     parts = _saved(spent_by_class(base), spent_by_class(group), TIME_WORDS)
     if not parts:
-        coarse = [{name: part for name in ("idle", "busy") if (part := each[name])} for each in (before, after)]
-        parts = _saved(*coarse, {"idle": "idle", "busy": "busy"})
+        coarse = {"idle": "idle", "busy": "busy"}
+        first, last = ({n: part for n in coarse if (part := each[n]) is not None} for each in (before, after))
+        parts = _saved(first, last, coarse)
     saves = f" It saves {listing(parts)}." if parts else ""
     times = f"{seconds(after['iteration'])} s instead of {seconds(before['iteration'])} s"
     return f"An iteration takes {times}{where}.{saves}"
@@ -144,7 +145,7 @@ def _next_step(answer: Answer, results_dir: str) -> tuple[str, str]:
     """What to do now, and the command for it; nothing for runs of which no command is known."""
     found = winner_of(answer)
     case, group = found or (answer.cases[0], None)
-    firsts, seeds = [next(iter(each.runs.values())) for each in case.groups.values()], case.comparison.seeds
+    firsts, seeds = [next(iter(row.group.runs.values())) for row in answer.results], case.comparison.seeds
     if not all(map(is_known, firsts)):
         return "", ""
     if group is None or len(seeds) < ENOUGH_SEEDS:
