@@ -26,7 +26,7 @@ def test_a_claim_has_its_settings_and_commands(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "claims.csv").write_text("name,published_value\n")
     assert run_command(["claims", "entrain_end_to_end", f"results_dir={tmp_path}"]) == 0
     text = capsys.readouterr().out
-    assert "  As published: nothing (not measured: run make claims). The same job, simulated" in text
+    assert "  As published: nothing (not measured: run make claims). The paper's job, simulated" in text
     assert (
         "# fair\nentrain-bench --multirun tuning=equal layout.tp=null layout.cp=null layout.pp=null layout.dp=null"
         in text

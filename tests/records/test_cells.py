@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,10 +30,10 @@ def composed(monkeypatch: pytest.MonkeyPatch, *overrides: str, config_dir: Path 
     """Keys of a sweep's cells, and how many runs were composed for them."""
     count, original = 0, Composer._choices
 
-    def counted(self: Composer, overrides: tuple[str, ...]) -> dict[str, object]:
+    def counted(self: Composer, *given: Any) -> dict[str, object]:
         nonlocal count
         count += 1
-        return original(self, overrides)
+        return original(self, *given)
 
     with monkeypatch.context() as patch:
         patch.setattr(Composer, "_choices", counted)

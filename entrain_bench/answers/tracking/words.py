@@ -47,17 +47,17 @@ def describe_sweep(records: Sequence[Record]) -> str:
 # Rows of the table that the summary shows, and a description; the table of all is an artifact.
 MAX_ROWS, MAX_SHOWN = 40, 8
 MAX_LINES = 5
-# Letters of the sentences of a description, the first of which is always there.
+# Letters of the sentences above a description's table, the first of which is always there.
 MAX_LETTERS = 160
 
 
 def description(answer: Answer) -> str:
-    """What MLflow shows above a sweep's runs: the first sentences of the answer and its table, as Markdown."""
-    said = ""
-    for sentence in sentences(answer):
-        if not said or len(said) + len(sentence) < MAX_LETTERS:
-            said = f"{said} {sentence}".strip()
-    return "\n\n".join(filter(None, (said, _table(answer, MAX_SHOWN)))) + "\n"
+    """What MLflow shows above a sweep's runs, as Markdown: the answer, its table, then what else there is to know."""
+    first, *others = [*sentences(answer)] or [""]
+    while others and len(first) + len(others[0]) < MAX_LETTERS:
+        first = f"{first} {others.pop(0)}"
+    parts = [first, _table(answer, MAX_SHOWN), " ".join(others), *_noticed(answer.records)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def summary_markdown(name: str, answer: Answer, results_dir: str) -> str:
@@ -65,7 +65,7 @@ def summary_markdown(name: str, answer: Answer, results_dir: str) -> str:
     records, headings = answer.records, answer.varying or ["strategy"]
     parts = [" ".join(sentences(answer)), f"**{name}**: {describe_sweep(records)}.", _table(answer)]
     parts += _listed("Without result", [*problems(answer.results, headings)], MAX_LINES)
-    parts += [*_listed("Samples", sample_notices(records)), *_listed("Remarks", run_notices(records))]
+    parts += _noticed(records)
     parts += _listed("Run again", [f"`{line}`" for line in commands_of(records, results_dir)], MAX_LINES)
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -80,6 +80,10 @@ def _table(answer: Answer, most: int = MAX_ROWS) -> str:
         cells = {answer.variant(result.group): _cell(result) for result in case.results}
         rows.append([answer.case_name(case) or "all", *(cells.get(name, NOTHING) for name in answer.variants)])
     return markdown_table(heading, rows, heading[1:]) + more
+
+
+def _noticed(records: Sequence[Record]) -> list[str]:
+    return [*_listed("Samples", sample_notices(records)), *_listed("Remarks", run_notices(records))]
 
 
 def _cell(result: StrategyResult) -> str:
