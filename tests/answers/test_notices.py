@@ -152,5 +152,5 @@ def test_a_mixture_is_told_by_component_wherever_runs_are_shown(
     assert "Samples:\n\n" + "\n".join(f"- {line}" for line in lines) in parent.tags[NOTE_TAG]
     assert [run.tags["samples"] for run in runs] == ["; ".join(lines)] * 2
     assert run_command(["report", "--config-dir", "own"]) == 0
-    environment = Path("results/report.md").read_text().split("## Environment")[1].split("##")[0]
+    environment = Path("results/report.md").read_text().split("Environment</summary>")[1].split("<summary>")[0]
     assert all(f"- Samples, {line}." in environment for line in lines)
