@@ -56,24 +56,16 @@ def vision_encoder(fields: Fields, default_type: str = "clip_vision_model") -> d
 
 def plain_vision(fields: Fields, qkv_bias: bool) -> dict[str, Any]:
     """A vision transformer with LayerNorm and biases, every layer of it; positions and pooling heads are left out."""
-    width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    return encoder(
-        IMAGE,
-        fields.integer("num_hidden_layers"),
-        width,
-        heads,
-        fields.integer("intermediate_size"),
-        head_dim=head_dim(fields, width, heads),
-        rotary=False,
-        norm_bias=True,
-        qkv_bias=qkv_bias,
-        linear_bias=True,
-        embed_gemms=[patches(fields, width, "num_channels")],
-    )
+    return patch_transformer(fields, rotary=False, norm_bias=True, qkv_bias=qkv_bias, linear_bias=True)
 
 
 def pixtral(fields: Fields) -> dict[str, Any]:
     """Pixtral's vision transformer: gated, with rotary positions and without biases."""
+    return patch_transformer(fields, gated_mlp=True)
+
+
+def patch_transformer(fields: Fields, **rest: bool) -> dict[str, Any]:
+    """A vision transformer whose layers are alike, behind a product of patches; ``rest`` is what else they have."""
     width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return encoder(
         IMAGE,
@@ -82,8 +74,8 @@ def pixtral(fields: Fields) -> dict[str, Any]:
         heads,
         fields.integer("intermediate_size"),
         head_dim=head_dim(fields, width, heads),
-        gated_mlp=True,
         embed_gemms=[patches(fields, width, "num_channels")],
+        **rest,
     )
 
 
