@@ -1,14 +1,14 @@
-"""Fully sharded weights (FSDP, ZeRO-3): what gathering them layer by layer adds to passes, and what it needs in memory.
+"""Fully sharded weights (FSDP, ZeRO-3): the time and memory that gathering weights layer by layer adds.
 
-Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, and
-its gradients are reduce-scattered after it. One layer is gathered ahead: its gather, and the scatter of the gradients
-of the layer before, run beside a layer's computation (torch 2.13, ``torch.distributed.fsdp.fully_shard``: all-gathers
-of forward are issued from a stream of their own, those of backward when the layer before begins, one reduce-scatter is
-in flight; ``_fsdp_param_group.py``). So a layer takes the longer of its computation and the communication beside it.
-Layers follow each other through all modules of a micro-step, forward and backward; at its two ends nothing hides the
-gather of the first layer and the scatter of the last, since the root waits for both.
+Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward. Its
+gradients are reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous
+layer's scatter run. Source: torch 2.13, ``torch.distributed.fsdp.fully_shard``, ``_fsdp_param_group.py``. There a
+separate stream issues all-gathers of the forward, those of the backward start when the layer before begins, and one
+reduce-scatter is in flight. So a layer takes the longer of its computation and the communication next to it. Layers
+follow each other through all modules of a micro-step, forward and backward. At its two ends nothing hides the gather
+of the first layer and the scatter of the last, because the root waits for both.
 
-The collectives need all replicas, so a pass begins on all of them together (``collective_passes``).
+The collectives need all replicas, so a pass starts on all replicas at the same time (``collective_passes``).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
-# Layers whose weights are whole at a time: the one that runs, and the one gathered ahead.
+# Layers whose weights are gathered at the same time: the running one and the next one.
 LAYERS_GATHERED = 2
 
 
 def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArray:
-    """Parameters, or those that learn, of each layer before tensor parallelism ``[layers]``.
+    """Return the parameters of each layer before tensor parallelism ``[layers]``; with ``learning`` only trainable.
 
-    The module is on one stage; a tied embedding counts with the first layer.
+    The module is on one stage. A tied embedding counts with the first layer.
     """
     own = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
     if module.config.tied_embeddings and own[0]:
@@ -45,10 +45,10 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArra
 
 
 def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int) -> tuple[float, float]:
-    """Whole weights and gradients on a rank while a forward, and while a backward of a module runs.
+    """Return the bytes of gathered weights and gradients on a rank during a forward, and during a backward.
 
-    The two consecutive layers with most weights, a tied embedding besides; in backward also the gradients of a layer,
-    as they are reduced: fp32.
+    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the fp32
+    gradients of one layer.
     """
     shards = module.weight_shards(placed.tp)
     own = layer_parameters(module) / shards
@@ -63,12 +63,12 @@ def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int)
 
 @dataclass(frozen=True, slots=True)
 class LayerTraffic:
-    """What a rank's links do for each layer of a module, seconds ``[layers]``.
+    """Seconds of the collectives of each layer of a module ``[layers]``.
 
     Attributes:
-        gather_s: all-gather of its bf16 weights before its forward.
-        again_s: the same before its backward; 0 where the weights are still whole, or nothing runs.
-        scatter_s: reduce-scatter of its fp32 gradients; 0 where nothing learns.
+        gather_s: all-gather of bf16 weights before the forward.
+        again_s: the same before the backward; 0 if the weights are still gathered, or the layer has no backward.
+        scatter_s: reduce-scatter of fp32 gradients; 0 for frozen layers.
     """
 
     gather_s: FloatArray
@@ -77,7 +77,7 @@ class LayerTraffic:
 
 
 def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec) -> LayerTraffic:
-    """Times of the collectives over the ranks that share out a module's weights: data and context parallelism."""
+    """Return the times of a module's collectives, over its data-parallel and context-parallel ranks."""
     shards = module.weight_shards(placed.tp)
     copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
     tier = cluster.ring_tiers(placed.ranks[:, 0, ::shards].reshape(1, -1))[0]
@@ -96,13 +96,13 @@ def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes of one kind of a module, their layers in the order in which they run ``[passes, layers]``.
+    """All forwards or all backwards of a module, with layers in execution order.
 
     Attributes:
-        actions: their numbers ``[passes]``.
-        compute_s: of each layer.
-        ready_s: gather that must be through before each layer ``[layers]``.
-        left_s: scatter that each layer leaves to its successor ``[layers]``.
+        actions: action numbers ``[passes]``.
+        compute_s: seconds of each layer ``[passes, layers]``.
+        ready_s: seconds of the gather that each layer waits for ``[layers]``.
+        left_s: seconds of the scatter that each layer starts ``[layers]``.
     """
 
     actions: IntArray
@@ -112,7 +112,7 @@ class Passes:
 
 
 def sharded_modules(program: Program) -> list[int]:
-    """Indices of the modules whose weights are sharded."""
+    """Return the indices of modules with sharded weights."""
     return [index for index, placed in enumerate(program.layout.modules) if placed.sharded]
 
 
@@ -122,15 +122,15 @@ def exposed_s(
     cluster: ClusterSpec,
     framework: FrameworkOptions,
 ) -> FloatArray:
-    """Return what gathers and scatters add to every pass ``[actions]``; 0 for modules whose weights are whole.
+    """Return the seconds that gathers and scatters add to every pass ``[actions]``; 0 for modules that do not shard.
 
-    Without ``overlap_param_gather`` no gather runs beside computation, without ``overlap_grad_reduce`` no scatter does.
+    Without ``overlap_param_gather`` no gather overlaps computation; without ``overlap_grad_reduce`` no scatter does.
 
     Args:
         program: the program.
-        layers_s: computation of each of ``sharded_modules``, as ``layers_of`` returns it.
-        cluster: the links.
-        framework: what overlaps.
+        layers_s: for each of ``sharded_modules``, the seconds of its layers (``layers_of``).
+        cluster: provides the links.
+        framework: says which communication overlaps.
     """
     added = np.zeros(program.num_actions)
     sets = [passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster)]
@@ -158,10 +158,10 @@ def exposed_s(
 
 
 def collective_passes(program: Program) -> IntArray:
-    """Number of the group of passes that begin together because their collectives need all replicas ``[actions]``.
+    """Return the group of each pass; passes of a group start together, because collectives need all replicas.
 
-    A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1 for passes that are
-    tied to none. A replica without units of its own takes part in the collectives while it waits for its next pass.
+    A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1: no group. A replica
+    without units takes part in the collectives while it waits for its next pass. Shape ``[actions]``.
     """
     group, count = np.full(program.num_actions, -1), 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
@@ -175,7 +175,7 @@ def collective_passes(program: Program) -> IntArray:
 
 
 def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
-    """Seconds of each layer of a module in forward and in backward, with what it recomputes ``[chunks, layers]``."""
+    """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``."""
     module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
     kind = module.layer_kind
     loads = layer_times.loads(module, module.lengths(program.shapes, chunks.members), chunks.offsets)
@@ -189,7 +189,7 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
 def passes_of(
     program: Program, index: int, layers_s: tuple[FloatArray, FloatArray], cluster: ClusterSpec
 ) -> tuple[Passes, ...]:
-    """The forwards and the backwards of a module, whose layers take ``layers_s``; of the latter those that have one."""
+    """Return the forwards and backwards of a module whose layers take ``layers_s``; no backwards if it is frozen."""
     module, placed = program.model.modules[index], program.layout.modules[index]
     traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster), layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
@@ -203,7 +203,7 @@ def passes_of(
 
 
 def remade_layers(program: Program, index: int) -> BoolArray:
-    """Whether the backward of each chunk runs each layer's forward once more ``[chunks, layers]``."""
+    """Return whether the backward of each chunk recomputes each layer ``[chunks, layers]``."""
     module, placed = program.model.modules[index], program.layout.modules[index]
     covered = covered_layers(module) & [layer.backward_share > 0 for layer in module.layers]
     if placed.recompute or not program.remade:
@@ -212,10 +212,10 @@ def remade_layers(program: Program, index: int) -> BoolArray:
 
 
 def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray]:
-    """The sharded pass that runs before each one in the same micro-step, and the one after it ``[actions]``; else -1.
+    """Return the previous and next sharded pass of the same micro-step ``[actions]``; -1 if there is none.
 
-    A micro-step ends where a forward follows a backward, as it does where the root's backward ends. Of an action's
-    lanes, which run alike where all modules are sharded, the last one's neighbours count.
+    A micro-step ends when a forward follows a backward, where the root's backward ends. If an action has several
+    lanes, the neighbors on its last lane count; lanes run equally if all modules are sharded.
     """
     counts = np.zeros(program.num_actions, bool)
     counts[sharded] = True

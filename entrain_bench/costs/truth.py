@@ -1,4 +1,4 @@
-"""The cost truth of a program: durations of actions, delays of dependencies, bytes of memory."""
+"""The hidden cost model of a program: seconds of passes, delays of dependencies, bytes of memory."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What executing a program costs.
+    """Seconds that an executor charges for the parts of a program.
 
     Attributes:
-        duration_s: of each pass, communication inside it included; 0 for steps ``[actions]``.
-        comm_s: the communication inside it, that of steps included ``[actions]``.
-        hold_s: how long transfers hold an action's lanes after it ``[actions]``.
-        release_s: the earliest start of an action that needs weights gathered beside the lanes ``[actions]``.
-        stall_s: how long it waits for its weights once all else is ready ``[actions]``.
-        delay_s: from the end of the action or transfer that a dependency's data come with to the moment when they are
-            there ``[dependencies]``.
-        transfers: those that queue for links, if any do.
-        steps: gradient synchronisation and optimizer.
-        together: number of the group of passes that begin at the same time, -1 for those that do not ``[actions]``;
-            None if none do.
+        duration_s: duration of each pass including its communication; 0 for steps ``[actions]``.
+        comm_s: communication inside each pass or step ``[actions]``.
+        hold_s: time after an action during which transfers occupy its lanes ``[actions]``.
+        release_s: earliest start of an action whose weights are gathered in the background ``[actions]``.
+        stall_s: time that an action waits for its weights after everything else is ready ``[actions]``.
+        delay_s: time from the end of the source action, or of its transfer, until the data arrive ``[dependencies]``.
+        transfers: transfers that queue for links; None if there are none.
+        steps: gradient synchronization and optimizer.
+        together: group of passes that start at the same time, -1 for passes without a group ``[actions]``; None if
+            there are no groups.
     """
 
     duration_s: FloatArray
@@ -57,12 +56,12 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """What handing on results takes, with links that nobody else wants.
+    """Transfer times of a program on idle links (no contention), in seconds.
 
     Attributes:
-        send_s: how long an action's lanes are held by what it sends ``[actions]``; 0 where transfers hold nobody.
-        receive_s: likewise by what it receives, before it ``[actions]``.
-        delay_s: from an action's end until its data are where a dependency needs them ``[dependencies]``.
+        send_s: time that sends occupy an action's lanes after it ``[actions]``; 0 unless transfers block.
+        receive_s: time that receives occupy an action's lanes before it ``[actions]``; 0 unless transfers block.
+        delay_s: time from an action's end until its data have arrived for a dependency ``[dependencies]``.
     """
 
     send_s: FloatArray
@@ -72,15 +71,15 @@ class Handovers:
 
 @dataclass(frozen=True, slots=True)
 class CostTruth:
-    """Costs of a model on a cluster; executors charge them, strategies see only a profile of them.
+    """The cost model of a model on a cluster. Executors charge it; strategies see only estimates (``Profile``).
 
     Attributes:
-        framework: how the framework runs the job.
-        noise: of executed actions.
-        measured: layer times of a profile of the device; None: the roofline's.
-        layer_times: layer times on the cluster.
+        framework: framework settings of the job.
+        noise: random factors on executed passes.
+        measured: layer times from a device profile; None: roofline.
+        layer_times: layer times in use.
         memory: memory sizes under the same settings.
-        step_costs: times of gradient synchronisation, optimizer and weight gathering.
+        step_costs: times of gradient synchronization, optimizer and weight gathering.
     """
 
     model: ModelSpec
@@ -99,11 +98,11 @@ class CostTruth:
 
     @property
     def beyond(self) -> CostTruth:
-        """The same truth, with layer times also outside what was measured: for estimates, which may be wrong."""
+        """The same costs with layer times extrapolated outside the measured range; only estimates may use them."""
         return replace(self, measured=self.measured.beyond) if self.measured else self
 
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
-        """Times of sequences that each form a chunk alone ``[sequences, stages]``; see ``chunk_times``."""
+        """Return the times of sequences that each form one chunk ``[sequences, stages]``; see ``chunk_times``."""
         return self._stages_s(module, placed, self.layer_times.loads(module, lengths), None, split)
 
     def chunk_times(
@@ -115,10 +114,10 @@ class CostTruth:
         remade: IntArray | None = None,
         split: bool = False,
     ) -> PassTimes:
-        """Times of packed chunks ``[chunks, stages]``, of which each recomputes ``remade`` layers of a stage.
+        """Return the times of packed chunks ``[chunks, stages]``.
 
-        By default all layers that recomputation covers, or none, as the layout says. With ``split`` a pass of its own
-        makes the weights' gradients.
+        ``remade`` is the number of recomputed layers of each chunk on each stage; by default the layout decides between
+        all layers that recomputation covers and none. With ``split`` a separate pass computes weight gradients.
         """
         return self._stages_s(module, placed, self._loads(module, shapes, chunks), remade, split)
 
@@ -135,12 +134,12 @@ class CostTruth:
         return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute, split)
 
     def charge(self, program: Program) -> Prices:
-        """What one execution of a program costs: its price, but for the noise."""
+        """Return the costs of one execution: the program's prices with noise on its passes."""
         prices, factors = self.price(program), self.noise.factors(program)
         return replace(prices, duration_s=factors * prices.duration_s, comm_s=factors * prices.comm_s)
 
     def price(self, program: Program) -> Prices:
-        """Durations and delays of a whole program."""
+        """Return durations and delays of a whole program without noise."""
         duration, comm = np.zeros(program.num_actions), np.zeros(program.num_actions)
         layout, loads = program.layout, []
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
@@ -169,14 +168,14 @@ class CostTruth:
         return Prices(duration, comm, hold, release, stall, delay, transfers, steps, together)
 
     def handovers(self, program: Program) -> Handovers:
-        """What handing on the results of a program's actions takes, whatever the order in which they run."""
+        """Return the transfer times of a program's results; they do not depend on the order of passes."""
         _, delay, link = self._edges(program)
         nothing = np.zeros(program.num_actions)
         send, receive = moved_s(program, link, delay) if self.framework.p2p == "blocking" else (nothing, nothing)
         return Handovers(send, receive, delay + link)
 
     def _edges(self, program: Program) -> tuple[Edges, FloatArray, FloatArray]:
-        """Transfers along dependencies, what passes besides, and how long links are busy ``[dependencies]``."""
+        """Return transfers along dependencies, delays besides links, and busy times of links ``[dependencies]``."""
         edges = edges_of(program, self.cluster, self.framework)
         delay, link = edges.fixed_s.copy(), edges.link_s.copy()
         collective, seconds = colocated_transforms(program, self.cluster)
@@ -184,7 +183,7 @@ class CostTruth:
         return edges, np.where(edges.travels, delay, 0.0), link
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
-        """How long lanes are held after each action, delays of the dependencies, and what queues for links."""
+        """Return the time lanes are held after each action, delays of dependencies, and transfers that queue."""
         layout, transfers, hold = program.layout, None, np.zeros(program.num_actions)
         edges, delay, link = self._edges(program)
         if layout.single_rank_boundary:

@@ -1,4 +1,4 @@
-"""``cluster/device=profiled``: the cluster whose device, layer times and links a profile knows."""
+"""``cluster/device=profiled``: a cluster whose device, layer times and links come from a device profile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
-# Layer times are measured: what a roofline would need beside the peaks is never asked for, and of no consequence.
+# Layer times are measured, so the roofline's other constants are never read.
 UNUSED = {
     field.name: 1e-9 if field.name.endswith("_s") else 1.0
     for field in fields(DeviceSpec)
@@ -31,13 +31,13 @@ UNUSED = {
 
 @dataclass(frozen=True, slots=True)
 class ProfiledDevice:
-    """``cluster.device`` where it is a profile.
+    """The configuration of a profiled ``cluster.device``.
 
     Attributes:
         path: the profile's file.
-        extrapolate: whether packs may lie outside what was measured.
-        statistic: of the repetitions of each point, one of ``STATISTICS``.
-        name: the device that it must be of; None for any.
+        extrapolate: whether a pack may be outside the measured range.
+        statistic: which statistic of a point's repetitions to use, one of ``STATISTICS``.
+        name: the device that the profile must describe; None for any.
     """
 
     path: str
@@ -47,7 +47,7 @@ class ProfiledDevice:
 
     @classmethod
     def of(cls, cluster: Mapping[str, Any]) -> ProfiledDevice | None:
-        """The profile that a cluster's configuration names, if it does."""
+        """Return the profile that a cluster's configuration names; None if it names none."""
         device = cluster.get("device")
         if not isinstance(device, Mapping) or "path" not in device:
             return None
@@ -58,59 +58,61 @@ class ProfiledDevice:
 
     @property
     def where(self) -> str:
-        """What errors begin with."""
+        """The beginning of every error."""
         return f"cluster.device.path={self.path}"
 
     def fingerprint(self) -> str:
-        """SHA-256 of the file.
+        """Return the SHA-256 of the file.
 
         Raises:
-            UserError: for a file that cannot be read.
+            UserError: if the file cannot be read.
         """
         return digest(Path(self.path).expanduser(), self.where)
 
     def read(self) -> DeviceProfile:
-        """The profile.
+        """Read the profile, reduced to ``statistic``.
 
         Raises:
-            UserError: for a file that is none, or of another device.
+            UserError: if the file is no profile, or describes another device.
         """
         profile = read_profile(Path(self.path).expanduser(), self.where)
         if self.name is not None and profile.subject.device != self.name:
-            raise UserError(f"{self.where}: is of {profile.subject.device}, not of cluster.device.name={self.name}")
+            stated = f"cluster.device.name={self.name}"
+            raise UserError(f"{self.where}: describes device {profile.subject.device}, not {stated}")
         return profile.only(self.statistic)
 
 
 def cluster_with_times(
     config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
 ) -> tuple[ClusterSpec, ProfiledTimes | None]:
-    """The cluster of a configuration with its constants multiplied, and its layer times where they are profiled.
+    """Return the configured cluster with its constants multiplied by ``speed``, and its profiled layer times if any.
 
     Raises:
-        UserError: naming what is wrong in the configuration or the profile.
+        UserError: if the configuration or the profile is invalid; it names the field.
     """
     device = ProfiledDevice.of(config)
     if device is None:
         return ClusterSpec.from_config(config).at(speed), None
     if framework.freeze:
-        raise UserError(f"freeze={[*framework.freeze]}: must be empty with a profiled device, which was timed learning")
+        why = "not supported with cluster/device=profiled, because the profile was measured with trainable layers"
+        raise UserError(f"freeze={[*framework.freeze]}: {why}. Set freeze=[]")
     if framework.recompute_granularity != FULL:
         raise UserError(
-            f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with a profiled device, "
-            "which was timed recomputing whole blocks"
+            f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
+            "because the profile was measured with whole blocks recomputed"
         )
     for name in ("gemm", "attention", "memory"):
-        require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with a profiled device")
+        require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")
     profile = device.read()
     cluster = ClusterSpec.from_config(filled(config, profile, device.where)).at(speed)
     return cluster, ProfiledTimes.of(profile, model, cluster, framework, device.where, device.extrapolate)
 
 
 def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dict[str, Any]:
-    """A cluster's configuration with the profile's constants as its device, and as links that are left to it (null).
+    """Return a cluster's configuration with the profile's device constants, and its links where they are null.
 
     Raises:
-        UserError: for a link that the profile did not measure.
+        UserError: if a link is null and the profile did not measure it.
     """
     constants, sources = profile.constants, dict(check_mapping(config["sources"], "cluster.sources"))
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
@@ -127,13 +129,13 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
 
 
 def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, float]:
-    """Bandwidth and latency with which the formulas of ``costs/links.py`` come closest to measured communication.
+    """Fit bandwidth (bytes/s) and latency (s) of ``costs/links.py`` to measured communication.
 
     Raises:
-        UserError: if none was measured.
+        UserError: if there are no points.
     """
     if not points:
-        raise UserError(f"{where}: has no communication; entrain-bench profile ranks=[...] measures it")
+        raise UserError(f"{where}: communication was not measured. Run entrain-bench profile ranks=[...]")
     parts = np.array([link_parts(point) for point in points])
     latency_s, per_byte_s = fit_factors(parts, [point.seconds[MEDIAN] for point in points])
     # A cluster has positive ones.
@@ -141,7 +143,7 @@ def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, fl
 
 
 def link_parts(point: CollectivePoint) -> tuple[float, float]:
-    """Latencies one after the other, and bytes through a rank's link, by the formulas of ``costs/links.py``."""
+    """Return the number of sequential latencies and the bytes through a rank's link (``costs/links.py``)."""
     steps = point.ranks - 1
     if point.operation == "send":
         return 1.0, float(point.num_bytes)

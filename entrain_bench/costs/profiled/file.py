@@ -1,4 +1,4 @@
-"""The file of a device's profile: JSON with a version, written whole or not at all, every value checked when read."""
+"""Device profile file: versioned JSON, written atomically; reading checks every value."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 FORMAT = "entrain-bench profile"
 VERSION = 1
+AGAIN = "To make one, run entrain-bench profile"
 _POINTS: dict[str, type[StagePoint] | type[StepPoint] | type[CollectivePoint]] = {
     "stages": StagePoint,
     "steps": StepPoint,
@@ -30,7 +31,7 @@ _POINTS: dict[str, type[StagePoint] | type[StepPoint] | type[CollectivePoint]] =
 
 
 def to_bytes(profile: DeviceProfile) -> bytes:
-    """The content of a profile's file: a line for every point."""
+    """Return the content of a profile's file, one line per point."""
     values = asdict(profile)
     lists = {name: ",\n  ".join(json.dumps(point) for point in values.pop(name)) for name in _POINTS}
     head = json.dumps({"format": FORMAT, "version": VERSION, **values}, indent=1)[:-2]
@@ -55,10 +56,10 @@ def read_profile(path: Path, where: str) -> DeviceProfile:
 
     Args:
         path: the file.
-        where: what errors begin with.
+        where: the beginning of every error.
 
     Raises:
-        UserError: for a file that cannot be read, is truncated, of another version, or holds impossible values.
+        UserError: if the file cannot be read, is truncated, has another version, or holds impossible values.
     """
     content = read_bytes(path, where)
     try:
@@ -66,33 +67,33 @@ def read_profile(path: Path, where: str) -> DeviceProfile:
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{where}: is no profile of a device, or a part of one ({error})") from error
+        raise UserError(f"{where}: is not a device profile, or is truncated ({error}). {AGAIN}") from error
     if values.get("format") != FORMAT:
-        raise UserError(f"{where}: is no profile of a device; entrain-bench profile makes them")
+        raise UserError(f"{where}: is not a device profile. {AGAIN}")
     if values.get("version") != VERSION:
-        raise UserError(f"{where}: version={values.get('version')}: must be {VERSION}; profile the device anew")
+        raise UserError(f"{where}: version={values.get('version')}: must be {VERSION}. {AGAIN}")
     return _parse({key: value for key, value in values.items() if key not in ("format", "version")}, where)
 
 
 def digest(path: Path, where: str) -> str:
-    """SHA-256 of a profile's file.
+    """Return the SHA-256 of a profile's file.
 
     Raises:
-        UserError: for a file that cannot be read.
+        UserError: if the file cannot be read.
     """
     return hashlib.sha256(read_bytes(path, where)).hexdigest()
 
 
 def read_bytes(path: Path, where: str) -> bytes:
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Raises:
-        UserError: if it cannot be read.
+        UserError: if the file cannot be read.
     """
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{where}: cannot be read ({error.strerror}); entrain-bench profile makes it") from error
+        raise UserError(f"{where}: cannot be read ({error.strerror}). {AGAIN}") from error
 
 
 def _parse(values: dict[str, Any], where: str) -> DeviceProfile:

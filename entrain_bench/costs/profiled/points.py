@@ -1,4 +1,4 @@
-"""What a profile of a device holds: measured points, the device's constants, and what was measured with what."""
+"""Content of a device profile: measured points, constants of the device, and the measurement's conditions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from entrain_bench.specs.model import ModuleSpec
 
 STATISTICS = ("p10", "median", "p90")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
-# Of a module's configuration, what changes no time of one of its layers.
+# Keys of a module's configuration that change no layer's time.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
 
 
 @dataclass(frozen=True, slots=True)
 class StagePoint:
-    """A stage of ``layers`` layers of one kind, run forward and backward on one pack.
+    """Measured times of a stage of ``layers`` layers of one kind, forward and backward on one pack.
 
-    Seconds are the tenth percentile, the median and the ninetieth of the repetitions.
+    Seconds are the 10th percentile, median and 90th percentile of the repetitions.
 
     Attributes:
-        module, kind: whose layers.
-        layers: how many.
-        tp: into how many shards the layers are split, of which the stage is one.
-        lengths: of the packed sequences.
+        module, kind: module and layer kind.
+        layers: number of layers.
+        tp: tensor-parallel degree; the stage is one shard.
+        lengths: tokens of each packed sequence.
         forward_s: seconds of the forward.
-        backward_s: seconds of the backward after it.
-        remade_s: of a backward that runs the blocks' forwards once more; none for layers that are not blocks.
-        kept_bytes: what the forward keeps for the backward, parameters apart.
-        remade_kept_bytes: what it keeps where the blocks' forwards are run once more; 0 for layers that are not blocks.
-        repetitions: how often it ran, warm-up apart.
+        backward_s: seconds of the backward without recomputation.
+        remade_s: seconds of the backward with blocks recomputed; empty for layers that are not blocks.
+        kept_bytes: bytes that the forward keeps for the backward, without parameters.
+        remade_kept_bytes: the same with blocks recomputed; 0 for layers that are not blocks.
+        repetitions: number of measured runs, without warm-up.
     """
 
     module: str
@@ -48,7 +48,7 @@ class StagePoint:
 
     @property
     def key(self) -> tuple[str, str, int, int, tuple[int, ...]]:
-        """What was measured."""
+        """The identity of the point: module, kind, layers, tp and lengths."""
         return self.module, self.kind, self.layers, self.tp, self.lengths
 
     def check(self, where: str) -> None:
@@ -65,7 +65,7 @@ class StagePoint:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """An optimizer step over ``parameters`` whose states the rank holds; seconds as those of ``StagePoint``."""
+    """Measured times of an optimizer step over ``parameters`` parameters; seconds as in ``StagePoint``."""
 
     parameters: int
     seconds: tuple[float, ...]
@@ -80,12 +80,12 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePoint:
-    """Communication of ``num_bytes`` in all among ``ranks``; seconds as those of ``StagePoint``.
+    """Measured times of one communication operation; seconds as in ``StagePoint``.
 
     Attributes:
-        operation: one of ``COLLECTIVES``; a ``send`` is from one rank to another.
-        ranks: that took part.
-        num_bytes: of the whole tensor.
+        operation: one of ``COLLECTIVES``; a ``send`` goes from one rank to another.
+        ranks: number of participating ranks.
+        num_bytes: bytes of the whole tensor.
     """
 
     operation: str
@@ -106,16 +106,16 @@ class CollectivePoint:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was measured with what; points of different subjects do not go together.
+    """Identity of a profile: device, data type, package versions and model. Points of two identities must not mix.
 
     Attributes:
-        device: its name.
+        device: name of the device.
         kind: ``cpu`` or ``cuda``.
-        dtype: of parameters and activations, by torch's name.
-        sequence_parallel: whether shards of several tensor-parallel ranks had their share of the tokens only.
-        threads: of a process.
+        dtype: torch's name for the type of parameters and activations.
+        sequence_parallel: whether tensor-parallel shards held only their share of the tokens.
+        threads: threads per process.
         torch, megatron_core: versions.
-        model: its name.
+        model: name of the model.
         modules: configuration of every module, by name.
     """
 
@@ -130,7 +130,7 @@ class Subject:
     modules: Mapping[str, Any]
 
     def difference(self, other: Subject) -> str:
-        """Where another subject differs first: ``key=value of the other``; empty if nowhere."""
+        """Return the first difference as ``key=value of the other``; empty if there is none."""
         mine, theirs = asdict(self), asdict(other)
         for name in mine:
             if name != "modules" and mine[name] != theirs[name]:
@@ -141,21 +141,19 @@ class Subject:
         return ""
 
     def check_module(self, module: ModuleSpec, where: str) -> None:
-        """Raise ``UserError`` unless layers of the module are those that were measured."""
+        """Raise ``UserError`` unless the module's layers equal the measured ones."""
         if module.name not in self.modules:
-            raise UserError(f"{where}: is of model={self.model}, which has no module {module.name}")
+            raise UserError(f"{where}: was measured with model={self.model}, which has no module {module.name}")
         measured = self.modules[module.name]
         for key, value in module_values(module).items():
             if key not in IRRELEVANT and measured.get(key) != value:
-                raise UserError(
-                    f"{where}: is of model={self.model}, whose {module.name} has {key}={measured.get(key)}; "
-                    f"this model's has {value}"
-                )
+                theirs = f"whose {module.name} has {key}={measured.get(key)}"
+                raise UserError(f"{where}: was measured with model={self.model}, {theirs}. This model has {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What else is asked of a device, each with its source; units as in ``DeviceSpec``."""
+    """Constants of a device that a profile does not measure, each with its source; units as in ``DeviceSpec``."""
 
     peak_bf16_flops: float
     memory_bytes: int
@@ -168,18 +166,18 @@ class Constants:
         for name in self.__dataclass_fields__.keys() - {"sources"}:
             require(getattr(self, name) > 0, f"{where}.{name}", getattr(self, name), "positive")
             if not isinstance(self.sources.get(name), str):
-                raise UserError(f"{where}.sources.{name}: missing; say where the constant is from")
+                raise UserError(f"{where}.sources.{name}: missing. State the source of the constant")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """All that was measured of one device and model.
+    """All measurements of one device and model.
 
     Attributes:
-        subject: what was measured with what.
-        constants: of the device.
-        date: of the first measurement.
-        finished: whether nothing is missing of what was to be measured.
+        subject: the profile's identity.
+        constants: constants of the device.
+        date: date of the first measurement.
+        finished: whether all requested points were measured.
         stages, steps, collectives: the points.
     """
 
@@ -192,7 +190,7 @@ class DeviceProfile:
     collectives: tuple[CollectivePoint, ...] = ()
 
     def only(self, statistic: str) -> DeviceProfile:
-        """The profile with one of the three seconds in place of all of them."""
+        """Return the profile with every point's three times replaced by one statistic."""
         index = STATISTICS.index(statistic)
         return replace(
             self,
@@ -203,7 +201,7 @@ class DeviceProfile:
 
 
 def _only[T: StagePoint | StepPoint | CollectivePoint](points: tuple[T, ...], index: int) -> tuple[T, ...]:
-    """Points with one of their three seconds in place of all."""
+    """Replace the three times of every point by the one at ``index``."""
     names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if points and hasattr(points[0], name)]
     return tuple(
         replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
@@ -212,13 +210,13 @@ def _only[T: StagePoint | StepPoint | CollectivePoint](points: tuple[T, ...], in
 
 
 def module_values(module: ModuleSpec) -> dict[str, Any]:
-    """A module's configuration as JSON holds it."""
+    """Return a module's configuration as JSON values."""
     values = asdict(module.config)
     return {key: _plain(value) for key, value in values.items()}
 
 
 def check_quantiles(seconds: tuple[float, ...], where: str) -> None:
-    """Raise ``UserError`` unless these are three positive numbers in order."""
+    """Raise ``UserError`` unless ``seconds`` are three positive numbers in ascending order."""
     allowed = "three positive numbers in order: 10th percentile, median, 90th percentile"
     require(len(seconds) == 3 and min(seconds) > 0 and [*seconds] == sorted(seconds), where, [*seconds], allowed)
 
@@ -230,7 +228,7 @@ def _plain(value: Any) -> Any:
 
 
 def _difference(mine: Any, theirs: Any) -> str:
-    """Where two modules' configurations differ first."""
+    """Return the first difference between two modules' configurations; empty if there is none."""
     if mine is None or theirs is None:
         return "" if mine is theirs else ": missing"
     for key in sorted({*mine, *theirs} - IRRELEVANT):

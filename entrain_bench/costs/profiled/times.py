@@ -34,17 +34,17 @@ FORWARD, BACKWARD, REMADE = range(3)
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTimes:
-    """What a profile's curves say of a model's layers.
+    """Times of a model's layers, interpolated between the points of a device profile.
 
-    Context parallelism divides tokens, scores and segments; communication follows from the cluster's links, and hides
-    only by ``tp_overlap``, for a profile does not tell single products.
+    Context parallelism divides tokens, scores and segments. Communication follows from the cluster's links; only
+    ``tp_overlap`` hides it, because a profile has no times of single matrix products.
 
     Attributes:
-        roofline: of the cluster, for communication.
+        roofline: of the cluster; prices communication.
         curves: by module, layer kind and tensor-parallel degree.
-        step_s: seconds of an optimizer step, and of each of its parameters.
-        where: names the profile in errors.
-        extrapolate: whether packs may lie outside what was measured.
+        step_s: fixed seconds of an optimizer step, and seconds per parameter.
+        where: the profile's name in errors.
+        extrapolate: whether a pack may be outside the measured range.
     """
 
     roofline: Roofline
@@ -63,18 +63,19 @@ class ProfiledTimes:
         where: str,
         extrapolate: bool = False,
     ) -> ProfiledTimes:
-        """The times of a model's layers.
+        """Return the layer times of a model from its profile.
 
         Raises:
-            UserError: for a profile of another model, or that is not finished, or that lacks layers.
+            UserError: if the profile is unfinished, was made for another model, or lacks layers.
         """
         if not profile.finished:
-            raise UserError(f"{where}: is not finished; entrain-bench profile with the same options goes on with it")
+            raise UserError(f"{where}: is not finished. To resume, run entrain-bench profile with the same options")
         sequences = profile.subject.sequence_parallel
         same = all(framework.of(module).sequence_parallel == sequences for module in model.modules)
         if not same and any(point.tp > 1 for point in profile.stages):
             raise UserError(
-                f"{where}: is of sequence_parallel={str(sequences).lower()}; profile the device anew, or run so as well"
+                f"{where}: was measured with sequence_parallel={str(sequences).lower()}. Set the same here, or profile "
+                "the device again"
             )
         for module in model.modules:
             profile.subject.check_module(module, where)
@@ -83,20 +84,21 @@ class ProfiledTimes:
         for module in model.modules:
             for layer in module.kinds:
                 if (module.name, layer.kind) not in measured:
-                    raise UserError(f"{where}: stages: has no {layer.kind} of {module.name}; profile the device anew")
+                    missing = f"stages: has no layer {layer.kind} of module {module.name}"
+                    raise UserError(f"{where}: {missing}. Profile the device again")
         if not profile.steps:
-            raise UserError(f"{where}: steps: has no optimizer step; profile the device anew")
+            raise UserError(f"{where}: steps: has no optimizer step. Profile the device again")
         parts = np.array([[1.0, point.parameters] for point in profile.steps])
         fixed, each = fit_factors(parts, [point.seconds[MEDIAN] for point in profile.steps])
         return cls(Roofline(cluster, framework), curves, (float(fixed), float(each)), where, extrapolate)
 
     @property
     def beyond(self) -> ProfiledTimes:
-        """The same curves, also outside what was measured."""
+        """The same curves, extrapolated outside the measured range."""
         return replace(self, extrapolate=True)
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
-        """What curves depend on, of chunks of sequences; without offsets each sequence is a chunk of its own."""
+        """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
         areas, segments = {}, {}
         for layer in module.kinds:
             if layer.attention:
@@ -108,7 +110,7 @@ class ProfiledTimes:
         return packed(Loads(sum_rows(offsets, lengths), area, count), lengths, offsets, self.roofline.framework)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
-        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``."""
+        """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
         found, roofline, cp = [], self.roofline.of(module), self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
             curves, carried = self._curves(module, layer, tp), self._carried(module, layer, loads, tp, cp)
@@ -129,7 +131,7 @@ class ProfiledTimes:
         recompute: bool | FloatArray,
         split: bool = False,
     ) -> PassTimes:
-        """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        """Return the seconds of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
         cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
         whole = self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
@@ -145,9 +147,9 @@ class ProfiledTimes:
     def work_s(
         self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
     ) -> FloatArray:
-        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
+        """Return the least seconds of a chunk's sequences on each stage, for any packing ``[chunks, stages]``.
 
-        Every term of a curve is at least its lowest rate times what it is of; communication is least in one pack.
+        Every term of a curve is at least its lowest rate times its quantity. Communication is least in one pack.
         """
         cp = self.roofline.framework.sequence_parts(module, cp)
         carried = {layer.kind: _of_kind(layer, loads) for layer in module.kinds}
@@ -159,20 +161,20 @@ class ProfiledTimes:
         return self._stages(module, loads, counts, tp, cp, recompute, least).total_s
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
-        """Whether every kind of layer was profiled at that degree."""
+        """Return whether every layer kind of the module was profiled at this tensor-parallel degree."""
         return all((module.name, layer.kind, tp) in self.curves for layer in module.kinds)
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``.
+        """Return the least GPU-seconds of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
 
-        Shards may be faster than their share: they may fit into a cache that the whole does not.
+        A shard may be faster than its share, because it may fit a cache that is too small for the whole layer.
         """
         degrees = sorted({tp for name, _, tp in self.curves if name == module.name and self.knows(module, tp)})
         each = [tp * self.work_s(module, loads, counts, tp, 1, False) for tp in degrees]
         return np.asarray(np.min(each, axis=0))
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
-        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+        """Return the seconds of an optimizer step for the parameters whose states a rank holds, in their shape."""
         fixed, each = self.step_s
         return np.where(parameters > 0, fixed + each * parameters, 0.0)
 
@@ -186,7 +188,7 @@ class ProfiledTimes:
         recompute: bool | FloatArray,
         seconds: Callable[[str, Curve], FloatArray],
     ) -> PassTimes:
-        """Times of stages, of the seconds that chunks take by the curve of a kind; ``cp`` ranks split sequences."""
+        """Return times of stages; ``seconds(kind, curve)`` gives those of chunks, ``cp`` ranks split sequences."""
         roofline = self.roofline.of(module)
         totals = np.zeros((4, len(loads.tokens), len(counts)))
         blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
@@ -215,17 +217,17 @@ class ProfiledTimes:
             degrees = sorted(degree for name, kind, degree in self.curves if (name, kind) == (module.name, layer.kind))
             raise UserError(
                 f"{self.where}: {module.name} {layer.kind} was profiled at tp {', '.join(map(str, degrees))}, not at "
-                f"{tp}; entrain-bench profile tp=[...] adds degrees"
+                f"{tp}. To add degrees, run entrain-bench profile tp=[...]"
             )
         return found
 
     def _carried(
         self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Tokens, scores and segments of each chunk on a rank ``[chunks]``.
+        """Return tokens, scores and segments of each chunk on a rank ``[chunks]``.
 
         Raises:
-            UserError: for a chunk outside what was measured, unless that is allowed.
+            UserError: if a chunk is outside the measured range and ``extrapolate`` is false.
         """
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
@@ -238,20 +240,19 @@ class ProfiledTimes:
             if outside.any():
                 first = int(np.argmax(outside))
                 what = f"{self.where}: {module.name} {layer.kind} at tp {tp}: {tokens[first]:.0f} tokens"
+                covered = f"{least}..{most}"
                 if least <= tokens[first] <= most:
-                    longest = f"{scores[first]:.4g} attention scores, outside the profiled 0..{curves.scores:.4g}"
-                    what = f"{what} in sequences that make {longest}"
-                else:
-                    what = f"{what}, outside the profiled {least}..{most}"
-                raise UserError(f"{what}; profile more, or cluster.device.extrapolate=true")
+                    what, covered = f"{what} with {scores[first]:.4g} attention scores", f"0..{curves.scores:.4g}"
+                fix = "Profile larger packs with entrain-bench profile, or set cluster.device.extrapolate=true"
+                raise UserError(f"{what}; the profile covers {covered}. {fix}")
         return tokens, scores, segments
 
 
 def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
-    """Share of a layer's backward that makes its weights' gradients, by FLOPs ``[chunks]``.
+    """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]``.
 
-    A profile has one time for a backward. Its products take twice their forward's FLOPs, half of them for weights;
-    attention 2.5 times its own (``roofline``). All else of the backward is shared out alike.
+    A profile has one time for a backward. Backward products take twice their forward's FLOPs, half of them for weights;
+    attention takes 2.5 times (``roofline``). The rest of the backward is divided in the same proportion.
     """
     if not layer.learns:
         return np.zeros_like(tokens)
@@ -262,6 +263,6 @@ def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> Float
 
 
 def _of_kind(layer: Layer, loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Tokens, scores and segments of chunks, as a kind of layer counts them ``[chunks]``."""
+    """Return tokens, scores and segments of chunks for one layer kind ``[chunks]``."""
     nothing = np.zeros_like(loads.tokens)
     return loads.tokens, loads.areas.get(layer.kind, nothing), loads.segments.get(layer.kind, nothing)

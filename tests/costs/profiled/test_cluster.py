@@ -46,8 +46,8 @@ def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path
 
 def test_what_was_timed_otherwise_is_refused(tmp_path: Path) -> None:
     for override, says in (
-        ("freeze=[vision]", "must be empty with a profiled device, which was timed learning"),
-        ("recompute_granularity=selective", "must be full with a profiled device, which was timed recomputing whole"),
+        ("freeze=[vision]", "not supported with cluster/device=profiled, because .* trainable layers. Set freeze="),
+        ("recompute_granularity=selective", "must be full with cluster/device=profiled, because .* whole blocks"),
     ):
         with pytest.raises(UserError, match=says):
             cluster(tmp_path / "x.json", override)
@@ -74,7 +74,7 @@ def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
     profile = replace(profile_of_formula(MODEL, tokens=(1,)), collectives=())
     override = written(tmp_path / "x.json", profile)
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
-    with pytest.raises(UserError, match=r"cluster.tiers.profiled: has no communication; entrain-bench profile ranks="):
+    with pytest.raises(UserError, match=r"tiers.profiled: communication was not measured. Run .* profile ranks="):
         prepare(compose_cells(given)[0].config)
 
 

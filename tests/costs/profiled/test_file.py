@@ -96,12 +96,12 @@ def without(values: dict[str, Any], kind: str) -> None:
 
 
 BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
-    ("empty", lambda: b"", "is no profile of a device, or a part of one"),
-    ("truncated", lambda: content()[:-200], "is no profile of a device, or a part of one"),
-    ("garbage", lambda: b"\x80\x04pickle", "is no profile of a device, or a part of one"),
+    ("empty", lambda: b"", "is not a device profile, or is truncated"),
+    ("truncated", lambda: content()[:-200], "is not a device profile, or is truncated"),
+    ("garbage", lambda: b"\x80\x04pickle", "is not a device profile, or is truncated"),
     ("a list", lambda: b"[1]", "must be a mapping"),
-    ("something else", lambda: b'{"a": 1}', "is no profile of a device; entrain-bench profile makes them"),
-    ("another version", lambda: edited(lambda v: v.update(version=2)), "version=2: must be 1; profile the device anew"),
+    ("something else", lambda: b'{"a": 1}', "is not a device profile. To make one, run entrain-bench profile"),
+    ("another version", lambda: edited(lambda v: v.update(version=2)), "version=2: must be 1. To make one, run"),
     ("unfinished", lambda: edited(lambda v: v.update(finished=False)), "is not finished"),
     ("no constants", lambda: edited(lambda v: v.pop("constants")), "constants: missing"),
     ("zero", lambda: edited(lambda v: v["stages"][7].update(forward_s=[0, 0, 1])), "stages[7].forward_s=[0.0, 0.0, 1"),
@@ -119,7 +119,7 @@ BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
         lambda: edited(lambda v: v["constants"].update(memory_bytes=0)),
         "memory_bytes=0: must be positive",
     ),
-    ("no source", lambda: edited(lambda v: v["constants"]["sources"].clear()), "missing; say where"),
+    ("no source", lambda: edited(lambda v: v["constants"]["sources"].clear()), "missing. State the source"),
     ("collective", lambda: edited(lambda v: v["collectives"][0].update(operation="all")), "operation=all: unknown"),
 ]
 
@@ -139,13 +139,13 @@ def test_bad_files_are_one_line_and_exit_code_2(
 
 
 BAD_USE = [
-    ("model=tiny_av", "is of model=tiny, which has no module audio"),
-    ("model.modules.llm.ffn_hidden_size=512", "whose llm has ffn_hidden_size=256; this model's has 512"),
-    ("cluster.device.name=A40", "is of made up, not of cluster.device.name=A40"),
+    ("model=tiny_av", "was measured with model=tiny, which has no module audio"),
+    ("model.modules.llm.ffn_hidden_size=512", "whose llm has ffn_hidden_size=256. This model has 512"),
+    ("cluster.device.name=A40", "describes device made up, not cluster.device.name=A40"),
     ("cluster.device.statistic=mean", "cluster.device.statistic=mean: unknown"),
     ("cluster.device.extrapolate=maybe", "true or false"),
     ("cluster.device.paths=x", "unknown key (did you mean cluster.device.path=x?)"),
-    ("sequence_parallel=false", "is of sequence_parallel=true; profile the device anew, or run so as well"),
+    ("sequence_parallel=false", "was measured with sequence_parallel=true. Set the same here, or profile"),
     ("layout.tp=4 layout.pp=2", "was profiled at tp 1, 2, not at 4"),
     ("cluster.device.path=/nonexistent.json", "/nonexistent.json: cannot be read (No such file or directory)"),
     ("cluster.device.path=/tmp", "cannot be read (Is a directory)"),

@@ -154,8 +154,8 @@ def test_chunks_without_tokens_take_no_time() -> None:
 @pytest.mark.parametrize(
     ("lengths", "tp", "says"),
     [
-        ([2_000_000], 1, "llm embed at tp 1: 2000000 tokens, outside the profiled 1..1048576; profile more, or"),
-        ([16], 4, r"llm embed was profiled at tp 1, 2, not at 4; entrain-bench profile tp=\[...\] adds degrees"),
+        ([2_000_000], 1, "llm embed at tp 1: 2000000 tokens; the profile covers 1..1048576. Profile larger"),
+        ([16], 4, r"llm embed was profiled at tp 1, 2, not at 4. To add degrees, run entrain-bench profile tp=\["),
     ],
 )
 def test_what_was_not_measured_is_named(lengths: list[int], tp: int, says: str) -> None:
@@ -173,7 +173,7 @@ def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> 
         FrameworkOptions(),
         "cluster.device.path=x",
     )
-    says = r"llm block at tp 1: 40000 tokens in sequences that make 8e\+08 attention scores, outside the profiled 0..\d"
+    says = r"llm block at tp 1: 40000 tokens with 8e\+08 attention scores; the profile covers 0..\d"
     with pytest.raises(UserError, match=says):
         one_pack(short, [40_000])
     seconds = one_pack(short.beyond, [40_000]).forward_s[0, 1]

@@ -65,7 +65,7 @@ def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
     assert len(stopped.stages) == 6
     simulate = ["model=tiny", "cluster=tiny", "cluster/device=profiled", f"cluster.device.path={path}"]
     assert run_command([*simulate, f"results_dir={tmp_path}"]) == 2
-    assert "is not finished; entrain-bench profile with the same options goes on" in capsys.readouterr().err
+    assert "is not finished. To resume, run entrain-bench profile with the same options" in capsys.readouterr().err
     assert run_command(arguments) == 0
     profile = read_profile(path, "x")
     assert profile.finished
