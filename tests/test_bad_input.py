@@ -73,6 +73,8 @@ BAD_INPUT = [
     ("workload=uniform_mix workload.sequence_tokens=1e18", "must be at least 1, at most 1073741824"),
     ("workload=laion_packed workload.sequence_tokens=1e18", "must be at least 2, at most 1073741824"),
     ("speed.gem=2", "speed"),
+    ("constants=51", "constants=51: must be in 0..50"),
+    ("constants=1.5", "constants"),
     (
         "recompute_granularity=selectiv",
         "recompute_granularity=selectiv: unknown (did you mean selective?); choices: full, selective",

@@ -17,7 +17,7 @@ from entrain_bench.specs.framework import FrameworkOptions
 PLAIN_KEYS = frozenset(
     {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
     | {"tuning", "tuning_budget", "planning_seed"}
-    | {*FrameworkOptions.__dataclass_fields__, "memory_fraction", *ASIDE}
+    | {*FrameworkOptions.__dataclass_fields__, "constants", "memory_fraction", *ASIDE}
     | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
 )
 # Characters of a file's name: a choice is looked for as one.

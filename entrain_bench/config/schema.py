@@ -30,6 +30,8 @@ MAX_ITERATIONS = 10**6
 # Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")
 MAX_TUNING_BUDGET = 10**6
+# Draws of a device's posterior.
+NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
@@ -60,6 +62,7 @@ class RunConfig:
     planning_seed: int
     action_noise: float
     speed: Speed
+    constants: int
     memory_fraction: float
     framework: FrameworkOptions
     results_dir: str
@@ -91,6 +94,7 @@ class RunConfig:
         require(1 <= budget <= MAX_TUNING_BUDGET, "tuning_budget", budget, f"at least 1, at most {MAX_TUNING_BUDGET}")
         require(0 <= values["planning_seed"] < 2**32, "planning_seed", values["planning_seed"], "in 0..2^32-1")
         require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
+        require(0 <= values["constants"] <= NUM_DRAWS, "constants", values["constants"], f"in 0..{NUM_DRAWS}")
         check_storage(values["mlflow_uri"], values["retry"])
         require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
         known = ConfigSchema.__dataclass_fields__

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
+from entrain_bench.config.constants import speed_of
 from entrain_bench.config.instantiate import COSMETIC, instantiate
 from entrain_bench.config.schema import GROUP_KEYS, RunConfig
 from entrain_bench.costs.profiled.cluster import ProfiledDevice
@@ -40,7 +42,7 @@ class Identifier:
 
     def __call__(self, config: RunConfig) -> tuple[str, str]:
         """Key and code version of a run."""
-        content = config.content()
+        content = _content(config)
         nodes = [content.pop(group) for group in GROUP_KEYS]
         groups = [self._group(node) for node in nodes]
         version = code_version(frozenset[str]().union(*(targets for _, _, targets in groups)))
@@ -62,11 +64,17 @@ class Identifier:
 
 def plan_key(config: RunConfig) -> str:
     """Key of what a planner can see: runs that differ elsewhere have the same plan."""
-    content = {name: value for name, value in config.content().items() if name not in BEYOND_PLANS}
+    content = {name: value for name, value in _content(config).items() if name not in BEYOND_PLANS}
     content["strategy"] = {name: config.strategy[name] for name in ("planner", "assigner", "scheduler")}
     version = planning_version(frozenset(targets_of([content["strategy"], content["workload"]])))
     text = json.dumps([_decisive(content), *_data(config), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _content(config: RunConfig) -> dict[str, Any]:
+    """All keys that decide the result; a draw of constants with its factors, which are in a file."""
+    drawn = {"constants": [config.constants, asdict(speed_of(config))]} if config.constants else {}
+    return config.content() | drawn
 
 
 def _data(config: RunConfig) -> list[str]:

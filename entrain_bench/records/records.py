@@ -75,6 +75,7 @@ SETTINGS = (
     "planning_seed",
     "action_noise",
     "speed",
+    "constants",
     "memory_fraction",
     *FrameworkOptions.__dataclass_fields__,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from entrain_bench.base.remembered import remembered
+from entrain_bench.config.constants import speed_of
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.bound import Need, need_of
@@ -85,13 +86,13 @@ def shared_job(config: RunConfig, source: ShapeSource | None = None) -> SharedJo
     content = {name: value for name, value in config.content().items() if name not in OWN}
     device = ProfiledDevice.of(config.cluster)
     data = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
-    key = json.dumps([content, data], sort_keys=True)
+    key = json.dumps([content, data, asdict(speed_of(config))], sort_keys=True)
     return remembered(_jobs, key, partial(_made, config, None), MAX_JOBS)
 
 
 def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
     model = ModelSpec.from_config(config.model)
-    cluster, measured = cluster_with_times(config.cluster, model, config.framework, config.speed)
+    cluster, measured = cluster_with_times(config.cluster, model, config.framework, speed_of(config))
     job = Job(
         model,
         cluster,

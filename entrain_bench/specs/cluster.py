@@ -19,6 +19,20 @@ MAX_RANKS = 2**17
 SLOWEST, FASTEST = 1e-6, 1e6
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
+# Datasheet rates of a device, and the fractions of them that work attains.
+PEAKS = {
+    "peak_bf16_flops": ("gemm_efficiency", "attention_forward_efficiency", "attention_backward_efficiency"),
+    "memory_bandwidth_bytes_per_s": ("memory_efficiency",),
+}
+# Constants of a device that each factor of ``Speed`` multiplies.
+OF_DEVICE: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("gemm_efficiency",),
+    "attention": ("attention_forward_efficiency", "attention_backward_efficiency"),
+    "memory": ("memory_efficiency",),
+    "launch": ("kernel_launch_s",),
+    "overlap": (),
+    "reserve": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +82,39 @@ class LinkTier:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Factors on what a cluster attains, from ``SLOWEST`` to ``FASTEST``; 1 is what its constants say.
+    """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
+
+    Above 1, the first five make a cluster faster and the last three make it slower or smaller. An efficiency never
+    exceeds 1: a factor that would lift one above 1 raises the peak instead, for all fractions of that peak. Attained
+    rates are exactly those that the factors state, and ``mfu`` is a fraction of the raised peak.
 
     Attributes:
-        gemm, attention, memory: on the attainable fraction of the datasheet figure, even beyond 1.
-        network: on the bandwidth of the outermost links.
+        gemm, attention, memory: on attained rates of matrix products, attention and device memory.
+        node: on the bandwidth of all links inside a node.
+        network: on the bandwidth of all links between nodes.
+        launch: on the launch time of a kernel.
+        overlap: on the slowdown of computation by concurrent communication.
+        reserve: on device memory that the allocator holds beyond the charged bytes.
     """
 
     gemm: float = 1.0
     attention: float = 1.0
     memory: float = 1.0
+    node: float = 1.0
     network: float = 1.0
+    launch: float = 1.0
+    overlap: float = 1.0
+    reserve: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             fits = SLOWEST <= value <= FASTEST
             require(fits, f"speed.{field.name}", value, f"above 0: from {SLOWEST:g} to {FASTEST:g}")
+
+    def times(self, other: Speed) -> Speed:
+        """Both sets of factors, one after the other."""
+        return Speed(**{each.name: getattr(self, each.name) * getattr(other, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +148,27 @@ class ClusterSpec:
         return next(joins, self.tiers[-1])
 
     def at(self, speed: Speed) -> ClusterSpec:
-        """The cluster with its constants multiplied."""
-        device, outermost = self.device, self.tiers[-1]
-        efficiencies = {
-            "gemm_efficiency": speed.gemm,
-            "attention_forward_efficiency": speed.attention,
-            "attention_backward_efficiency": speed.attention,
-            "memory_efficiency": speed.memory,
+        """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""
+        device = self.device
+        changed = {
+            name: getattr(device, name) * getattr(speed, factor)
+            for factor, names in OF_DEVICE.items()
+            for name in names
         }
-        changed = {name: getattr(device, name) * factor for name, factor in efficiencies.items()}
-        link = replace(outermost, bandwidth_bytes_per_s=outermost.bandwidth_bytes_per_s * speed.network)
-        return replace(self, device=replace(device, **changed), tiers=(*self.tiers[:-1], link))
+        for peak, shares in PEAKS.items():
+            highest = max(changed[name] for name in shares)
+            if highest > 1:
+                changed |= {name: changed[name] / highest for name in shares}
+                changed[peak] = getattr(device, peak) * highest
+        tiers = tuple(
+            replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * getattr(speed, self._factor_of(tier)))
+            for tier in self.tiers
+        )
+        return replace(self, device=replace(device, **changed), tiers=tiers)
+
+    def _factor_of(self, tier: LinkTier) -> str:
+        """The factor of ``Speed`` that a tier's bandwidth has."""
+        return "node" if tier.num_ranks <= self.gpus_per_node else "network"
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.

@@ -11,7 +11,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import config_tree
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, LinkTier, Speed
+from entrain_bench.specs.cluster import OF_DEVICE, PEAKS, ClusterSpec, DeviceSpec, LinkTier, Speed
 from support.builders import tiny_cluster
 from support.specs import changed, cluster, load
 
@@ -99,19 +99,63 @@ def test_attainable_link_rates_stay_below_what_vendors_quote() -> None:
 def test_a_faster_or_slower_cluster_attains_more_or_less() -> None:
     spec = cluster("a40x64")
     assert spec.at(Speed()) == spec
-    faster = spec.at(Speed(gemm=0.5, attention=0.7, memory=3.0, network=2.0))
+    faster = spec.at(Speed(gemm=0.5, attention=0.7, node=3.0, network=2.0, launch=4.0))
     assert faster.device.gemm_efficiency == spec.device.gemm_efficiency / 2
     assert faster.device.attention_forward_efficiency == pytest.approx(0.7 * spec.device.attention_forward_efficiency)
     assert faster.device.attention_backward_efficiency == pytest.approx(0.7 * spec.device.attention_backward_efficiency)
-    # Even beyond the datasheet: what if?
-    assert faster.device.memory_efficiency == 3.0 * spec.device.memory_efficiency
     bandwidths = [tier.bandwidth_bytes_per_s for tier in faster.tiers]
     assert bandwidths == [
-        tier.bandwidth_bytes_per_s * factor for tier, factor in zip(spec.tiers, (1, 1, 2), strict=True)
+        tier.bandwidth_bytes_per_s * factor for tier, factor in zip(spec.tiers, (3, 3, 2), strict=True)
     ]
+    assert faster.device.kernel_launch_s == 4 * spec.device.kernel_launch_s
+    assert [tier.latency_s for tier in faster.tiers] == [tier.latency_s for tier in spec.tiers]
     (cell,) = compose_cells(["speed.network=0.5"])
     setting = prepare(cell.config)
     assert setting.truth.cluster == setting.job.cluster == spec.at(Speed(network=0.5))
+
+
+@pytest.mark.parametrize("name", ["tiny", "h100x8", "hostx2"])
+def test_all_links_of_a_single_node_are_inside_it(name: str) -> None:
+    spec = cluster(name)
+    assert spec.at(Speed(network=0.5)) == spec
+    slower = spec.at(Speed(node=0.5))
+    assert [2 * tier.bandwidth_bytes_per_s for tier in slower.tiers] == [
+        tier.bandwidth_bytes_per_s for tier in spec.tiers
+    ]
+
+
+@pytest.mark.parametrize("name", ["a40x64", "a100x64", "h100x64"])
+@pytest.mark.parametrize(
+    "factors", [{"gemm": 2.0}, {"attention": 1.5, "memory": 3.0}, {"gemm": 1.25, "attention": 9.0}]
+)
+def test_beyond_its_peak_a_device_has_a_higher_one(name: str, factors: dict[str, float]) -> None:
+    spec = cluster(name)
+    faster = spec.at(Speed(**factors))
+    for factor, shares in OF_DEVICE.items():
+        for share in shares:
+            rates = [
+                getattr(device, peak) * getattr(device, share)
+                for device in (faster.device, spec.device)
+                for peak, of_peak in PEAKS.items()
+                if share in of_peak
+            ]
+            if rates:
+                assert rates[0] == pytest.approx(factors.get(factor, 1.0) * rates[1], rel=1e-14)
+                assert getattr(faster.device, share) <= 1
+    for peak, shares in PEAKS.items():
+        beyond = max(
+            getattr(spec.device, share) * factors.get(factor, 1.0)
+            for factor, names in OF_DEVICE.items()
+            for share in names
+            if share in shares
+        )
+        assert getattr(faster.device, peak) == getattr(spec.device, peak) * max(1.0, beyond)
+
+
+def test_every_factor_is_of_a_constant_that_exists() -> None:
+    device = {each.name for each in fields(DeviceSpec)}
+    assert {*OF_DEVICE, "node", "network"} == {each.name for each in fields(Speed)}
+    assert {name for names in (*OF_DEVICE.values(), *PEAKS.values(), PEAKS) for name in names} <= device
 
 
 @pytest.mark.parametrize(

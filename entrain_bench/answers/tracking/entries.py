@@ -86,7 +86,7 @@ PARTS = ("planner", "assigner", "scheduler")
 MAX_NAME, MAX_TEXT = 250, 6000
 # Of a run: more columns than that are not read.
 MAX_PARAMETERS = 30
-USUAL = asdict(FrameworkOptions())
+USUAL = asdict(FrameworkOptions()) | {"constants": 0}
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.

@@ -101,7 +101,7 @@ def cluster_with_times(
             f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
             "because the profile was measured with whole blocks recomputed"
         )
-    for name in ("gemm", "attention", "memory"):
+    for name in ("gemm", "attention", "memory", "launch"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")
     profile = device.read()
     cluster = ClusterSpec.from_config(filled(config, profile, device.where)).at(speed)

@@ -1,0 +1,87 @@
+"""The key ``constants``: draws of the posterior of a device's constants (``experiments/posterior.csv``).
+
+The file has the columns ``device`` (``DeviceSpec.name``), ``draw`` (from 1) and the fields of ``Speed``: factors on the
+constants of the device and of its links. ``entrain-bench ledger`` writes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.schema import NUM_DRAWS, RunConfig
+from entrain_bench.config.tree import config_tree
+from entrain_bench.specs.cluster import Speed
+
+FILE = "posterior.csv"
+COLUMNS = ("device", "draw", *(each.name for each in fields(Speed)))
+# Significant digits of a written factor.
+DIGITS = 4
+Draws = Mapping[str, Mapping[int, Speed]]
+
+
+def speed_of(config: RunConfig) -> Speed:
+    """All factors on the constants of a run's cluster: those of ``speed`` times those of the draw.
+
+    Raises:
+        UserError: if the cluster's device has no such draw, or the file of draws is wrong.
+    """
+    if not config.constants:
+        return config.speed
+    device = config.cluster["device"]
+    name = str(device.get("name")) if isinstance(device, Mapping) and "path" not in device else "a profiled device"
+    draws = read_draws(config_tree() / FILE)
+    if config.constants not in draws.get(name, {}):
+        raise UserError(f"constants={config.constants}: must be {_allowed(name, draws)}")
+    return config.speed.times(draws[name][config.constants])
+
+
+def _allowed(device: str, draws: Draws) -> str:
+    """The values of ``constants`` that a device permits."""
+    if device in draws:
+        return f"0, or a draw of {device} in {FILE} (1 to {max(draws[device])})"
+    return f"0 for {device}; {FILE} has draws of {', '.join(sorted(draws)) or 'no device'}"
+
+
+@cache
+def read_draws(path: Path) -> Draws:
+    """The draws of a file by device and number; none if the file does not exist.
+
+    Raises:
+        UserError: naming the line and the column that is wrong.
+    """
+    if not path.exists():
+        return {}
+    found: dict[str, dict[int, Speed]] = {}
+    with path.open(newline="") as lines:
+        reader = csv.DictReader(lines)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise UserError(f"{path.name}: its columns are {reader.fieldnames}; must be {', '.join(COLUMNS)}")
+        for row in reader:
+            where = f"{path.name}:{reader.line_num}"
+            try:
+                draw = int(row["draw"])
+                speed = Speed(**{name: float(row[name]) for name in COLUMNS[2:]})
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{where}: {error}") from error
+            draws = found.setdefault(row["device"], {})
+            if draw != len(draws) + 1 or draw > NUM_DRAWS:
+                raise UserError(f"{where}: draw={draw}: must be {len(draws) + 1}, at most {NUM_DRAWS}")
+            draws[draw] = speed
+    return found
+
+
+def draws_text(draws: Draws) -> str:
+    """Draws as the text of a file that ``read_draws`` reads, factors rounded so that all machines write the same."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for device, of_device in sorted(draws.items()):
+        for draw, speed in sorted(of_device.items()):
+            writer.writerow([device, draw, *(f"{getattr(speed, name):.{DIGITS}g}" for name in COLUMNS[2:])])
+    return text.getvalue()

@@ -1,0 +1,97 @@
+"""The key ``constants``: draws of a file, applied to a run's cluster and part of its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config import constants
+from entrain_bench.config.compose import compose
+from entrain_bench.config.constants import COLUMNS, draws_text, read_draws, speed_of
+from entrain_bench.records.keys import identify, plan_key
+from entrain_bench.records.records import new_record
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.shared import shared_job
+from entrain_bench.specs.cluster import Speed
+
+TINY = ("model=tiny", "cluster=tiny")
+DRAWS = {"A40": {1: Speed(gemm=0.5, node=2.0), 2: Speed(launch=3.0)}, "H100-SXM": {1: Speed(memory=0.9)}}
+
+
+@pytest.fixture(autouse=True)
+def draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of draws in place of the suite's."""
+    monkeypatch.setattr(constants, "config_tree", lambda: tmp_path)
+    read_draws.cache_clear()
+    path = tmp_path / "posterior.csv"
+    path.write_text(draws_text(DRAWS))
+    return path
+
+
+def test_a_draw_multiplies_the_factors_of_speed(draws: Path) -> None:
+    assert read_draws(draws) == DRAWS
+    config = compose(*TINY, "constants=1", "speed.gemm=0.5", "speed.launch=7")
+    assert speed_of(config) == Speed(gemm=0.25, node=2.0, launch=7.0)
+    usual, drawn = (shared_job(compose(*TINY, *keys)).truth.cluster for keys in ((), ("constants=1",)))
+    assert drawn == usual.at(DRAWS["A40"][1]) != usual
+    assert speed_of(compose(*TINY)) == Speed()
+
+
+def test_draw_and_its_factors_are_part_of_keys(draws: Path) -> None:
+    configs = [compose(*TINY, *keys) for keys in ((), ("constants=1",), ("constants=2",))]
+    before = [(identify(config)[0], plan_key(config)) for config in configs]
+    assert len({key for both in before for key in both}) == 6
+    draws.write_text(draws_text(DRAWS | {"A40": {1: Speed(gemm=0.6), 2: DRAWS["A40"][2]}}))
+    read_draws.cache_clear()
+    after = [(identify(config)[0], plan_key(config)) for config in configs]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_tables_show_the_draw() -> None:
+    (cell,) = compose_cells([*TINY, "constants=2"])
+    assert new_record(cell, "ok").row()["constants"] == 2
+
+
+def test_a_sweep_over_draws_has_a_cell_each() -> None:
+    cells = compose_cells([*TINY, "constants=0,1,2"], multirun=True)
+    assert [speed_of(cell.config) for cell in cells] == [Speed(), *DRAWS["A40"].values()]
+    assert len({cell.key for cell in cells}) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("constants=3",), r"constants=3: must be 0, or a draw of A40 in posterior.csv \(1 to 2\)"),
+        (("constants=1", "cluster/device=a100"), r"must be 0 for A100-SXM-80GB; posterior.csv has draws of A40, H100"),
+    ],
+)
+def test_a_device_without_the_draw_is_an_error(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        speed_of(compose(*TINY, *overrides))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("A40,2,1,1,1,1,1,1,1,1", "posterior.csv:2: draw=2: must be 1"),
+        ("A40,1,0,1,1,1,1,1,1,1", "posterior.csv:2: speed.gemm=0.0: must be above 0"),
+        ("A40,1,fast,1,1,1,1,1,1,1", "posterior.csv:2: could not convert"),
+        ("A40,1,1", "posterior.csv:2"),
+    ],
+)
+def test_a_wrong_file_is_named_by_line(row: str, message: str, draws: Path) -> None:
+    draws.write_text(f"{','.join(COLUMNS)}\n{row}\n")
+    with pytest.raises(UserError, match=message):
+        read_draws(draws)
+    draws.write_text("device,draw\n")
+    read_draws.cache_clear()
+    with pytest.raises(UserError, match="its columns are"):
+        read_draws(draws)
+
+
+def test_without_a_file_only_the_fitted_constants_are_there(draws: Path) -> None:
+    draws.unlink()
+    with pytest.raises(UserError, match="has draws of no device"):
+        speed_of(compose(*TINY, "constants=1"))
