@@ -201,6 +201,11 @@ def _busiest_replica_s(
     if not len(lengths):
         return np.zeros(placed.pp), np.zeros((0, placed.pp))
     longest = -np.sort(-lengths, kind="stable")
+    counts = module.kind_counts(placed.layers_per_stage)
+    if placed.widths:
+        # Every rank may take part in every unit.
+        loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]))
+        return truth.layer_times.gpu_s(module, loads, counts)[0] / placed.plane.shape[1], np.zeros((0, placed.pp))
     packs = [longest]
     count = 1
     while count * placed.dp < len(longest):
@@ -208,7 +213,6 @@ def _busiest_replica_s(
         count *= 2
     offsets = offsets_from_counts(np.array([len(pack) for pack in packs]))
     loads = truth.layer_times.loads(module, np.concatenate(packs), offsets)
-    counts = module.kind_counts(placed.layers_per_stage)
     total_s = truth.layer_times.work_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
     return total_s[0] / placed.dp, total_s[1:]
 

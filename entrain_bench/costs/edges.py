@@ -40,21 +40,16 @@ def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions
     """
     layout = program.layout
     action, target_action = program.dep_actions, rows_of(program.dep_offsets)
-    width = np.concatenate([np.full(m.dp * m.pp, m.ranks_per_block) for m in layout.modules])
-    low, high, rank_set = (
-        np.concatenate([getattr(blocks, name) for blocks in layout.blocks]) for name in ("low", "high", "rank_set")
+    width, low, high, rank_set = (
+        np.concatenate([getattr(each, name) for each in layout.blocks]) for name in ("width", "low", "high", "rank_set")
     )
     latency = np.array([tier.latency_s for tier in cluster.tiers])
     per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
     a, b = program.blocks(action), program.blocks(target_action)
     travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
     tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
-    own = [
-        framework.token_parts(module, placed.tp, placed.cp)
-        for module, placed in zip(program.model.modules, layout.modules, strict=True)
-    ]
     inside = program.module[action] == program.module[target_action]
-    parts = np.where(inside, np.array(own)[program.module[action]], np.minimum(width[a], width[b]))
+    parts = np.where(inside, token_parts(program, framework)[a], np.minimum(width[a], width[b]))
     link_s = np.where(travels, program.dep_bytes * per_byte[tier] / parts, 0.0)
     fixed_s = latency[tier]
     # Different widths need the destination to gather what arrived in other shards.
@@ -65,6 +60,15 @@ def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions
         gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
         fixed_s = fixed_s + np.where(reshard, gather, 0.0)
     return Edges(a, b, tier, travels, link_s, np.where(travels, fixed_s, 0.0))
+
+
+def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
+    """Ranks of each block that hold different tokens between products, numbered through all modules ``[blocks]``."""
+    found = []
+    for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
+        parts = [framework.token_parts(module, tp, cp) for tp, cp in placed.degrees]
+        found.append(np.repeat(np.array(parts)[placed.degree_of_copy], placed.pp))
+    return np.concatenate(found)
 
 
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:

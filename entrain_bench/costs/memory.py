@@ -11,6 +11,7 @@ import numpy as np
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of, sum_rows
 from entrain_bench.base.remembered import remembered
+from entrain_bench.costs.edges import token_parts
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -131,6 +132,20 @@ class Memory:
         needed = np.maximum(np.where(stays > 0, working, 0.0), np.where(again > 0, more, 0.0))
         return matmul(stays, kept) + matmul(again, less), np.max(needed, axis=-1)
 
+    def _chunk_token_bytes(
+        self, module: ModuleSpec, placed: ModuleLayout, replica: IntArray, remade: IntArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """As ``token_bytes``, for chunks on their groups ``[chunks, stages]``, or for all alike ``[stages]``."""
+        if not placed.widths:
+            return self.token_bytes(module, placed, remade)
+        degree, shape = placed.degree_of_copy[replica], (len(replica), placed.pp)
+        kept, extra = np.zeros(shape), np.zeros(shape)
+        for each in np.unique(degree).tolist():
+            rows = np.flatnonzero(degree == each)
+            own = self.token_bytes(module, placed.at(each), None if remade is None else remade[rows])
+            kept[rows], extra[rows] = own
+        return kept, extra
+
     def _token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
@@ -216,12 +231,9 @@ class Memory:
         """
         source, target = program.dep_actions, rows_of(program.dep_offsets)
         layout, modules = program.layout, self.model.modules
-        own = [
-            self.framework.token_parts(module, placed.tp, placed.cp)
-            for module, placed in zip(modules, layout.modules, strict=True)
-        ]
         inside = program.module[source] == program.module[target]
-        shares = np.where(inside, np.array(own)[program.module[target]], 1)
+        block = program.blocks(target)
+        shares = np.where(inside, token_parts(program, self.framework)[block], 1)
         size = program.dep_bytes * (self.element_bytes / BF16_BYTES) / shares
         held = np.bincount(
             target, np.where(inside | (program.kind[target] != Pass.FORWARD), 0, size), len(program.kind)
@@ -230,7 +242,7 @@ class Memory:
             forward, backward, _ = program.spans(index)
             held[backward] = held[forward]
         rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
-        moved = np.where(rank_set[program.blocks(source)] == rank_set[program.blocks(target)], 0.0, size)
+        moved = np.where(rank_set[program.blocks(source)] == rank_set[block], 0.0, size)
         received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
         return Transfers(received, sent, held)
 
@@ -262,12 +274,14 @@ class Memory:
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
             remade = program.remade[index] if program.remade else None
-            each = self.token_bytes(module, placed, remade)
+            each = self._chunk_token_bytes(module, placed, chunks.replica, remade)
             kept, extra = ((tokens[:, None] * per_token).ravel() for per_token in each)
             forward, backward, weight = program.spans(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             if program.splits_backward(index):
-                left = (tokens[:, None] * self.weight_token_bytes(module, placed)).ravel()
+                widths = range(len(placed.degrees))
+                per_token = np.stack([self.weight_token_bytes(module, placed.at(each)) for each in widths])
+                left = (tokens[:, None] * per_token[placed.degree_of_copy[chunks.replica]]).ravel()
                 change[backward] += left
                 change[weight] = -left
             # A forward's input is kept, a backward's is the gradient of its output.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, take_rows
 from entrain_bench.specs.layer import Attention
 
 
@@ -27,6 +27,11 @@ class Packs:
 
     lengths: IntArray
     offsets: IntArray
+
+    def take(self, rows: IntArray) -> Packs:
+        """Those of the given chunks."""
+        offsets, entries = take_rows(self.offsets, rows)
+        return Packs(self.lengths[entries], offsets)
 
     def slowest_share(self, attention: Attention, cp: int) -> FloatArray:
         """Score elements of the busiest of ``cp`` ranks over those of an even share, at least 1 ``[chunks]``.

@@ -58,6 +58,12 @@ class Loads:
     segments: Mapping[str, FloatArray] = field(default_factory=dict)
     packs: Packs | None = None
 
+    def take(self, rows: IntArray) -> Loads:
+        """Those of the given chunks."""
+        packs = None if self.packs is None else self.packs.take(rows)
+        columns = ({name: column[rows] for name, column in each.items()} for each in (self.areas, self.segments))
+        return Loads(self.tokens[rows], *columns, packs)
+
     @property
     def content(self) -> tuple[object, ...]:
         """All that the roofline reads of them."""

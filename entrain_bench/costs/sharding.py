@@ -21,6 +21,8 @@ import numpy as np
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s
+from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
@@ -179,7 +181,11 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
     module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
     kind = module.layer_kind
     loads = layer_times.loads(module, module.lengths(program.shapes, chunks.members), chunks.offsets)
-    times = layer_times.layers_s(module, loads, placed.tp, placed.cp)
+
+    def priced(own: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
+        return layer_times.layers_s(module, part, own.tp, own.cp)
+
+    times = priced_by_width(placed, chunks.replica, loads, priced)
     forward_s = np.stack([each.forward_s + each.forward_comm_s for each in times], axis=1)[:, kind]
     backward_s = np.stack([each.backward_s + each.backward_comm_s for each in times], axis=1)[:, kind]
     again_s = np.stack([each.again_s for each in times], axis=1)[:, kind]

@@ -8,13 +8,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, freeze
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import Loads
+from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
@@ -88,9 +89,9 @@ class Ends:
     Attributes:
         traffic: what of its weights travels then.
         exposed: what no overlap hides of it ``[stages]``.
-        firsts: first forward of every replica ``[replicas]``.
-        lasts: last backward, or weight pass, of every replica ``[replicas]``.
-        forward_s: time of each layer in the former, communication included ``[replicas, layers]``.
+        firsts: first forward of every lane, those of several lanes once ``[passes]``.
+        lasts: last backward, or weight pass, of every lane ``[passes]``.
+        forward_s: time of each layer in the former, communication included ``[passes, layers]``.
         backward_s: likewise in the latter.
     """
 
@@ -238,7 +239,11 @@ class StepCosts:
         module, placed = program.model.modules[index], program.layout.modules[index]
         firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
         split = program.splits_backward(index)
-        kinds = self.layer_times.layers_s(module, loads, placed.tp, placed.cp, split)
+
+        def priced(own: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
+            return self.layer_times.layers_s(module, part, own.tp, own.cp, split)
+
+        kinds = priced_by_width(placed, program.chunks[index].replica, loads, priced)
         # [chunks, kinds]
         forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
         backward_s = np.stack(
@@ -366,22 +371,23 @@ def _content(ranks: IntArray) -> tuple[object, ...]:
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:
-    """The last backward, or weight pass, of every replica on each stage of a module, one array a stage."""
+    """The last backward, or weight pass, of every lane on each stage of a module, one array a stage."""
     kind = Pass.WEIGHT if program.splits_backward(index) else Pass.BACKWARD
     return _extreme(program, index, kind, slice(None))
 
 
 def first_of_stages(program: Program, index: int) -> list[IntArray]:
-    """The first forward of every replica on each stage of a module, one array a stage."""
+    """The first forward of every lane on each stage of a module, one array a stage."""
     return _extreme(program, index, Pass.FORWARD, slice(None, None, -1))
 
 
 def _extreme(program: Program, index: int, kind: Pass, order: slice) -> list[IntArray]:
     """Of a module's actions of a kind those that come last in the given order of the lanes, one array a stage."""
     placed = program.layout.modules[index]
-    actions = program.lane_actions[order]
-    actions = actions[(program.module[actions] == index) & (program.kind[actions] == kind)]
-    found = np.full((placed.pp, placed.dp), -1)
+    actions, lanes = program.lane_actions[order], rows_of(program.lane_offsets)[order]
+    mine = (program.module[actions] == index) & (program.kind[actions] == kind)
+    actions, lanes = actions[mine], lanes[mine]
+    found = np.full((placed.pp, program.layout.num_lanes), -1)
     # Of several values for one place the last is kept.
-    found[program.stage[actions], program.replica[actions]] = actions
-    return [row[row >= 0] for row in found]
+    found[program.stage[actions], lanes] = actions
+    return [np.unique(row[row >= 0]) for row in found]

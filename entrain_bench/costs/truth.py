@@ -16,6 +16,7 @@ from entrain_bench.costs.sharding import collective_passes, exposed_s, layers_of
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
+from entrain_bench.costs.widths import least_times, priced_by_width
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
@@ -102,8 +103,12 @@ class CostTruth:
         return replace(self, measured=self.measured.beyond) if self.measured else self
 
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
-        """Return the times of sequences that each form one chunk ``[sequences, stages]``; see ``chunk_times``."""
-        return self._stages_s(module, placed, self.layer_times.loads(module, lengths), None, split)
+        """Return the times of sequences that each form one chunk ``[sequences, stages]``; see ``chunk_times``.
+
+        If groups have several widths, each time is the least over them.
+        """
+        loads, placements = self.layer_times.loads(module, lengths), range(len(placed.degrees))
+        return least_times([self._stages_s(module, placed.at(each), loads, None, split) for each in placements])
 
     def chunk_times(
         self,
@@ -119,10 +124,26 @@ class CostTruth:
         ``remade`` is the number of recomputed layers of each chunk on each stage; by default the layout decides between
         all layers that recomputation covers and none. With ``split`` a separate pass computes weight gradients.
         """
-        return self._stages_s(module, placed, self._loads(module, shapes, chunks), remade, split)
+        return self._times(module, placed, chunks.replica, self._loads(module, shapes, chunks), remade, split)
 
     def _loads(self, module: ModuleSpec, shapes: SampleShapes, chunks: Chunks) -> Loads:
         return self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
+
+    def _times(
+        self,
+        module: ModuleSpec,
+        placed: ModuleLayout,
+        replica: IntArray,
+        loads: Loads,
+        remade: IntArray | None,
+        split: bool,
+    ) -> PassTimes:
+        """Return the times of chunks on their groups ``[chunks, stages]``."""
+
+        def priced(own: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
+            return [self._stages_s(module, own, part, None if remade is None else remade[rows], split)]
+
+        return priced_by_width(placed, replica, loads, priced)[0]
 
     def _stages_s(
         self, module: ModuleSpec, placed: ModuleLayout, loads: Loads, remade: IntArray | None, split: bool
@@ -146,7 +167,7 @@ class CostTruth:
             remade = program.remade[index] if program.remade else None
             split = program.splits_backward(index)
             loads.append(self._loads(module, program.shapes, program.chunks[index]))
-            times = self._stages_s(module, placed, loads[index], remade, split)
+            times = self._times(module, placed, program.chunks[index].replica, loads[index], remade, split)
             forward, backward, weight = program.spans(index)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()

@@ -108,7 +108,7 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
                 f"assignment of {module.name}: {len(labels.replica)} replica and {len(labels.microbatch)} microbatch "
                 f"labels for {len(units)} units{lost}"
             )
-        limits = (("replica", labels.replica, placed.dp), ("microbatch", labels.microbatch, MAX_MICROBATCHES))
+        limits = (("replica", labels.replica, placed.copies), ("microbatch", labels.microbatch, MAX_MICROBATCHES))
         for name, label, limit in limits:
             wrong = np.flatnonzero((label < 0) | (label >= limit))
             if wrong.size:

@@ -58,8 +58,10 @@ def are_grids(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
     """Whether both are grids over the same ranks whose groups hold the same ranks; the encoder in one stage.
 
     Colocated collectives then stay inside a group (arXiv:2605.27678, section 1). A rank has one place in a grid:
-    virtual stages make none.
+    virtual stages make none, and neither do groups of several widths.
     """
+    if encoder.widths or llm.widths:
+        return False
     if encoder.pp > 1 or not is_integer_ratio(encoder.dp, llm.dp) or not is_colocated(encoder, llm):
         return False
     groups = min(encoder.dp, llm.dp)

@@ -155,11 +155,11 @@ def _ordered(
     step = int(first_action[-1])
     for kind in range(2):
         for index, blocks in enumerate(layout.blocks):
-            block = np.arange(len(blocks.offsets) - 1)
+            block = np.arange(len(blocks.held_offsets) - 1)
             stage = block % blocks.num_stages
             key = ((last_slot + 1 + kind) * num_groups + index) * num_ties + stage
-            occupy(blocks.lanes, rows_of(blocks.offsets), key, step + stage)
-            widths.append(np.bincount(stage, weights=np.diff(blocks.offsets)).astype(np.int64))
+            occupy(blocks.held_lanes, rows_of(blocks.held_offsets), key, step + stage)
+            widths.append(np.bincount(stage, weights=np.diff(blocks.held_offsets)).astype(np.int64))
             step += blocks.num_stages
     lane, action = np.concatenate(lanes), np.concatenate(actions)
     span = (last_slot + 3) * num_groups * num_ties

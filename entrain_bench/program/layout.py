@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -30,6 +30,11 @@ class ModuleLayout:
         offload: whether weights and gradient buffers leave the device between a rank's last forward and first backward.
         sharded: whether weights and gradients are sharded over data and context parallelism as well as optimizer
             states, and gathered layer by layer (FSDP, ZeRO-3); one stage only.
+        widths: (TP, CP) of the groups of ranks that may process a unit, narrow to wide; empty: each replica is the only
+            group of its ranks. A group of w = TP x CP ranks holds w consecutive ranks of every stage, from a multiple
+            of w among the stage's ranks, so narrow groups lie inside wide ones. Weights stay where ``ranks`` says; a
+            group whose TP is wider than ``tp`` computes with slices of them. Assignments number groups as replicas:
+            those of the first width by position, then those of the next (``copies``).
     """
 
     module: str
@@ -40,6 +45,7 @@ class ModuleLayout:
     recompute: bool = False
     offload: bool = False
     sharded: bool = False
+    widths: tuple[tuple[int, int], ...] = ()
 
     @property
     def pp(self) -> int:
@@ -67,12 +73,49 @@ class ModuleLayout:
         """Ranks that hold one stage of one replica."""
         return self.tp * self.cp
 
+    @property
+    def degrees(self) -> tuple[tuple[int, int], ...]:
+        """(TP, CP) at which units are processed: the widths, or the only one."""
+        return self.widths or ((self.tp, self.cp),)
+
+    @cached_property
+    def num_groups(self) -> IntArray:
+        """Groups of each of ``degrees``: replicas, if there are no widths ``[degrees]``."""
+        ranks = self.dp * self.ranks_per_block
+        return np.array([ranks // (tp * cp) for tp, cp in self.widths] or [self.dp])
+
+    @property
+    def copies(self) -> int:
+        """Groups of all widths that an assignment may name: replicas, if there are no widths."""
+        return int(self.num_groups.sum())
+
+    @cached_property
+    def degree_of_copy(self) -> IntArray:
+        """Entry of ``degrees`` of each group ``[copies]``."""
+        return np.repeat(np.arange(len(self.num_groups)), self.num_groups)
+
+    @cached_property
+    def plane(self) -> IntArray:
+        """Ranks of each stage, ascending ``[pp, dp * tp * cp]``."""
+        return _plane(self.ranks)
+
+    def at(self, degree: int) -> ModuleLayout:
+        """The layout with the given entry of ``degrees`` for all units; only ``tp`` and ``cp`` of it mean anything."""
+        if not self.widths:
+            return self
+        tp, cp = self.widths[degree]
+        return replace(self, tp=tp, cp=cp, widths=())
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Lanes of each block (replica, stage) of one module, as CSR rows in replica-major order.
+    """Lanes of each block (replica or group, stage) of one module, as CSR rows in replica-major order.
 
-    Blocks of any module with equal ``rank_set`` hold the same ranks, ``low`` to ``high``.
+    Blocks of any module with equal ``rank_set`` hold the same ranks, ``low`` to ``high``; ``width`` are their ranks.
+
+    Attributes:
+        held_offsets, held_lanes: lanes that hold the weights of each stage: ``offsets`` and ``lanes`` where groups are
+            replicas, otherwise one CSR row a stage.
     """
 
     offsets: IntArray
@@ -81,15 +124,18 @@ class Blocks:
     rank_set: IntArray
     low: IntArray
     high: IntArray
+    width: IntArray
+    held_offsets: IntArray
+    held_lanes: IntArray
 
     def first_lane(self) -> IntArray:
         """One lane of every block ``[replicas, stages]``."""
         return self.lanes[self.offsets[:-1]].reshape(-1, self.num_stages)
 
     def of_stage(self, stage: int) -> IntArray:
-        """Lanes of all replicas of a stage."""
-        _, entries = take_rows(self.offsets, np.arange(stage, len(self.offsets) - 1, self.num_stages))
-        return self.lanes[entries]
+        """Lanes of all replicas of a stage: those that hold its weights."""
+        _, entries = take_rows(self.held_offsets, np.arange(stage, len(self.held_offsets) - 1, self.num_stages))
+        return self.held_lanes[entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +168,8 @@ class Layout:
         for module in self.modules:
             freeze(module.ranks)
         ranks = (np.ascontiguousarray(module.ranks, np.int64).tobytes() for module in self.modules)
-        width, first_rank, blocks = _lanes(tuple(module.ranks.shape for module in self.modules), tuple(ranks))
+        shapes = tuple((*module.ranks.shape, module.widths) for module in self.modules)
+        width, first_rank, blocks = _lanes(shapes, tuple(ranks))
         object.__setattr__(self, "lane_width", width)
         object.__setattr__(self, "lane_first_rank", first_rank)
         object.__setattr__(self, "blocks", blocks)
@@ -131,7 +178,17 @@ class Layout:
     def content(self) -> tuple[object, ...]:
         """What layouts of one model differ in, but for what the planner counted on."""
         return self.single_rank_boundary, *(
-            (m.tp, m.cp, m.layers_per_stage, m.recompute, m.offload, m.sharded, m.ranks.shape, m.ranks.tobytes())
+            (
+                m.tp,
+                m.cp,
+                m.layers_per_stage,
+                m.recompute,
+                m.offload,
+                m.sharded,
+                m.widths,
+                m.ranks.shape,
+                m.ranks.tobytes(),
+            )
             for m in self.modules
         )
 
@@ -158,8 +215,8 @@ class Layout:
     def lane_sums(self, per_stage: Sequence[FloatArray]) -> FloatArray:
         """Sum of a quantity of each stage, one array a module ``[stages]``, over all that a lane holds ``[lanes]``."""
         total = np.zeros(self.num_lanes)
-        for values, module, blocks in zip(per_stage, self.modules, self.blocks, strict=True):
-            np.add.at(total, blocks.lanes, np.tile(values, module.dp)[rows_of(blocks.offsets)])
+        for values, blocks in zip(per_stage, self.blocks, strict=True):
+            np.add.at(total, blocks.held_lanes, values[rows_of(blocks.held_offsets) % blocks.num_stages])
         return total
 
     def module(self, name: str) -> ModuleLayout:
@@ -174,49 +231,80 @@ class Layout:
             + (" recompute" if m.recompute else "")
             + (" offload" if m.offload else "")
             + (" sharded" if m.sharded else "")
+            + (f" widths {' '.join(f'{tp}x{cp}' for tp, cp in m.widths)}" if m.widths else "")
             for m in self.modules
         }
 
 
 @lru_cache(maxsize=64)
 def _lanes(
-    shapes: tuple[tuple[int, ...], ...], contents: tuple[bytes, ...]
+    shapes: tuple[tuple[int, int, int, tuple[tuple[int, int], ...]], ...], contents: tuple[bytes, ...]
 ) -> tuple[IntArray, IntArray, tuple[Blocks, ...]]:
-    """Width, lowest rank and blocks of the lanes of modules on the given ranks; many layouts have the same."""
-    modules = [np.frombuffer(own, np.int64).reshape(shape) for shape, own in zip(shapes, contents, strict=True)]
+    """Width, lowest rank and blocks of the lanes of modules on the given ranks; many layouts have the same.
+
+    ``shapes`` are those of the ranks, with the widths of groups.
+    """
+    modules = [np.frombuffer(own, np.int64).reshape(shape[:3]) for shape, own in zip(shapes, contents, strict=True)]
     num_ranks = 1 + max(int(ranks.max()) for ranks in modules)
     block_of_rank = np.full((len(modules), num_ranks), -1)
     # Virtual stages hold the same ranks: number blocks by the first one that does.
     rank_sets: dict[bytes, int] = {}
-    numbers, firsts = [], []
-    for row, ranks in zip(block_of_rank, modules, strict=True):
+    numbers, members = [], []
+    for row, ranks, (*_, widths) in zip(block_of_rank, modules, shapes, strict=True):
         flat = ranks.reshape(ranks.shape[0] * ranks.shape[1], -1)
-        held = (block.tobytes() for block in np.sort(flat, axis=1))
-        number = np.array([rank_sets.setdefault(block, len(rank_sets)) for block in held])
-        _, index, inverse = np.unique(number, return_index=True, return_inverse=True)
+        sets = _group_ranks(ranks, [tp * cp for tp, cp in widths]) if widths else [*np.sort(flat, axis=1)]
+        number = np.array([rank_sets.setdefault(block.tobytes(), len(rank_sets)) for block in sets])
         numbers.append(number)
-        firsts.append(index[inverse])
-        row[flat] = firsts[-1][:, None]
+        members.append(sets)
+        if widths:
+            # Groups are nested: ranks that share a narrowest one share all. Replicas hold the weights.
+            plane = _plane(ranks)
+            row[plane] = np.arange(plane.size).reshape(plane.shape) // min(tp * cp for tp, cp in widths)
+        else:
+            row[flat] = number[:, None]
     used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
     # Ranks with the same blocks in every module are one lane: number the combinations.
     combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
     _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
     # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
     order = np.argsort(first, kind="stable")
-    renumber = np.argsort(order, kind="stable")
+    lane_of_rank = np.full(num_ranks, -1)
+    lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
     blocks = []
-    for row, ranks, number, same in zip(block_of_rank[:, used], modules, numbers, firsts, strict=True):
-        dp, pp, _ = ranks.shape
-        inside = row >= 0
-        block, block_lane = np.divmod(np.unique(row[inside] * len(order) + renumber[lane[inside]]), len(order))
-        offsets = offsets_from_counts(np.bincount(block, minlength=dp * pp))
-        offsets, entries = take_rows(offsets, same)
-        low, high = ranks.min(axis=2).ravel(), ranks.max(axis=2).ravel()
-        blocks.append(Blocks(offsets, block_lane[entries], pp, number, low, high))
-        freeze(offsets, blocks[-1].lanes, number, low, high)
+    for ranks, number, sets, (*_, widths) in zip(modules, numbers, members, shapes, strict=True):
+        own = held = _lanes_of(sets, lane_of_rank, len(order))
+        if widths:
+            held = _lanes_of([*_plane(ranks)], lane_of_rank, len(order))
+        size = np.array([len(block) for block in sets])
+        flat, starts = np.concatenate(sets), offsets_from_counts(size)[:-1]
+        low, high = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
+        blocks.append(Blocks(*own, ranks.shape[1], number, low, high, size, *held))
+        freeze(*own, number, low, high, size, *held)
     lanes = width[order], used[first[order]]
     freeze(*lanes)
     return *lanes, tuple(blocks)
+
+
+def _plane(ranks: IntArray) -> IntArray:
+    return np.sort(ranks.swapaxes(0, 1).reshape(ranks.shape[1], -1), axis=1)
+
+
+def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> list[IntArray]:
+    """Ranks of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
+    plane = _plane(ranks)
+    return [
+        stage[first : first + width]
+        for width in widths
+        for first in range(0, plane.shape[1] - width + 1, width)
+        for stage in plane
+    ]
+
+
+def _lanes_of(blocks: Sequence[IntArray], lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
+    """Lanes of the ranks of each block, ascending, as CSR."""
+    block = np.repeat(np.arange(len(blocks)), [len(ranks) for ranks in blocks])
+    block, lanes = np.divmod(np.unique(block * num_lanes + lane_of_rank[np.concatenate(blocks)]), num_lanes)
+    return offsets_from_counts(np.bincount(block, minlength=len(blocks))), lanes
 
 
 def check_tensor_parallel(module: ModuleSpec, tp: int) -> None:
@@ -236,6 +324,7 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         total = sum(placed.layers_per_stage)
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
+        _check_widths(placed, module, cluster)
         if placed.sharded:
             require(placed.pp == 1, f"{where}.pp", placed.pp, "1 with sharded weights")
             require(not placed.offload, f"{where}.offload", placed.offload, "false with sharded weights")
@@ -250,6 +339,28 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         low, high = int(placed.ranks.min()), int(placed.ranks.max())
         within = low >= 0 and high < cluster.num_ranks
         require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")
+
+
+def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec) -> None:
+    """Raise ``UserError`` for groups that are no aligned, nested sets of a stage's ranks with slices of its weights."""
+    if not placed.widths:
+        return
+    where = f"layout.{placed.module}.widths"
+    sizes = [tp * cp for tp, cp in placed.widths]
+    listed = [f"{tp}x{cp}" for tp, cp in placed.widths]
+    require(len({*placed.widths}) == len(sizes) and sizes == sorted(sizes), where, listed, "different, narrow to wide")
+    ranks = placed.plane.shape[1]
+    require(sizes[-1] <= ranks and ranks % sizes[0] == 0, where, listed, f"up to {ranks} ranks, the first a divisor")
+    for (tp, cp), size in zip(placed.widths, sizes, strict=True):
+        check_tensor_parallel(module, tp)
+        require(size & (size - 1) == 0, where, f"{tp}x{cp}", "of 1, 2, 4, ... ranks")
+        require(tp % placed.tp == 0, where, f"{tp}x{cp}", f"with a TP that tp={placed.tp} divides")
+        require(cluster.gpus_per_node % tp == 0, where, f"{tp}x{cp}", f"with a TP that divides {cluster.gpus_per_node}")
+    steps = np.diff(placed.plane, axis=1)
+    first = placed.plane[:, 0] % sizes[-1]
+    require(not np.any(steps != 1), where, listed, "only where each stage holds consecutive ranks")
+    require(not np.any(first), where, listed, f"only where the ranks of a stage begin at a multiple of {sizes[-1]}")
+    require(not placed.offload, f"layout.{placed.module}.offload", placed.offload, "false with widths")
 
 
 def _goes_round(ranks: IntArray) -> bool:

@@ -40,5 +40,6 @@ def layout_from_json(text: str) -> Layout:
 
 
 def _module_layout(values: Mapping[str, Any]) -> ModuleLayout:
-    ranks = np.array(values["ranks"])
-    return ModuleLayout(**{**values, "layers_per_stage": tuple(values["layers_per_stage"]), "ranks": ranks})
+    widths = tuple((tp, cp) for tp, cp in values.get("widths", ()))
+    arrays = {"layers_per_stage": tuple(values["layers_per_stage"]), "ranks": np.array(values["ranks"])}
+    return ModuleLayout(**{**values, **arrays, "widths": widths})

@@ -16,8 +16,8 @@ def parent_microbatches(program: Program, module: int) -> IntArray:
     """
     model, shapes = program.model, program.shapes
     chunks, llm = program.chunks[module], program.chunks[model.llm_index]
-    dps = [placed.dp for placed in program.layout.modules]
-    if not model.modules[module].is_encoder or not len(chunks) or dps[module] != dps[model.llm_index]:
+    groups = [placed.copies for placed in program.layout.modules]
+    if not model.modules[module].is_encoder or not len(chunks) or groups[module] != groups[model.llm_index]:
         return chunks.microbatch
     # Replica and LLM microbatch of every sample, as one number.
     most = 1 + int(llm.microbatch.max(initial=0))

@@ -64,19 +64,15 @@ def _check_lanes(program: Program) -> None:
         rank = layout.lane_first_rank[where]
         raise UserError(f"program: {program.view(repeated)} is listed twice on the lane of rank {rank}")
     for index, blocks in enumerate(layout.blocks):
-        block_of_lane = np.full(layout.num_lanes, -1)
-        # Virtual stages share their lanes: the first block there stands for all.
-        _, first, same = np.unique(blocks.rank_set, return_index=True, return_inverse=True)
-        stands_for = first[same]
-        block_of_lane[blocks.lanes] = stands_for[rows_of(blocks.offsets)]
         mine = np.flatnonzero(program.module[action] == index)
-        own, block = action[mine], block_of_lane[lane[mine]]
-        replica, stage = np.divmod(block, blocks.num_stages)
-        # Steps belong to all replicas of a stage.
-        fits = (stage == stands_for[program.stage[own]]) & (
-            (replica == program.replica[own]) | (program.chunk[own] < 0)
-        )
-        misplaced = np.flatnonzero((block < 0) | ~fits)
+        own = action[mine]
+        # A pass belongs to the block of its replica, a step to all that hold its stage: numbered behind the blocks.
+        step, num_blocks = program.chunk[own] < 0, len(blocks.rank_set)
+        block = np.where(step, num_blocks, program.replica[own] * blocks.num_stages) + program.stage[own]
+        holder = num_blocks + rows_of(blocks.held_offsets) % blocks.num_stages
+        holds = np.concatenate([rows_of(blocks.offsets), holder]) * layout.num_lanes
+        holds += np.concatenate([blocks.lanes, blocks.held_lanes])
+        misplaced = np.flatnonzero(~np.isin(block.astype(np.int64) * layout.num_lanes + lane[mine], holds))
         if misplaced.size:
             entry = mine[misplaced[0]]
             rank = int(layout.lane_first_rank[lane[entry]])

@@ -37,7 +37,7 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntA
         )
         for index in modules
     ]
-    if all(placed[index].dp == placed[llm].dp for index in modules):
+    if all(placed[index].copies == placed[llm].copies for index in modules):
         lacking = program.chunks[llm]
         own.append((lacking.replica, lacking.microbatch, np.zeros(len(lacking))))
     replica, microbatch, seconds = (np.concatenate(column) for column in zip(*own, strict=True))

@@ -120,9 +120,9 @@ def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
     """Mean over a replica's chunks of the time of a forward and a backward on each stage ``[replicas, stages]``."""
     program, seconds = timeline.program, timeline.end_s - timeline.start_s
     placed, replica = program.layout.modules[module], program.chunks[module].replica
-    total_s = np.zeros((placed.dp, placed.pp))
+    total_s = np.zeros((placed.copies, placed.pp))
     np.add.at(total_s, replica, seconds[program.forward_actions(module)] + seconds[program.backward_actions(module)])
-    return np.asarray(total_s / np.maximum(np.bincount(replica, minlength=placed.dp), 1)[:, None])
+    return np.asarray(total_s / np.maximum(np.bincount(replica, minlength=placed.copies), 1)[:, None])
 
 
 def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:

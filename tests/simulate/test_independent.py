@@ -193,11 +193,12 @@ def test_both_agree_on_random_programs() -> None:
         try:
             assert disagreement(case, framework) < AGREE, number
         except DeadlockError:
+            # Only the single rank between modules can wait for itself.
+            assert case.program.layout.single_rank_boundary
             stuck += 1
             with pytest.raises(AssertionError, match="deadlock"):
                 simulate(GENERATING, case.cluster_config, asdict(framework), case.program)
-    # Only the single rank between modules can wait for itself.
-    assert stuck < 20
+    assert stuck < 25
 
 
 # Planted faults

@@ -83,7 +83,7 @@ def random_program(
     chunks = []
     for module, place in zip(model.modules, layout.modules, strict=True):
         units = len(module.units(shapes))
-        assignment = ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 4, units))
+        assignment = ModuleAssignment(rng.integers(0, place.copies, units), rng.integers(0, 4, units))
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
     late = [splits and not place.sharded and bool(rng.integers(2)) for place in layout.modules]
@@ -106,8 +106,11 @@ def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
 
     Or all modules on the same ranks in one stage, sharded most of them.
     """
-    if not rng.integers(4):
-        return _random_shards(rng, model)
+    match int(rng.integers(6)):
+        case 0:
+            return _random_shards(rng, model)
+        case 1 | 2:
+            return _random_widths(rng, model)
     modules, free = [], 0
     for module in model.modules:
         tp, cp = ((1, 1), (1, 1), (2, 1), (1, 2), (2, 2))[rng.integers(5)]
@@ -127,6 +130,21 @@ def _random_shards(rng: np.random.Generator, model: ModelSpec) -> Layout:
     for module in model.modules:
         place = placed(module, ranks, *degrees[rng.integers(len(degrees))], recompute=bool(rng.integers(2)))
         modules.append(replace(place, sharded=bool(rng.integers(4))))
+    return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
+
+
+def _random_widths(rng: np.random.Generator, model: ModelSpec) -> Layout:
+    """Groups of several widths in most modules; stages of the others anywhere on the same ranks."""
+    modules = []
+    for module in model.modules:
+        tp, pp = ((1, 1), (2, 1), (1, 2), (2, 2))[rng.integers(4)]
+        # Ranks of a stage are consecutive.
+        ranks = np.arange(8).reshape(pp, -1, tp).swapaxes(0, 1)
+        place = placed(module, ranks, tp, 1, recompute=bool(rng.integers(2)))
+        offered = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
+        fits = [own for own in offered if own[0] % tp == 0 and own[0] * own[1] <= 8 // pp]
+        widths = sorted({fits[each] for each in rng.integers(0, len(fits), 3)}, key=lambda own: (own[0] * own[1], own))
+        modules.append(replace(place, widths=tuple(widths) if rng.integers(4) else ()))
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 

@@ -103,8 +103,26 @@ class Job:
 
     def ranks(self, action: Action) -> list[int]:
         """Ranks that run an action."""
-        replica = self.chunks[action.module][action.chunk].replica
-        return self.placed[action.module].ranks[replica, action.stage].tolist()  # type: ignore[no-any-return]
+        placed, replica = self.placed[action.module], self.chunks[action.module][action.chunk].replica
+        if not placed.widths:
+            return placed.ranks[replica, action.stage].tolist()  # type: ignore[no-any-return]
+        (tp, cp), first = self.group(action.module, replica)
+        return sorted(placed.ranks[:, action.stage].ravel().tolist())[first : first + tp * cp]
+
+    def group(self, module: int, replica: int) -> tuple[tuple[int, int], int]:
+        """TP and CP of a group of ranks, and its first place among the ranks of a stage."""
+        placed = self.placed[module]
+        if not placed.widths:
+            return (placed.tp, placed.cp), -1
+        size = placed.ranks[:, 0].size
+        every = [
+            (own, at) for own in placed.widths for at in range(0, size, own[0] * own[1]) if at + own[0] * own[1] <= size
+        ]
+        return every[replica]
+
+    def degrees(self, action: Action) -> tuple[int, int]:
+        """TP and CP of the ranks that run an action."""
+        return self.group(action.module, self.chunks[action.module][action.chunk].replica)[0]
 
     def lengths(self, module: int, chunk: Chunk) -> list[int]:
         """Sequence lengths of a chunk's units."""
@@ -119,10 +137,10 @@ class Job:
         encoders = self.framework["encoder_sp"] or self.configs[module]["role"] != "encoder"
         return bool(self.framework["sequence_parallel"] and encoders)
 
-    def sequence_parts(self, module: int) -> int:
+    def sequence_parts(self, module: int, cp: int) -> int:
         """Parts that a module's sequences are cut into by context parallelism."""
         whole = self.configs[module]["role"] == "encoder" and not self.framework["encoder_cp"]
-        return 1 if whole else self.placed[module].cp
+        return 1 if whole else cp
 
     def stage_layers(self, module: int, stage: int) -> range:
         """Layers of a stage."""
@@ -133,17 +151,18 @@ class Job:
         """Times of all layers of a module on a chunk; its passes with recomputation."""
         if (module, chunk) not in self._times:
             placed, lengths = self.placed[module], self.lengths(module, self.chunks[module][chunk])
+            (tp, cp), _ = self.group(module, self.chunks[module][chunk].replica)
             kinds: dict[str, LayerTimes] = {}
             for layer in self.layers[module]:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
-                    parts, split = self.sequence_parts(module), module in self.split
-                    times = machine.layer_times(layer, lengths, placed.tp, parts, split)
+                    parts, split = self.sequence_parts(module, cp), module in self.split
+                    times = machine.layer_times(layer, lengths, tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
                         once_more = times
                         if self.framework["recompute_granularity"] == "selective":
                             part = replace(mlp_of(self.configs[module]), learns=layer.learns)
-                            once_more = machine.layer_times(part, lengths, placed.tp, parts, split=False)
+                            once_more = machine.layer_times(part, lengths, tp, parts, split=False)
                         again = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                         times = replace(times, backward=again[0], backward_comm=again[1])
                     kinds[layer.kind] = times

@@ -84,22 +84,19 @@ def gather_s(job: Job, stage: Stage, parameters: float) -> float:
 
 
 def first_passes(job: Job, stage: Stage) -> list[Action]:
-    """The first forward of every replica on a stage."""
+    """The first forward of every lane on a stage."""
     return _outermost(job, stage, Pass.FORWARD, 1)
 
 
 def last_passes(job: Job, stage: Stage) -> list[Action]:
-    """The last pass of every replica on a stage that makes gradients of weights."""
+    """The last pass of every lane on a stage that makes gradients of weights."""
     return _outermost(job, stage, Pass.WEIGHT if stage.module in job.split else Pass.BACKWARD, -1)
 
 
 def _outermost(job: Job, stage: Stage, kind: Pass, way: int) -> list[Action]:
-    found: dict[int, Action] = {}
-    for order in job.orders:
-        for action in order[::way]:
-            if (action.module, action.kind, action.stage) == (stage.module, kind, stage.stage):
-                found.setdefault(job.chunks[action.module][action.chunk].replica, action)
-    return list(found.values())
+    wanted = stage.module, kind, stage.stage
+    ends = (next((a for a in order[::way] if (a.module, a.kind, a.stage) == wanted), None) for order in job.orders)
+    return list(dict.fromkeys(action for action in ends if action))
 
 
 def edges_s(seconds: list[float], parameters: list[float], buckets: list[float]) -> tuple[list[float], list[float]]:

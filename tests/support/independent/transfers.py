@@ -87,9 +87,8 @@ def traffic_of(job: Job) -> Traffic:
 def _parts(job: Job, target: Action, source: Action) -> int:
     """Pieces that a tensor travels in: one a rank of the narrower side, if its ranks hold different tokens."""
     if target.module == source.module:
-        return job.sequence_parts(target.module) * (
-            job.placed[target.module].tp if job.splits_states(target.module) else 1
-        )
+        tp, cp = job.degrees(target)
+        return job.sequence_parts(target.module, cp) * (tp if job.splits_states(target.module) else 1)
     return min(len(job.ranks(target)), len(job.ranks(source)))
 
 
@@ -138,7 +137,7 @@ def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[
     llm = job.placed[job.llm]
     for module, encoder in enumerate(job.placed[: job.llm]):
         groups = min(encoder.dp, llm.dp)
-        if encoder.pp > 1 or max(encoder.dp, llm.dp) % groups:
+        if encoder.widths or llm.widths or encoder.pp > 1 or max(encoder.dp, llm.dp) % groups:
             continue
         # A rank has one place in a grid: virtual stages make none.
         ours, theirs = ([sorted(rows) for rows in each.ranks.reshape(groups, -1).tolist()] for each in (encoder, llm))
