@@ -79,6 +79,8 @@ BAD_INPUT = [
         "recompute_granularity=selectiv",
         "recompute_granularity=selectiv: unknown (did you mean selective?); choices: full, selective",
     ),
+    ("grad_dtype=bf17", "grad_dtype=bf17: unknown (did you mean bf16?); choices: fp32, bf16"),
+    ("cross_entropy=fuse", "cross_entropy=fuse: unknown (did you mean fused?); choices: unfused, fused, eager"),
     ("memory_fraction=0.00001", "GiB more than"),
     ("cluster.num_nodes=0", "at least 1"),
     ("cluster.device.peak_bf16_flops=-1", "positive"),

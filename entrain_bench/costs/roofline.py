@@ -221,9 +221,9 @@ class Roofline:
             tp, cp = 1, tp * cp
         gemms = [self.gemm_s(product, tokens, tp, cp) for product in layer.gemms]
         gemm = sum_in_order(gemms, tokens)
-        elementwise = self._elementwise_s(layer, tokens, tp, cp)
+        elementwise, elementwise_back = self._elementwise_s(layer, tokens, tp, cp)
         forward = gemm + elementwise
-        backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
+        backward = GEMM_BACKWARD * layer.backward_share * gemm + elementwise_back
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
@@ -257,6 +257,10 @@ class Roofline:
             ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers], split)
             comm = self._exposed_s(ahead, np.zeros_like(ahead), compute_s[0])
             comm_backward = self._exposed_s(back, hidden, compute_s[1])
+        if layer.gathered_width and tp > 1:
+            # Backward takes a rank's own part.
+            tier = self.cluster.group_tier(np.arange(tp))
+            comm = comm + all_gather_s((BF16_BYTES * layer.gathered_width / cp) * tokens, tp, tier)
         if layer.attention and cp > 1 and layer.tensor_parallel:
             # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
             # gradients as well.
@@ -291,15 +295,21 @@ class Roofline:
         """Itself under the settings that a module has."""
         return replace(self, framework=self.framework.of(module))
 
-    def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
-        """Forward time of norms, residuals, rotary positions and activations."""
+    def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward time of norms, residuals, rotary positions and activations."""
         device = self.cluster.device
         bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         replicated = layer.replicated_elementwise_bytes_per_token
-        split = layer.elementwise_bytes_per_token - replicated
-        a_rank = split / tp + replicated / (tp if self.framework.sequence_parallel else 1)
-        launches = layer.num_elementwise_kernels * device.kernel_launch_s
-        return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
+        shared, launches = layer.split_parts(tp), layer.num_elementwise_kernels * device.kernel_launch_s
+
+        def seconds(moved: float, hidden: float) -> FloatArray:
+            a_rank = (moved - hidden) / shared + hidden / (tp if self.framework.sequence_parallel else 1)
+            return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
+
+        forward = seconds(layer.elementwise_bytes_per_token, replicated)
+        if layer.backward_elementwise_bytes_per_token is None:
+            return forward, ELEMENTWISE_BACKWARD * forward
+        return forward, seconds(layer.backward_elementwise_bytes_per_token, ELEMENTWISE_BACKWARD * replicated)
 
     def _tensor_parallel_s(
         self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool

@@ -44,11 +44,13 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArra
     return own
 
 
-def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int) -> tuple[float, float]:
+def gathered_bytes(
+    module: ModuleSpec, placed: ModuleLayout, element_bytes: int, gradient_bytes: int = FP32_BYTES
+) -> tuple[float, float]:
     """Return the bytes of gathered weights and gradients on a rank during a forward, and during a backward.
 
-    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the fp32
-    gradients of one layer.
+    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the
+    gradients of one layer, in the type in which they are reduced.
     """
     shards = module.weight_shards(placed.tp)
     own = layer_parameters(module) / shards
@@ -57,7 +59,7 @@ def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int)
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = element_bytes * (kept + float(pairs.max()))
-    gradients = FP32_BYTES * float(layer_parameters(module, learning=True).max()) / shards
+    gradients = gradient_bytes * float(layer_parameters(module, learning=True).max()) / shards
     return whole, whole + gradients
 
 
@@ -68,7 +70,7 @@ class LayerTraffic:
     Attributes:
         gather_s: all-gather of bf16 weights before the forward.
         again_s: the same before the backward; 0 if the weights are still gathered, or the layer has no backward.
-        scatter_s: reduce-scatter of fp32 gradients; 0 for frozen layers.
+        scatter_s: reduce-scatter of gradients; 0 for frozen layers.
     """
 
     gather_s: FloatArray
@@ -76,7 +78,9 @@ class LayerTraffic:
     scatter_s: FloatArray
 
 
-def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec) -> LayerTraffic:
+def layer_traffic(
+    module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec, gradient_bytes: int = FP32_BYTES
+) -> LayerTraffic:
     """Return the times of a module's collectives, over its data-parallel and context-parallel ranks."""
     shards = module.weight_shards(placed.tp)
     copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
@@ -87,7 +91,7 @@ def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec
     def seconds(num_bytes: FloatArray) -> FloatArray:
         return np.where(num_bytes > 0, all_gather_s(num_bytes, copies, tier), 0.0)
 
-    gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(FP32_BYTES * learning)
+    gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(gradient_bytes * learning)
     again_s = gather_s * runs_backward
     if module.config.tied_embeddings:
         again_s[0] = 0.0
@@ -132,8 +136,10 @@ def exposed_s(
         cluster: provides the links.
         framework: says which communication overlaps.
     """
-    added = np.zeros(program.num_actions)
-    sets = [passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster)]
+    added, gradient_bytes = np.zeros(program.num_actions), framework.gradient_bytes(BF16_BYTES)
+    sets = [
+        passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster, gradient_bytes)
+    ]
     if not sets:
         return added
     hides_gather, hides_scatter = framework.overlap_param_gather, framework.overlap_grad_reduce
@@ -187,11 +193,15 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
 
 
 def passes_of(
-    program: Program, index: int, layers_s: tuple[FloatArray, FloatArray], cluster: ClusterSpec
+    program: Program,
+    index: int,
+    layers_s: tuple[FloatArray, FloatArray],
+    cluster: ClusterSpec,
+    gradient_bytes: int = FP32_BYTES,
 ) -> tuple[Passes, ...]:
     """Return the forwards and backwards of a module whose layers take ``layers_s``; no backwards if it is frozen."""
     module, placed = program.model.modules[index], program.layout.modules[index]
-    traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster), layers_s
+    traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster, gradient_bytes), layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
     nothing = np.zeros(len(module.layers))
     forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, nothing)

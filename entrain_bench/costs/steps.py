@@ -19,7 +19,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
 
@@ -70,7 +70,7 @@ class Traffic:
         kinds: kind of each layer ``[layers]``.
         layer_parameters: parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it.
         parameters: of each bucket ``[buckets]``.
-        sync_s: reduction of its fp32 gradients ``[buckets]``.
+        sync_s: reduction of its gradients ``[buckets]``.
         gather_s: all-gather of its bf16 weights ``[buckets]``; 0 if they are not sharded.
     """
 
@@ -137,7 +137,7 @@ class StepCosts:
         if not module.config.tied_embeddings or placed.is_closed or not module.layers[0].learns:
             return 0.0
         tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
-        return float(all_reduce_s(FP32_BYTES * module.layers[0].parameters / placed.tp, 2, tier))
+        return float(all_reduce_s(self.memory.gradient_bytes * module.layers[0].parameters / placed.tp, 2, tier))
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
         """What no overlap can hide: of the buckets only the one with a stage's first layers."""
@@ -211,7 +211,7 @@ class StepCosts:
         of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
-        found = list[Traffic]()
+        found, size = list[Traffic](), self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
         for (kinds, own), total, ring, instances in stages:
@@ -220,11 +220,11 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                sync_s = all_gather_s(FP32_BYTES * parameters, sharing, ring)
-                sync_s = sync_s + all_reduce_s(FP32_BYTES * parameters / sharing, copies // sharing, instances)
+                sync_s = all_gather_s(size * parameters, sharing, ring)
+                sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
-                sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
+                sync_s = all_reduce_s(size * parameters, copies, ring)
             found.append(Traffic(kinds.astype(np.int64), own.copy(), parameters, sync_s, gather_s))
             freeze(*astuple(found[-1]))
         return found

@@ -8,11 +8,14 @@ from math import gcd
 from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.specs.layer import FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 GRANULARITIES = (FULL, SELECTIVE)
+FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
@@ -44,6 +47,10 @@ class FrameworkOptions:
         recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
             ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
+        grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
+            fp32).
+        cross_entropy: operators of the loss: ``unfused``, Megatron-LM's own; ``fused``, one kernel; ``eager``,
+            PyTorch's on logits of the whole vocabulary (``specs.module_layers.language_head``).
         freeze: modules that do not learn, but for the projectors of encoders (``ModuleSpec.frozen``).
     """
 
@@ -59,6 +66,8 @@ class FrameworkOptions:
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
     tp_overlap: float = 0.0
+    grad_dtype: str = FP32
+    cross_entropy: str = UNFUSED
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,6 +77,10 @@ class FrameworkOptions:
             raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
         if self.recompute_granularity not in GRANULARITIES:
             raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
+        if self.grad_dtype not in GRAD_DTYPES:
+            raise unknown_choice("grad_dtype", self.grad_dtype, GRAD_DTYPES)
+        if self.cross_entropy not in CROSS_ENTROPIES:
+            raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
@@ -76,6 +89,10 @@ class FrameworkOptions:
     def receives_ahead(self) -> int:
         """Number of next actions whose receives count as posted during an action."""
         return RECEIVES_AHEAD[self.p2p]
+
+    def gradient_bytes(self, element_bytes: int) -> int:
+        """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
+        return FP32_BYTES if self.grad_dtype == FP32 else element_bytes
 
     def of(self, module: ModuleSpec) -> FrameworkOptions:
         """Return the settings with the module's own sequence parallelism."""
@@ -111,6 +128,11 @@ class FrameworkOptions:
             raise IncompatibleError(
                 f"cp_split=pack: harness={harness} splits every sample of {module.name} over its cp={cp}; "
                 "harness=simulate prices the other way"
+            )
+        if self.cross_entropy != UNFUSED:
+            raise IncompatibleError(
+                f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
+                "harness=simulate prices the others"
             )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(

@@ -61,8 +61,11 @@ class Layer:
         kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
         num_elementwise_kernels: kernels those take.
+        backward_elementwise_bytes_per_token: the same in backward; None: twice as many.
         num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
         num_scatters: results of hidden size that tensor parallelism sums over its ranks.
+        gathered_width: values of a token that tensor-parallel ranks gather from the layer's products. Each rank then
+            holds and moves all fp32, transient and cast bytes and all elementwise bytes that are not hidden states.
         hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
@@ -89,8 +92,10 @@ class Layer:
     attention: Attention | None = None
     elementwise_bytes_per_token: float = 0.0
     num_elementwise_kernels: int = 0
+    backward_elementwise_bytes_per_token: float | None = None
     num_gathers: int = 0
     num_scatters: int = 0
+    gathered_width: int = 0
     hidden_size: int = 0
     parameters: int = 0
     activation_bytes_per_token: float = 0.0
@@ -165,7 +170,11 @@ class Layer:
         shared = 1 if sequence_parallel else tp
         whole, replicated, fp32 = self.whole_bytes_per_token, self.replicated_bytes_per_token, self.fp32_bytes_per_token
         split = self.activation_bytes_per_token - whole - replicated - fp32
-        return (scale * (whole * tp + replicated * shared + split) + fp32) / tp
+        return (scale * (whole * tp + replicated * shared + split) + fp32 * tp / self.split_parts(tp)) / tp
+
+    def split_parts(self, tp: int) -> int:
+        """Ranks among which tensor parallelism of ``tp`` divides what follows the layer's products."""
+        return 1 if self.gathered_width else tp
 
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
@@ -202,4 +211,4 @@ class Layer:
     def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
-        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / tp
+        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)

@@ -12,7 +12,15 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
-from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
+from entrain_bench.specs.module_layers import (
+    UNFUSED,
+    ModuleConfig,
+    Role,
+    build_layers,
+    gemms_of,
+    language_head,
+    mlp_of_block,
+)
 from entrain_bench.specs.numerics import check_numerics
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
@@ -249,6 +257,17 @@ class ModelSpec:
             passes = any(layer.learns for other in before for layer in other.layers)
             modules.append(module.frozen(passes) if module.name in names else module)
         return replace(self, modules=tuple(modules))
+
+    def with_cross_entropy(self, kind: str) -> ModelSpec:
+        """The model whose LLM computes its loss by one of ``CROSS_ENTROPIES``."""
+        if kind == UNFUSED:
+            return self
+        llm = self.llm
+        head = language_head(llm.config, kind)
+        if not llm.layers[-1].learns:
+            head = head.frozen(passes_gradients=llm.layers[-1].backward_share > 0)
+        changed = replace(llm, layers=(*llm.layers[:-1], head))
+        return replace(self, modules=tuple(changed if module is llm else module for module in self.modules))
 
     def with_recomputation(self, granularity: str) -> ModelSpec:
         """The model with blocks that recomputation covers as ``FrameworkOptions.recompute_granularity`` says."""

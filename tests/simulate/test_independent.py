@@ -46,6 +46,9 @@ FRAMEWORKS = {
     "whole hidden states in turn": FrameworkOptions(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
     "products split": FrameworkOptions(tp_overlap=0.7),
     "encoders whole": FrameworkOptions(encoder_sp=False, encoder_cp=False),
+    "gradients in bf16": FrameworkOptions(grad_dtype="bf16", overlap_grad_reduce=False),
+    "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
+    "eager loss": FrameworkOptions(cross_entropy="eager"),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
@@ -79,7 +82,8 @@ def disagreement(case: Case, framework: FrameworkOptions, program: Program | Non
         framework: under which settings.
         program: what the first executes instead.
     """
-    model = case.program.model.with_recomputation(framework.recompute_granularity)
+    model = case.program.model.with_cross_entropy(framework.cross_entropy)
+    model = model.with_recomputation(framework.recompute_granularity)
     truth_of_case = CostTruth(model, case.cluster, framework)
     program = replace(program or case.program, model=model)
     timeline = Simulator(truth_of_case, 1e18).execute(program)
@@ -269,7 +273,7 @@ def gradients_are_reduced_before_weight_passes(patch: pytest.MonkeyPatch) -> Non
 
 
 def sharded_gradients_travel_in_bf16(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sharding, "FP32_BYTES", 2)
+    patch.setattr(FrameworkOptions, "gradient_bytes", lambda *_: 2)
 
 
 def weights_stay_from_forward_to_backward(patch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, ModelSpec
+from entrain_bench.specs.module_layers import UNFUSED
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
@@ -100,6 +101,11 @@ def cluster_with_times(
         raise UserError(
             f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
             "because the profile was measured with whole blocks recomputed"
+        )
+    if framework.cross_entropy != UNFUSED:
+        raise UserError(
+            f"cross_entropy={framework.cross_entropy}: must be {UNFUSED} with cluster/device=profiled, "
+            "because the profile was measured with it"
         )
     for name in ("gemm", "attention", "memory", "launch"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")

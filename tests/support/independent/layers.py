@@ -31,6 +31,8 @@ class Layer:
         attention: widths of queries and of keys, whether it is causal, its window (0: none), the width of a head.
         elementwise_bytes: a token's, those of hidden states among them.
         hidden_bytes: the latter.
+        returned_bytes: a token's in backward, twice those of hidden states among them; None: twice the forward's.
+        gathered: bytes of a token's outputs that tensor-parallel ranks gather; then each moves all but hidden states.
         gathers, scatters: inputs of column-parallel products, sums of row-parallel ones.
         learns: whether its weights do.
         gradients: how many gradients its backward makes: of input and weights, of the input alone, none.
@@ -48,6 +50,8 @@ class Layer:
     scatters: int = 0
     learns: bool = True
     gradients: int = 2
+    returned_bytes: float | None = None
+    gathered: float = 0.0
 
     @property
     def is_block(self) -> bool:
@@ -73,7 +77,7 @@ class LayerTimes:
         return back if kind is Pass.BACKWARD else ahead
 
 
-def layers_of(config: Mapping[str, Any]) -> list[Layer]:
+def layers_of(config: Mapping[str, Any], loss: str = "unfused") -> list[Layer]:
     """The layers of a module: embedding, blocks, head (docs/costs.md; no U-Nets)."""
     assert "unet" not in config
     get = {"rotary": True, "norm_bias": False, "qkv_bias": False, "linear_bias": False, "head_norm": True, **config}
@@ -85,10 +89,22 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
         first = Layer(
             "embed", hidden, words * hidden, elementwise_bytes=moved, hidden_bytes=moved, launches=1, scatters=1
         )
-        # The final norm; logits become fp32, and one pass over those makes softmax and loss.
-        traffic = moved + words * (BF16 + FP32 + 2 * FP32)
-        held = hidden * words + hidden * norm
-        last = Layer("head", hidden, held, [Product(hidden, words)], None, traffic, moved, launches=3, gathers=1)
+        # The final norm; then the loss. Every list counts how often an operator reads or writes all logits.
+        cast = BF16 + FP32
+        ahead = {"unfused": cast + (1 + 2 + 2 + 1 + 2) * FP32, "eager": cast + (2 + 1) * FP32, "fused": 3 * BF16}[loss]
+        back = {"unfused": 2 * FP32 + cast, "eager": (1 + 3) * FP32 + cast, "fused": 2 * BF16}[loss]
+        last = Layer(
+            "head",
+            hidden,
+            hidden * words + hidden * norm,
+            [Product(hidden, words)],
+            elementwise_bytes=moved + words * ahead,
+            hidden_bytes=moved,
+            returned_bytes=2 * moved + words * back,
+            gathered=BF16 * words * (loss == "eager"),
+            launches={"unfused": 7, "fused": 3, "eager": 4}[loss],
+            gathers=1,
+        )
     else:
         embed, head = (_products(get[name]) for name in ("embed_gemms", "head_gemms"))
         held = sum(each.k * each.n + (each.n if get["norm_bias"] else 0) for each in embed)
@@ -207,10 +223,15 @@ class Machine:
         products = [self.product_s(each, tokens, tp, cp) for each in layer.products]
         states, rest = layer.hidden_bytes, layer.elementwise_bytes - layer.hidden_bytes
         shared = tp if self.framework["sequence_parallel"] else 1
-        traffic = self.elementwise_s((rest / tp + states / shared) * tokens / cp)
+        parts = 1 if layer.gathered else tp
+        traffic = self.elementwise_s((rest / parts + states / shared) * tokens / cp)
         others = max(traffic, layer.launches * device["kernel_launch_s"])
+        after = 2 * others
+        if layer.returned_bytes is not None:
+            other = (layer.returned_bytes - 2 * states) / parts + 2 * states / shared
+            after = max(self.elementwise_s(other * tokens / cp), layer.launches * device["kernel_launch_s"])
         weight = sum(products) if split and layer.learns else 0.0
-        forward, backward = sum(products) + others, layer.gradients * sum(products) + 2 * others - weight
+        forward, backward = sum(products) + others, layer.gradients * sum(products) + after - weight
         across = 0.0
         if layer.attention:
             ahead, back = self._attention_s(layer.attention, lengths, tp * cp)
@@ -222,6 +243,8 @@ class Machine:
         columns = [took for took, each in zip(products, layer.products, strict=True) if not each.splits_k]
         ahead, back, hidden = self._collectives_s(layer, one, columns[: layer.gathers], split)
         forward_comm = self._exposed_s(ahead, 0.0, forward) + across
+        if layer.gathered and tp > 1:
+            forward_comm += self.gather_s(layer.gathered * tokens / cp, range(tp))
         backward_comm = self._exposed_s(back, hidden, backward) + 2 * across
         if not layer.gradients:
             backward = backward_comm = 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from entrain_bench.program import Pass
 from support.independent.job import Action, Job
-from support.independent.layers import BF16, FP32
+from support.independent.layers import BF16
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _traffic(job: Job, module: int) -> list[tuple[float, float]]:
     return [
         (
             job.machine.ring_s(BF16 * held, ranks) if held else 0.0,
-            job.machine.ring_s(FP32 * learns, ranks) if learns else 0.0,
+            job.machine.ring_s(job.gradient_bytes * learns, ranks) if learns else 0.0,
         )
         for held, learns in zip(job.parameters(module, 0), job.learning(module, 0), strict=True)
     ]

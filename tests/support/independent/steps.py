@@ -70,10 +70,12 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
     if stage.copies == 1 or stage.sharded:
         return 0.0
     if not job.framework["distributed_optimizer"]:
-        return 2 * job.machine.ring_s(FP32 * parameters, stage.ring)
+        return 2 * job.machine.ring_s(job.gradient_bytes * parameters, stage.ring)
     inside, across = stage.ring[: stage.sharing], stage.ring[:: stage.sharing]
     shard = parameters / stage.sharing
-    return job.machine.ring_s(FP32 * parameters, inside) + 2 * job.machine.ring_s(FP32 * shard, across)
+    return job.machine.ring_s(job.gradient_bytes * parameters, inside) + 2 * job.machine.ring_s(
+        job.gradient_bytes * shard, across
+    )
 
 
 def gather_s(job: Job, stage: Stage, parameters: float) -> float:
@@ -167,7 +169,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
         if job.is_tied(module) and not job.ends_meet(module) and job.layers[module][0].learns:
             ends = job.placed[module].ranks[0, [0, -1]].ravel().tolist()
             shared = job.layers[module][0].parameters / job.placed[module].tp
-            both = 2 * job.machine.gather_s(FP32 * shared, ends, 2)
+            both = 2 * job.machine.gather_s(job.gradient_bytes * shared, ends, 2)
             ready = max(ready, sync[mine[0]][1] + both, sync[mine[-1]][1] + both)
     optimizer = []
     for stage in stages:
