@@ -4,9 +4,10 @@ Every rank holds a part of every layer. A layer's weights are gathered before it
 gradients are reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous
 layer's scatter run. Source: torch 2.13, ``torch.distributed.fsdp.fully_shard``, ``_fsdp_param_group.py``. There a
 separate stream issues all-gathers of the forward, those of the backward start when the layer before begins, and one
-reduce-scatter is in flight. So a layer takes the longer of its computation and the communication next to it. Layers
-follow each other through all modules of a micro-step, forward and backward. At its two ends nothing hides the gather
-of the first layer and the scatter of the last, because the root waits for both.
+reduce-scatter is in flight. So a layer takes the longer of its computation and the communication next to it. Each
+second of that communication costs the computation ``overlap_cost`` seconds. Layers follow each other through all
+modules of a micro-step, forward and backward. At its two ends nothing hides the gather of the first layer and the
+scatter of the last, because the root waits for both.
 
 The collectives need all replicas, so a pass starts on all replicas at the same time (``collective_passes``).
 """
@@ -156,7 +157,8 @@ def exposed_s(
         scatters[:, 0] = np.where(previous >= 0, last_left[previous], 0.0)
         beside = hides_gather * gathers + hides_scatter * scatters
         alone = (1 - hides_gather) * gathers + (1 - hides_scatter) * scatters
-        seconds = (np.maximum(own.compute_s, beside) - own.compute_s + alone).sum(axis=1)
+        slowed = own.compute_s + cluster.device.overlap_cost * beside
+        seconds = (np.maximum(slowed, beside) - own.compute_s + alone).sum(axis=1)
         # The ends of a micro-step have nothing to hide behind.
         seconds += np.where(previous < 0, own.ready_s[0], 0.0) + np.where(following < 0, own.left_s[-1], 0.0)
         added[own.actions] = seconds

@@ -166,11 +166,16 @@ class StepCosts:
                 continue
             if framework.overlap_grad_reduce and own.sync_s.any():
                 lag_s = sync_lag_s(backward[None], own.layer_parameters, own.parameters, own.sync_s)
-                sync_s[stage] = lag_s[0] + tied_s[stage]
+                sync_s[stage] = self._slowed_s(lag_s, own.sync_s)[0] + tied_s[stage]
             if framework.overlap_param_gather and own.gather_s.any():
                 waited_s = gather_lead_s if framework.align_param_gather else gather_stall_s
-                gather_s[stage] = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)[0]
+                waits_s = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)
+                gather_s[stage] = self._slowed_s(waits_s, own.gather_s)[0]
         return ExposedStep(gather_s, sync_s, least.optimizer_s)
+
+    def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
+        """What buckets add to a pass, of which ``exposed_s`` do not fit beside it; the rest slows it ``[passes]``."""
+        return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
@@ -299,7 +304,8 @@ class StepCosts:
             for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
                 lags.append(np.zeros(len(layer_s)))
                 if framework.overlap_grad_reduce and traffic.sync_s.any():
-                    lags[-1] = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
+                    lag_s = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
+                    lags[-1] = self._slowed_s(lag_s, traffic.sync_s)
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
@@ -336,10 +342,10 @@ class StepCosts:
                 if framework.align_param_gather:
                     lanes = blocks.of_stage(stage)
                     begin = launched[lanes].max()
-                    release[firsts] = begin + gather_lead_s(*passes)
+                    release[firsts] = begin + self._slowed_s(gather_lead_s(*passes), traffic.gather_s)
                     launched[lanes] = begin + traffic.gather_s.sum()
                 else:
-                    stall[firsts] = gather_stall_s(*passes)
+                    stall[firsts] = self._slowed_s(gather_stall_s(*passes), traffic.gather_s)
         return release, stall
 
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:

@@ -8,13 +8,15 @@ from math import gcd
 from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
-from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 GRANULARITIES = (FULL, SELECTIVE)
+NORM_KERNELS = (FUSED, UNFUSED)
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
@@ -46,6 +48,9 @@ class FrameworkOptions:
             weights, so it is the greatest common divisor.
         recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
             ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
+        attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
+        norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
+            (``Layer.with_unfused_norms``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
             fp32).
@@ -65,6 +70,8 @@ class FrameworkOptions:
     cp_split: str = SAMPLE
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
+    attention_kernel: str | None = None
+    norm_kernel: str = FUSED
     tp_overlap: float = 0.0
     grad_dtype: str = FP32
     cross_entropy: str = UNFUSED
@@ -81,6 +88,10 @@ class FrameworkOptions:
             raise unknown_choice("grad_dtype", self.grad_dtype, GRAD_DTYPES)
         if self.cross_entropy not in CROSS_ENTROPIES:
             raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
+        if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
+            raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
+        if self.norm_kernel not in NORM_KERNELS:
+            raise unknown_choice("norm_kernel", self.norm_kernel, NORM_KERNELS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
@@ -134,10 +145,28 @@ class FrameworkOptions:
                 f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
                 "harness=simulate prices the others"
             )
+        if self.attention_kernel is not None or self.norm_kernel != FUSED:
+            key, value = ("norm_kernel", self.norm_kernel)
+            if self.attention_kernel is not None:
+                key, value = "attention_kernel", self.attention_kernel
+            raise IncompatibleError(
+                f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
+            )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(
                 f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "
                 "for more"
+            )
+
+    def check_device(self, device: DeviceSpec) -> None:
+        """Raise ``UserError`` for kernels of a later generation than the device runs."""
+        own = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
+        if self.attention_kernel is not None:
+            require(
+                self.attention_kernel in own,
+                "attention_kernel",
+                self.attention_kernel,
+                f"one of {', '.join(own)} on {device.name}, or null",
             )
 
     def check_modules(self, names: Sequence[str]) -> None:

@@ -10,6 +10,19 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
+# An RMSNorm in eager PyTorch, as LLaMA's code has it, runs as: cast to fp32, square, mean, reciprocal root, product,
+# cast back, product with the weight. Bytes of a value that these read and write, less those of one fused kernel: the
+# mean is read once more, its root is one value a token.
+UNFUSED_NORM_KERNELS = 7
+UNFUSED_NORM_TRAFFIC_BYTES = (
+    (BF16_BYTES + FP32_BYTES)
+    + 2 * FP32_BYTES
+    + FP32_BYTES
+    + 2 * FP32_BYTES
+    + (FP32_BYTES + BF16_BYTES)
+    + 2 * BF16_BYTES
+    - 2 * BF16_BYTES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class Layer:
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
+        normed_values_per_token: values of hidden states that go through an RMSNorm.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
         replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
@@ -100,6 +114,7 @@ class Layer:
     parameters: int = 0
     activation_bytes_per_token: float = 0.0
     input_bytes_per_token: float = 0.0
+    normed_values_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
@@ -144,6 +159,23 @@ class Layer:
             replicated_bytes_per_token=0.0,
             whole_bytes_per_token=0.0,
             fp32_bytes_per_token=0.0,
+        )
+
+    def with_unfused_norms(self) -> Layer:
+        """The layer with RMSNorms of single kernels in fp32; a layer without backward keeps nothing for one."""
+        values = self.normed_values_per_token
+        returned = self.backward_elementwise_bytes_per_token
+        moved, kept = UNFUSED_NORM_TRAFFIC_BYTES * values, FP32_BYTES * values * (self.backward_share > 0)
+        return replace(
+            self,
+            elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
+            backward_elementwise_bytes_per_token=None if returned is None else returned + 2 * moved,
+            replicated_elementwise_bytes_per_token=self.replicated_elementwise_bytes_per_token + moved,
+            num_elementwise_kernels=self.num_elementwise_kernels
+            + (UNFUSED_NORM_KERNELS - 1) * round(values / max(self.hidden_size, 1)),
+            activation_bytes_per_token=self.activation_bytes_per_token + kept,
+            replicated_bytes_per_token=self.replicated_bytes_per_token + kept,
+            remade=self.remade and self.remade.with_unfused_norms(),
         )
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:

@@ -13,6 +13,7 @@ from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import (
+    FUSED,
     UNFUSED,
     ModuleConfig,
     Role,
@@ -274,6 +275,16 @@ class ModelSpec:
         if granularity == FULL:
             return self
         return replace(self, modules=tuple(module.selectively_recomputed() for module in self.modules))
+
+    def with_norm_kernel(self, kernel: str) -> ModelSpec:
+        """The model with norms as ``FrameworkOptions.norm_kernel`` says."""
+        if kernel == FUSED:
+            return self
+        modules = [
+            replace(module, layers=tuple(layer.with_unfused_norms() for layer in module.layers))
+            for module in self.modules
+        ]
+        return replace(self, modules=tuple(modules))
 
     def training_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""

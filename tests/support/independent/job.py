@@ -8,7 +8,17 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from entrain_bench.program import Pass, Program
-from support.independent.layers import BF16, FP32, Layer, LayerTimes, Machine, frozen, layers_of, mlp_of
+from support.independent.layers import (
+    BF16,
+    FP32,
+    Layer,
+    LayerTimes,
+    Machine,
+    frozen,
+    layers_of,
+    mlp_of,
+    with_single_kernels,
+)
 
 ROLES = ("encoder", "llm", "generator")
 
@@ -143,11 +153,14 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module), module in self.split
-                    times = machine.layer_times(layer, lengths, placed.tp, parts, split)
+                    alone = self.framework["norm_kernel"] == "unfused"
+                    ran = with_single_kernels(layer) if alone else layer
+                    times = machine.layer_times(ran, lengths, placed.tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
                         once_more = times
                         if self.framework["recompute_granularity"] == "selective":
                             part = replace(mlp_of(self.configs[module]), learns=layer.learns)
+                            part = with_single_kernels(part) if alone else part
                             once_more = machine.layer_times(part, lengths, placed.tp, parts, split=False)
                         again = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                         times = replace(times, backward=again[0], backward_comm=again[1])

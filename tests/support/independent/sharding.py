@@ -43,7 +43,9 @@ def exposed_s(job: Job) -> dict[Action, float]:
             for before, visit, after in zip([None, *visits], visits, [*visits[1:], None], strict=False):
                 asked = after.gather if after else 0.0, before.scatter if before else 0.0
                 beside = sum(seconds for seconds, hidden in zip(asked, hides, strict=True) if hidden)
-                added[visit.action] += sum(asked) - min(beside, visit.compute)
+                # While links are busy, computation goes on at a lower rate; what is left of it runs alone.
+                done = min(visit.compute, (1 - job.machine.slowing) * beside)
+                added[visit.action] += sum(asked) - done
     return added
 
 
