@@ -147,7 +147,7 @@ def test_what_cannot_be_put_in_is_named() -> None:
 )
 def test_a_file_of_the_users_does_not_go_by_the_name_of_another(overrides: tuple[str, ...]) -> None:
     with pytest.raises(
-        UserError, match=r"^workload\.path=\S+: workload \w+ has a file of its own, \w+\.parquet; yours is"
+        UserError, match=r"^workload\.path=\S+: workload=\w+ always reads \w+\.parquet. To use your file, pass"
     ):
         compose(*overrides)
 

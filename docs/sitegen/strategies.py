@@ -13,6 +13,12 @@ from sitegen.tables import Row, facts, markdown, raw
 NONE_PUBLIC = "we found none that is public"
 NOWHERE = "in no other framework that we know"
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
+# By rule of ``simulate.rendezvous``: how ranks must post receives where a send waits for its receiver.
+TRANSFERS = {
+    "separate": "any blocking send and receive",
+    "batched": "a pass's sends batched with the next pass's receives, as in megatron-core's 1F1B",
+    "ahead": "receives posted before earlier passes; batched transfers would deadlock",
+}
 # Of a row of results: workload, model, cluster, degrees; seconds, speedup, idle; rows of most seeds are shown.
 CASE, SHOWN = (0, 1, 2, 3), (6, 7, 8)
 SEEDS, MAX_ROWS = 10, 12
@@ -41,6 +47,7 @@ def strategy_page(
         "paper": papers_text,
         "authors' code": strategy.code or NONE_PUBLIC,
         "runs today": "; ".join([HERE, *strategy.runs_in] if strategy.runs_in else [HERE, NOWHERE]),
+        "transfers": f"{TRANSFERS[strategy.transfers]} ([rules](../training/communication.md))",
         "claims": ", ".join(f'<a href="../claims.html?paper={quote(paper)}">{paper}</a>' for paper in papers),
     }
     parts = [f"# {strategy.label}", strategy.summary, facts(table)]

@@ -14,6 +14,7 @@ from entrain_bench.answers.labels import FAMILIES, spell
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.comments import first_sentence
 from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.simulate.rendezvous import BATCHED, RULES
 
 FILE = "strategies.yaml"
 
@@ -34,6 +35,8 @@ class StrategyFacts:
         needs: what it asks of a job or a framework.
         runs_in: frameworks other than this suite that run it, with their limits; empty for none.
         page: its page in ``docs/strategies``, with an anchor if the page has several strategies.
+        transfers: one of ``simulate.rendezvous.RULES``: how ranks must post receives so that no program of a model with
+            one encoder deadlocks.
     """
 
     name: str
@@ -47,10 +50,11 @@ class StrategyFacts:
     needs: tuple[str, ...] = ()
     runs_in: tuple[str, ...] = ()
     page: str = ""
+    transfers: str = BATCHED
 
 
 # What the file states; the rest is in the strategy's YAML.
-LISTS, TEXTS = ("paper", "balances", "needs", "runs_in"), ("code", "page")
+LISTS, TEXTS = ("paper", "balances", "needs", "runs_in"), ("code", "page", "transfers")
 
 
 def strategy_facts() -> list[StrategyFacts]:
@@ -84,6 +88,8 @@ def _facts(name: str, entry: Mapping[str, Any]) -> StrategyFacts:
             raise unknown_choice(f"{FILE}: {name}", key, [*LISTS, *TEXTS])
         if key in TEXTS:
             require(isinstance(value, str), where, value, "a text")
+            if key == "transfers" and value not in RULES:
+                raise unknown_choice(where, value, RULES)
         else:
             listed = isinstance(value, list) and all(isinstance(each, str) for each in value)
             require(listed, where, value, "a list of texts")
@@ -98,5 +104,6 @@ def _facts(name: str, entry: Mapping[str, Any]) -> StrategyFacts:
         order=float(own.get("display_order", "inf")),
         code=entry.get("code", ""),
         page=entry.get("page", f"{name}.md"),
+        transfers=entry.get("transfers", BATCHED),
         **lists,
     )

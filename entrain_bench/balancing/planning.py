@@ -25,18 +25,17 @@ def proportional_allocation(
 ) -> tuple[int, ...]:
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    The nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start from the least each,
-    then give every further one to the share furthest below its due. Shares that sum to zero count as equal; ``what``
-    names the units in messages.
+    Return the nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start with the
+    least for each, then give each further unit to the share that is furthest below its proportion. Shares that sum to
+    zero count as equal. ``what`` names the units in messages.
 
     Raises:
-        UserError: if the total is below the least of all together or above ``most`` together.
+        UserError: if the total is below the sum of the least or above the sum of ``most``.
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
-        raise UserError(
-            f"layout: {total} {what} cannot be split among {len(shares)} modules that take {least} to {[*most]}"
-        )
+        limits = " and ".join(f"{least} to {each}" for each in most)
+        raise UserError(f"layout: cannot split {total} {what} among modules that take {limits}. Change layout.pp")
     shares = np.asarray(shares, np.float64)
     even = np.full(len(shares), 1 / len(shares))
     due = decisive((shares / shares.sum() if shares.sum() > 0 else even) * total)
@@ -47,10 +46,10 @@ def proportional_allocation(
 
 
 def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-    """GPUs of a replica for the merged encoder and for the LLM by their share of the estimated workload.
+    """Return the GPUs of a replica for the merged encoder and for the LLM, by their share of estimated work.
 
-    M_ref of arXiv:2605.27918, Algorithm 1: the replica's GPUs are what is shared out, so that a count need not be a
-    whole number of stages. Each module has enough for one stage.
+    M_ref of arXiv:2605.27918, Algorithm 1. GPUs are shared, not stages, so a count need not be a whole number of
+    stages. Each module has enough GPUs for one stage.
     """
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
@@ -58,34 +57,34 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
     encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
     model = profile.job.model
     most = [width * min(len(module.layers) for module in model.encoders), width * len(model.llm.layers)]
-    # Forwards are estimated; what is frozen has less of a backward.
+    # Only forwards are estimated; frozen layers have a shorter backward.
     encoder_share = float(np.mean([module.work_share for module in model.encoders]))
     shares = np.array([encoder.sum() * encoder_share, llm.sum() * model.llm.work_share])
     return proportional_allocation(degrees.pp * width, shares, most, width, "GPUs")
 
 
 def stages_of_gpus(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
-    """Pipeline stages of the merged encoder and of the LLM that GPUs make up, ``width`` = TP x CP each.
+    """Convert GPUs to pipeline stages of the merged encoder and of the LLM; a stage has ``width`` = TP x CP GPUs.
 
-    The encoder's are floored, the LLM takes what is over (arXiv:2605.27918, section 4.2 and appendix A: of 16 GPUs at
-    TP 2, 9 and 7 become 4 and 4 stages, 7 and 9 become 3 and 5).
+    The encoder's count is rounded down and the LLM takes the rest (arXiv:2605.27918, section 4.2 and appendix A: at
+    TP 2, 9 and 7 of 16 GPUs become 4 and 4 stages, 7 and 9 become 3 and 5).
     """
     encoders = tuple(count // width for count in gpus[:-1])
     return (*encoders, sum(gpus) // width - sum(encoders))
 
 
 def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-    """Pipeline stages of the merged encoder and of the LLM by their share of the estimated workload."""
+    """Return the pipeline stages of the merged encoder and of the LLM, by their share of estimated work."""
     return stages_of_gpus(allocate_gpus(profile, samples, degrees), degrees.tp * degrees.cp)
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
-    """The least power of two at which fresh batches all repeat the allocation of a first one, GPU by GPU.
+    """Find the least power-of-two batch size at which all fresh batches give the GPU allocation of the first batch.
 
     arXiv:2605.27918, Algorithm 1, started at one sample.
 
     Returns:
-        The number of samples, at most ``max_samples``, and whether all ``num_validations`` batches of it agreed.
+        The number of samples, at most ``max_samples``, and whether all ``num_validations`` batches agreed.
     """
     num_samples = 1
     while True:
@@ -98,27 +97,33 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
 
 
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
-    """Consecutive layers a stage so that the slowest stage is fastest (arXiv:2605.27918, Algorithm 2, tier 1).
+    """Return consecutive layers per stage that minimize the slowest stage (arXiv:2605.27918, Algorithm 2, tier 1).
 
-    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages). ``layer_s`` is the
-    time of each layer for one microbatch ``[layers]``.
+    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages).
+
+    Args:
+        layer_s: seconds of each layer for one microbatch ``[layers]``.
+        num_stages: number of stages.
+
+    Raises:
+        UserError: if there are more stages than layers.
     """
     num_layers = len(layer_s)
     if num_stages > num_layers:
-        raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages")
+        raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages; each needs at least 1 layer")
     return _partitions_of(np.asarray(layer_s, np.float64).tobytes()).into(num_stages)
 
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
-    """What ``partition_layers`` returns for 1, 2, ... stages, as many as there are layers."""
+    """Return the results of ``partition_layers`` for 1 stage up to as many stages as layers."""
     known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
     return [known.into(stages) for stages in range(1, len(layer_s) + 1)]
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
-    """As many blocks on every stage, the embedding with the first and the head with the last, as Megatron-LM does.
+    """Spread blocks evenly over stages, with the embedding on the first and the head on the last, as Megatron-LM does.
 
-    Where the blocks cannot be spread evenly the first stages get one more; None if there are fewer than stages.
+    If blocks do not divide evenly, the first stages get one more. Return None if there are fewer blocks than stages.
     """
     blocks, rest = divmod(num_layers - 2, num_stages)
     if not blocks:
@@ -130,20 +135,20 @@ def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
 
 
 def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
-    """Slowest stage of the best partition into 1, 2, ... stages, as many as there are layers ``[layers]``."""
+    """Return the slowest stage's seconds in the best partition into 1, 2, ... stages ``[layers]``."""
     return np.array([best[-1] for best, _ in _partitions(layer_s)])
 
 
 @dataclass(slots=True)
 class _Partitions:
-    """Cuts of the best partitions of some layers into 1, 2, ... stages, as many as were asked for so far."""
+    """Cuts of the best partitions of a list of layers, computed for as many stages as were requested so far."""
 
     rest: Iterator[tuple[FloatArray, IntArray]]
     cuts: list[IntArray] = field(default_factory=list)
     known: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def into(self, num_stages: int) -> tuple[int, ...]:
-        """Layers of each of so many stages."""
+        """Return the layers of each of ``num_stages`` stages."""
         if num_stages not in self.known:
             self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
             # The first cut is not one.
@@ -154,7 +159,7 @@ class _Partitions:
         return self.known[num_stages]
 
 
-# Planners split the same layers into every number of stages, over and over.
+# Planners repeatedly split the same layers into every number of stages.
 @lru_cache(maxsize=64)
 def _partitions_of(layer_s: bytes) -> _Partitions:
     return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
@@ -166,7 +171,7 @@ def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
     prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
     best = decisive(prefix)
     best[0] = np.inf
-    # Equal layers in another order are as slow: the earliest cut is taken, not the one that rounding favours.
+    # Rounded, so that among equally slow partitions the earliest cut wins.
     span = decisive(prefix[None, :] - prefix[:, None])  # [l', l]
     later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
     cut = np.zeros(num_layers + 1, np.int64)
@@ -178,7 +183,7 @@ def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
 
 
 def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:
-    """Sum of a per-layer quantity over each stage ``[stages]``."""
+    """Return the sum of a per-layer quantity over each stage ``[stages]``."""
     return np.add.reduceat(layer_s, np.cumsum([0, *layers_per_stage[:-1]]))
 
 
@@ -192,12 +197,21 @@ def place_chain(
     virtual_order: str = "loop",
     split_backward: bool = False,
 ) -> Layout:
-    """A homogeneous replica: LLM stages in a chain; encoders before them and generators behind, or on the outer ones.
+    """Place homogeneous replicas: encoder, LLM and generator stages form one chain.
 
-    Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. Several encoders
-    share the encoder stages, several generators the generator stages; ``leading``: both have stages of their own.
-    ``layers`` are those of each stage, for every module; ``degrees.pp`` counts the ranks of a pipeline, each of which
-    holds ``virtual_stages`` in the order of ``rank_of_places``.
+    Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. All encoders
+    share the encoder stages, all generators the generator stages.
+
+    Args:
+        job: the training job.
+        degrees: TP, CP, DP, and in ``pp`` the number of rank groups in a pipeline.
+        layers: layers of each stage, for every module.
+        recompute: whether each module recomputes activations.
+        leading: whether encoders and generators have separate stages before and after the LLM; if not, they share the
+            LLM's first and last stages.
+        virtual_stages: stages that each rank group holds, in the order of ``rank_of_places``.
+        virtual_order: ``loop`` or ``v``.
+        split_backward: whether weight gradients have a separate pass.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
@@ -213,10 +227,10 @@ def place_chain(
 
 
 def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
-    """Rank (block) of each place in a chain of virtual stages ``[num_ranks * virtual_stages]``.
+    """Return the rank (block) of each virtual stage in a chain ``[num_ranks * virtual_stages]``.
 
-    They go round the ranks, ``loop`` (arXiv:2104.04473, section 2.2), or down and back up, ``v`` (arXiv:2401.10241,
-    section 6).
+    ``loop``: stages go round the ranks (arXiv:2104.04473, section 2.2). ``v``: stages go down the ranks and back up
+    (arXiv:2401.10241, section 6).
     """
     turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
     upwards = virtual_order == "v"
@@ -224,11 +238,11 @@ def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "lo
 
 
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
-    """A homogeneous replica whose stages cut one chain of all layers, wherever a module ends.
+    """Place homogeneous replicas whose stages cut one chain of all layers; a stage may cross modules.
 
-    The chain holds the modules' layers in the model's order, ``layers`` of them on each stage; where a stage has layers
-    of several modules, each has a stage there. Stage i is on rank i modulo PP: virtual stages, if there are more of
-    them than ranks.
+    The chain holds the modules' layers in the model's order, ``layers[i]`` of them on stage i. If a stage has layers of
+    several modules, each of these modules has a stage there. Stage i is on rank i modulo PP; if there are more stages
+    than ranks, they are virtual stages.
     """
     bounds = np.cumsum([0, *layers])
     width = degrees.tp * degrees.cp
@@ -246,7 +260,10 @@ def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Seq
 
 
 def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
-    """Measured forward and backward seconds of every layer on a microbatch of average samples, one array a module."""
+    """Return the estimated forward and backward seconds of every layer on a microbatch of average samples.
+
+    One array ``[layers]`` per module.
+    """
     costs = []
     for module in profile.job.model.modules:
         units = module.units(samples)
@@ -261,14 +278,14 @@ def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -
 
 
 def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:
-    """First stage of each module in a chain of ``pp`` stages; arguments as for ``place_chain``."""
+    """Return the first stage of each module in a chain of ``pp`` stages; arguments as for ``place_chain``."""
     ahead = max((len(layers[index]) for index in range(model.llm_index)), default=0) if leading else 0
     first = {Role.ENCODER: 0, Role.LLM: ahead}
     return [first.get(module.role, pp - len(split)) for module, split in zip(model.modules, layers, strict=True)]
 
 
 def tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
-    """Divisors of a node that divide heads, key-value heads (their count) and feed-forward width of all modules."""
+    """Return the divisors of a node that divide the heads, key-value heads and feed-forward width of all modules."""
     configs = [module.config for module in modules]
     sizes = [size for own in configs for size in (own.num_heads, own.num_kv_heads, own.ffn_hidden_size)]
     return [tp for tp in divisors(job.cluster.gpus_per_node) if all(size % tp == 0 for size in sizes)]
@@ -276,7 +293,7 @@ def tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """The layout of a module before its ranks are chosen."""
+    """Layout of a module whose ranks are not chosen yet."""
 
     tp: int
     cp: int
@@ -288,11 +305,11 @@ class Island:
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Encoders, LLM and generators on disjoint ranks; several encoders share theirs, and so do several generators.
+    """Place encoders, LLM and generators on disjoint ranks; all encoders share ranks, and so do all generators.
 
-    There is an island for every module, the same but for layers among those that share ranks. Where all have one TP, CP
-    and DP, replicas follow each other. Otherwise units do, a replica's stages next to each other, the widest tensor
-    parallelism first, so that every block is aligned.
+    There is one island per module; islands that share ranks differ only in their layers. If all have the same TP, CP
+    and DP, replicas follow each other. Otherwise groups of modules follow each other, each with its replicas' stages
+    next to each other. The widest tensor parallelism comes first, so that every block is aligned.
     """
     units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
@@ -320,13 +337,16 @@ def place_islands(
 def recompute_choices(
     job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
 ) -> list[tuple[bool, ...]]:
-    """Choices of groups whose activations are recomputed in backward: every one, or the one that is asked for.
+    """Return the combinations of groups to recompute: all of them, or the one that the job requests.
 
-    Groups are modules that recompute together or not at all; each by itself if None. ``chosen_later``: the scheduler
-    chooses by chunk what is recomputed, unless it is asked for: nothing then.
+    Args:
+        job: the training job.
+        groups: modules that recompute together; None: each module separately.
+        chosen_later: whether the scheduler chooses recomputation per chunk. Then only "none" is returned, unless the
+            job requests modules.
 
     Raises:
-        IncompatibleError: if some modules of a group are asked for, but not all.
+        IncompatibleError: if the job requests some modules of a group, but not all.
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
@@ -336,10 +356,11 @@ def recompute_choices(
         return list(product([False, True], repeat=len(groups)))
     again = [[job.model.modules[index].name in asked for index in group] for group in groups]
     if any(len({*group}) > 1 for group in again):
-        raise IncompatibleError(f"layout.recompute={[*asked]}: this planner recomputes modules on the same ranks alike")
+        together = "this planner recomputes all modules of a rank, or none"
+        raise IncompatibleError(f"layout.recompute={[*asked]}: {together}. Name all modules that share ranks")
     return [tuple(all(group) for group in again)]
 
 
 def recompute_factor(recompute: bool) -> float:
-    """Time of forward and backward relative to no recomputation: a backward takes about two forwards."""
+    """Return the time of forward and backward relative to no recomputation; a backward takes about two forwards."""
     return 4 / 3 if recompute else 1.0

@@ -272,7 +272,7 @@ class Profile:
 
     def layer_traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
         """Measured times of the collectives of each layer whose weights are sharded."""
-        return layer_traffic(module, placed, self._truth.cluster)
+        return layer_traffic(module, placed, self._truth.cluster, self.memory.gradient_bytes)
 
     def trial_s(self, program: Program) -> float:
         """Measured time of one iteration of a program, as a trial run of it shows."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
+from entrain_bench.answers.documents.posterior import posterior_output
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_of, tables_output
 from entrain_bench.answers.text import count as plural
@@ -28,7 +30,7 @@ from entrain_bench.run.study import Output, Study, SweepOverrides, bring_up_to_d
 from entrain_bench.run.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
-OF_THEIR_OWN = ("tables",)
+OF_THEIR_OWN = ("tables", "posterior")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one; the calibration has runs of its own that no figure shares.
 ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
@@ -37,6 +39,7 @@ PENDING = "mlflow.pending"
 DOCUMENTS = {
     "calibration": "Predicted and published iteration times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
+    "posterior": "P(fastest) and intervals of leads under draws of hardware constants; posterior.csv.",
     "results": "Iteration times of every strategy; results.md.",
     "tables": "Measured tables of docs pages; tables/<name>.md.",
 }
@@ -64,6 +67,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
     makers: Mapping[str, Callable[[], Output]] = {name: partial(figure_output, name, config_dir) for name in known} | {
         "calibration": calibration_output,
         "claims": partial(claims_output, config_dir, theirs=bool(names)),
+        "posterior": posterior_output,
         "results": results_output,
         "tables": tables_output,
         **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},
@@ -72,8 +76,9 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
 
 def reference_outputs() -> list[Output]:
-    """Those whose results are committed, whatever machine made them."""
-    return [*outputs(), *outputs([*OF_THEIR_OWN, "calibration"])]
+    """Those whose results are committed, whatever machine made them; they wait for posterior runs that they show."""
+    wanted = [*outputs(), *outputs([*OF_THEIR_OWN, "calibration"])]
+    return [replace(output, needs_further=True) for output in wanted]
 
 
 def make(
@@ -104,7 +109,7 @@ def make(
     logging, logs, ended = ThreadPoolExecutor(1), list[Future[bool]](), False
 
     def log(output: Output) -> None:
-        cells = study.cells_by_key(output.sweeps)
+        cells = study.cells_by_key(output.needed(study))
         if watch.run:
             PlannedSweep(output.name, {key: " ".join(cell.overrides) for key, cell in cells.items()}).write(results)
         if not mlflow or not (watch.run or unlogged):

@@ -82,7 +82,7 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     results, documents = Path(committed.reference_dir), Path(committed.docs_dir)
     # Anchors differ in constants of their clusters, which a row of the table does not tell apart.
     apart = (MEASURED, "calibration")
-    cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.sweeps)
+    cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.needed(study))
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         runs, page = table_of(records), documents / PAGE

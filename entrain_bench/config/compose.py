@@ -115,10 +115,10 @@ class Composer:
         return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
-        """The cells of a sweep, those of a figure's ``hydra.sweeper.params`` included, and how it is to be run.
+        """Return the runs of a sweep, including those of a figure's ``hydra.sweeper.params``, and its launcher.
 
         Raises:
-            UserError: for unknown choices, and for overrides that cannot be understood.
+            UserError: for unknown choices, invalid overrides, and a sweep without runs.
         """
         self._sweeps, key = True, ["sweep", *overrides]
         stored = self._store.get(key)
@@ -128,19 +128,20 @@ class Composer:
                 stored = self._expand(overrides)
             self._store.put(key, stored)
         if not stored["cells"]:
-            raise UserError(f"{' '.join(overrides)}: describes no run; a glob(...) matches no choice of a group")
+            why = "the sweep is empty, because a glob(...) matches no choice of its group"
+            raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
         return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
 
     def save(self) -> None:
-        """Write down what was composed, for the next process."""
+        """Store what was composed for the next process."""
         self._store.save()
         self._known.save()
 
     def _choices(self, overrides: tuple[str, ...], given: Given) -> dict[str, Any]:
-        """What Hydra composes of overrides that choose, interpolations left as they are, and what is given otherwise.
+        """Return what Hydra composes of overrides that choose, with interpolations unresolved, plus ``given``.
 
-        Values inside of a choice are put in afterwards, so that cells which differ in them share one composition; what
-        that cannot do is left to Hydra, which says what is wrong.
+        Values inside a choice are set afterwards, so that runs that differ only in them share one composition. If a
+        value cannot be set, Hydra composes all overrides and reports the error.
         """
         parsed = [parse(text) for text in overrides if not self._only_sweeps(text)]
         inside = [override for override in parsed if is_inside(override)]
@@ -157,7 +158,7 @@ class Composer:
         return values
 
     def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """What Hydra composes of overrides: of those of each group alone, as long as no choice reaches into others."""
+        """Return what Hydra composes of overrides; each group separately, unless a choice changes other groups."""
         by_group: dict[str, list[str]] = {}
         for text in overrides:
             by_group.setdefault(group_of(text), []).append(text)
@@ -182,7 +183,7 @@ class Composer:
         return values
 
     def _only_sweeps(self, override: str) -> bool:
-        """Whether an override chooses a figure whose YAML says nothing about single runs."""
+        """Return whether an override chooses a figure whose YAML sets no keys of single runs."""
         group, _, name = override.partition("=")
         if group != "figure":
             return False
@@ -190,7 +191,7 @@ class Composer:
         return any(file.is_file() and _keys_of(file) <= SWEEP_KEYS for file in files)
 
     def _expand(self, overrides: Sequence[str]) -> dict[str, Any]:
-        # The loader knows the choices of a group, which glob(*) asks for; of the user's folder it has to be told.
+        # glob(*) asks the loader for a group's choices; the loader does not know the user's folder.
         loader = GlobalHydra.instance().config_loader()
         all_options = partial(loader.get_group_options, overrides=self._search)
         loader.get_group_options = all_options  # type: ignore[method-assign]
@@ -211,10 +212,10 @@ class Composer:
         return {**base, "cells": [list(cell) for batch in batches for cell in batch]}
 
     def _in_figures(self, strategy: str) -> str:
-        """What a strategy's YAML says of the figures that compare all strategies.
+        """Return the value of ``in_figures`` in a strategy's YAML.
 
         Raises:
-            UserError: for a word that means nothing.
+            UserError: for an unknown value.
         """
         file = next(file for folder in self._folders if (file := folder / "strategy" / f"{strategy}.yaml").is_file())
         word = str((yaml.safe_load(file.read_text()) or {}).get("in_figures", IN_FIGURES[0]))
@@ -223,12 +224,12 @@ class Composer:
         return word
 
     def _sweeper(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """The sweep that a figure states, and its launcher."""
+        """Return the sweep that a figure states, and its launcher."""
         key = ["sweeper", *overrides]
         found: dict[str, Any] | None = self._store.get(key)
         if found is None:
             composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
-            # What a run of these overrides is, so that it is not composed again.
+            # A run of these overrides, so that it is not composed again.
             self._store.put(
                 ["run", *overrides], {k: v for k, v in plain_values(composed, False).items() if k != "hydra"}
             )
@@ -247,10 +248,10 @@ class Composer:
 
 
 def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
-    """The keys of overrides, in order, and whether each is given several values.
+    """Return the keys of overrides, in order, and whether each has several values.
 
     Raises:
-        UserError: for what is no override, and for a key that is given twice.
+        UserError: for an invalid override, and for a key that is given twice.
     """
     found: dict[str, bool] = {}
     for text in overrides:
@@ -263,9 +264,11 @@ def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
-    """The run that overrides ``key=value`` describe, as on the command line; without any the default one.
+    """Return the run of overrides ``key=value``, as on the command line; without overrides the default run.
 
-    ``config_dir`` is a folder of the user's with further choices.
+    Args:
+        overrides: as on the command line.
+        config_dir: a folder with the user's choices; None for none.
 
     Raises:
         UserError: for unknown keys, unknown choices, wrong types and values out of range.
@@ -277,22 +280,22 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
 
 
 def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
-    """Refuse another file for a workload that is called after its own: tables would show one as the other.
+    """Refuse another file for a workload with its own file: tables would show both under one name.
 
     Raises:
-        UserError: for a path without a name.
+        UserError: if the path changes but the name does not.
     """
     path, own, name = inside.get("workload.path"), workload.get("path"), workload.get("name")
     if path is not None and name and path != own and "workload.name" not in inside:
         raise UserError(
-            f"workload.path={path}: workload {name} has a file of its own, {own}; yours is workload=trace "
-            f"workload.path={path}, beside others workload=trace workload.path={path},{own}"
+            f"workload.path={path}: workload={name} always reads {own}. To use your file, pass workload=trace "
+            f"workload.path={path}; to compare both, workload=trace workload.path={path},{own}"
         )
 
 
 @cache
 def _plain(text: str) -> tuple[str, Any]:
-    """Key and value of a plain override, the value checked and converted by the schema."""
+    """Return key and value of a plain override; the schema checks and converts the value."""
     override, typed = parse(text), _typed()
     try:
         OmegaConf.update(typed, override.key_or_group, override.value())
@@ -304,15 +307,15 @@ def _plain(text: str) -> tuple[str, Any]:
 
 @cache
 def _typed() -> DictConfig:
-    """The keys with their types; which values they have does not matter."""
+    """Return the keys with their types; the values are arbitrary."""
     typed: DictConfig = OmegaConf.structured(ConfigSchema)
     return typed
 
 
 def _resolved(values: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The values with what their interpolations name, and whether they follow from the configuration tree alone.
+    """Return the values with interpolations resolved, and whether they depend on the configuration tree only.
 
-    Cells share the mappings of groups that are equal, and what of them is resolved.
+    Runs share the mappings of equal groups, resolved or not.
     """
     texts = {group: json.dumps(values[group]) for group in GROUP_KEYS}
     interpolated = {group: text for group, text in texts.items() if INTERPOLATION in text}
@@ -333,7 +336,7 @@ def _resolved_text(text: str) -> dict[str, Any]:
 
 
 def _num_processes(launcher: DictConfig) -> int:
-    """How many processes a launcher is told to use; 1 of one that is not told."""
+    """Return how many processes a launcher uses; 1 if it does not say."""
     key = next((key for key in NUM_PROCESSES if key in launcher), None)
     value = launcher[key] if key else 1
     if not isinstance(value, int) or (value < 1 and value != -1):

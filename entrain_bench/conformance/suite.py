@@ -21,6 +21,7 @@ from entrain_bench.records.records import METRICS
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import Feed, Trainer, prepare, run_experiment
+from entrain_bench.simulate.rendezvous import RULES, semantics_of
 from entrain_bench.specs.cluster import ClusterSpec
 
 SMALL = ("global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1", "mlflow=false")
@@ -60,7 +61,7 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One check of one run; ``examine`` raises what is wrong."""
+    """One check of one run; ``examine`` raises what is wrong, and may return a finding as text."""
 
     check: str
     name: str
@@ -97,6 +98,7 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
         *(run(VALID, each, require_valid) for each in settings),
         *(run("repeatable, also with wrong estimates", each, require_repeatable) for each in nodes),
         *(run("blind to the truth behind its estimates", each, require_blind) for each in nodes),
+        *(run("transfers that its programs need", each, transfers_of) for each in nodes),
     ]
     for part in PARTS:
         mixed = replace(nodes[0], strategy={**nodes[0].strategy, "name": "mixed", part: partner[part]})
@@ -110,7 +112,8 @@ def examine(each: Sequence[Case]) -> Iterator[Verdict]:
         started = perf_counter()
         outcome, detail = "ok", ""
         try:
-            case.examine()
+            found = case.examine()
+            detail = found if isinstance(found, str) else ""
         except IncompatibleError as error:
             outcome, detail = "skipped", str(error)
         except (ViolationError, UserError) as error:
@@ -162,6 +165,15 @@ def require_blind(config: RunConfig) -> None:
     for name, here, there in zip(names, decisions(config), decisions(config, elsewhere), strict=True):
         if changed := difference(here, there):
             raise ViolationError(f"the {name} changes with a truth that no strategy may know ({changed})")
+
+
+def transfers_of(config: RunConfig) -> str:
+    """The rule by which ranks must post receives so that no program deadlocks where sends wait for their receivers."""
+    setting = prepare(config)
+    feed = Feed(setting, setting.plan(), config.seed)
+    programs = (feed.program(feed.batch(iteration))[0] for iteration in range(WATCHED_ITERATIONS))
+    found = {semantics_of(program, setting.truth.cluster, config.framework) for program in programs}
+    return max(found, key=RULES.index)
 
 
 def decisions(

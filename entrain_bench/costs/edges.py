@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
+from entrain_bench.costs.links import collective_bytes_per_s
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
@@ -57,7 +58,10 @@ def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions
     if reshard.any():
         inner = cluster.tier_of(low[b], high[b])
         share = (width[b] - 1) / width[b]
-        gather = (width[b] - 1) * latency[inner] + program.dep_bytes * share * per_byte[inner]
+        attained = np.array([1.0 / collective_bytes_per_s(tier) for tier in cluster.tiers])
+        start = np.array([tier.collective_start_s for tier in cluster.tiers])
+        waited = (width[b] - 1) * latency[inner] + (width[b] > 1) * start[inner]
+        gather = waited + program.dep_bytes * share * attained[inner]
         fixed_s = fixed_s + np.where(reshard, gather, 0.0)
     return Edges(a, b, tier, travels, link_s, np.where(travels, fixed_s, 0.0))
 

@@ -13,17 +13,24 @@ def all_gather_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatA
     Each rank passes on (n - 1) / n of the bytes in n - 1 steps (Thakur et al., IJHPCA 2005, section 4).
     """
     steps = num_ranks - 1
-    return steps * tier.latency_s + np.asarray(num_bytes, np.float64) * (steps / num_ranks / tier.bandwidth_bytes_per_s)
+    latency_s = steps * tier.latency_s + (steps > 0) * tier.collective_start_s
+    return latency_s + np.asarray(num_bytes, np.float64) * (steps / num_ranks / collective_bytes_per_s(tier))
+
+
+def collective_bytes_per_s(tier: LinkTier) -> float:
+    """Bandwidth that ring collectives attain on links, for each rank and direction."""
+    return tier.bandwidth_bytes_per_s * tier.collective_efficiency
 
 
 def all_reduce_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
-    """Ring all-reduce: a reduce-scatter, then an all-gather."""
-    return 2.0 * all_gather_s(num_bytes, num_ranks, tier)
+    """Ring all-reduce: a reduce-scatter, then an all-gather, in one kernel."""
+    return 2.0 * all_gather_s(num_bytes, num_ranks, tier) - (num_ranks > 1) * tier.collective_start_s
 
 
 def broadcast_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
     """Pipelined ring broadcast: the bytes pass every link once, and each of the n - 1 hops starts a latency later."""
-    seconds = (num_ranks - 1) * tier.latency_s + np.asarray(num_bytes, np.float64) / tier.bandwidth_bytes_per_s
+    latency_s = (num_ranks - 1) * tier.latency_s + tier.collective_start_s
+    seconds = latency_s + np.asarray(num_bytes, np.float64) / collective_bytes_per_s(tier)
     return seconds if num_ranks > 1 else np.zeros_like(seconds)
 
 

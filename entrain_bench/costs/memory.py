@@ -74,7 +74,12 @@ class Memory:
         """
         states = MOMENT_BYTES + (FP32_BYTES if self.element_bytes < FP32_BYTES else 0)
         shared = np.asarray(copies if self.framework.distributed_optimizer else 1)
-        return np.asarray(self.element_bytes + FP32_BYTES + states / shared)
+        return np.asarray(self.element_bytes + self.gradient_bytes + states / shared)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient in the buffers that are reduced."""
+        return self.framework.gradient_bytes(self.element_bytes)
 
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
@@ -96,7 +101,8 @@ class Memory:
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
 
-        Sharded weights are fp32, for the optimizer, and cast when they are gathered.
+        Sharded weights are fp32, for the optimizer, and cast when they are gathered; so are sharded gradients, in
+        whatever type they are reduced.
         """
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
         learning = self.learning_parameters(module, placed)
@@ -291,7 +297,7 @@ class Memory:
             runs = np.tile((module.kind_counts(placed.layers_per_stage) * shares).any(axis=1), len(chunks))
             working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
             if placed.sharded:
-                whole, with_gradients = gathered_bytes(module, placed, self.element_bytes)
+                whole, with_gradients = gathered_bytes(module, placed, self.element_bytes, self.gradient_bytes)
                 working[forward] += whole
                 working[backward] += with_gradients * runs
         return change, working
@@ -315,7 +321,7 @@ class Memory:
         before = np.concatenate(([0.0], running))[program.lane_offsets[:-1]]
         away = np.zeros(len(action) + 1)
         for window in self._offload_windows(program):
-            state_bytes = BF16_BYTES * window.parameters + FP32_BYTES * window.learning
+            state_bytes = BF16_BYTES * window.parameters + self.gradient_bytes * window.learning
             away[window.last_forward + 1] += state_bytes
             away[window.first_backward] -= state_bytes
         after = running + (self.lane_state_bytes(program.layout) - before)[lane] - np.cumsum(away)[:-1] + buffers

@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_rows
 from entrain_bench.base.remembered import remembered
-from entrain_bench.costs.links import all_gather_s
+from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.pack_split import Packs
-from entrain_bench.specs.cluster import HEAD_DIM, ClusterSpec
+from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import SAMPLE, FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
@@ -34,6 +34,15 @@ KEY_TILE = 64
 GEMM_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_BACKWARD = 2.0
+# Rates of attention's forward and backward by generation of kernels, relative to FlashAttention-2. FlashAttention-3 is
+# 1.5 to 2.0 and 1.5 to 1.75 times as fast (arXiv:2407.08608, abstract; the middles), FlashAttention half as fast
+# (arXiv:2307.08691, abstract: around 2 times).
+FLASH_RATES = {FLASH1: (0.5, 0.5), FLASH2: (1.0, 1.0), FLASH3: (1.75, 1.625)}
+# Unfused attention stores scores in bf16: the product writes them, a fused softmax reads and writes them, the second
+# product reads them. Backward reads the probabilities for the values' gradient, writes the probabilities' gradient, the
+# softmax reads both and writes one, two products read that. Each of its two products runs twice more in backward.
+UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
+UNFUSED_BACKWARD = 2.0
 # Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
 # bf16 weight.
 OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
@@ -112,8 +121,11 @@ def _pad(sizes: ArrayLike, tile: int) -> FloatArray:
     return np.ceil(np.asarray(sizes, np.float64) / tile) * tile
 
 
-def score_area(attention: Attention, lengths: IntArray) -> FloatArray:
-    """Elements of the padded score tiles of each sequence ``[sequences]``; causal kernels skip the upper tiles."""
+def score_area(attention: Attention, lengths: IntArray, kernel: str = FLASH2) -> FloatArray:
+    """Elements of the padded score tiles of each sequence ``[sequences]``; causal kernels skip the upper tiles.
+
+    Unfused kernels skip none.
+    """
     if attention.window_tokens:
         window = attention.window_tokens
         full, rest = np.divmod(lengths, window)
@@ -121,13 +133,14 @@ def score_area(attention: Attention, lengths: IntArray) -> FloatArray:
         return area + _pad(rest, QUERY_TILE) * _pad(rest, KEY_TILE)
     queries = np.ceil(np.asarray(lengths) * attention.rows_per_token)
     rows, columns = _pad(queries, QUERY_TILE), _pad(attention.context_tokens or queries, KEY_TILE)
-    return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if attention.causal else rows * columns
+    skips = attention.causal and kernel != UNFUSED
+    return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if skips else rows * columns
 
 
-def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, kernel: str = FLASH2) -> Loads:
     """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own."""
     kinds = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
-    areas = {name: score_area(attention, lengths) for name, attention in kinds.items()}
+    areas = {name: score_area(attention, lengths, kernel) for name, attention in kinds.items()}
     if offsets is None:
         return Loads(np.asarray(lengths, np.float64), areas)
     # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
@@ -181,7 +194,12 @@ class Roofline:
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """As ``loads_of``."""
-        return packed(loads_of(module, lengths, offsets), lengths, offsets, self.framework)
+        return packed(loads_of(module, lengths, offsets, self._kernel), lengths, offsets, self.framework)
+
+    @property
+    def _kernel(self) -> str:
+        """The generation of attention kernels."""
+        return self.framework.attention_kernel or self.cluster.device.attention_kernel
 
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
@@ -189,7 +207,8 @@ class Roofline:
         rows = np.ceil(tokens * (gemm.rows_per_token / cp))
         k = gemm.k / tp if gemm.row_parallel else gemm.k
         n = gemm.n if gemm.row_parallel else gemm.n / tp
-        flops = 2.0 * k * float(_pad(n, GEMM_TILE)) * _pad(rows, GEMM_TILE)
+        narrow = 1.0 + device.gemm_half_width * (1.0 / k + 1.0 / n) / 2.0
+        flops = 2.0 * k * float(_pad(n, GEMM_TILE)) * _pad(rows, GEMM_TILE) * narrow
         # Starting a product takes no power, so its time stays.
         arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
             device.peak_bf16_flops * device.gemm_efficiency
@@ -203,16 +222,36 @@ class Roofline:
         self, attention: Attention, area: FloatArray, tokens: FloatArray, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray]:
         """Forward and backward time of attention with the given padded score area and number of tokens."""
-        device = self.cluster.device
+        device, kernel = self.cluster.device, self._kernel
+        if kernel == UNFUSED:
+            return self._unfused_attention_s(attention, area, tp, cp)
         half = device.attention_half_head_dim
         narrow = (1.0 + half / attention.head_dim) / (1.0 + half / HEAD_DIM)
         # The n-half of a sequence: as if its queries saw that many keys more.
         scores = area + (device.attention_half_tokens * attention.rows_per_token) * tokens
         flops = (4.0 * attention.query_width * narrow / (tp * cp)) * scores
         rate = device.peak_bf16_flops * device.sustained_fraction
-        forward = flops / (rate * device.attention_forward_efficiency)
-        backward = flops * (ATTENTION_BACKWARD / (rate * device.attention_backward_efficiency))
+        # Efficiencies are of the device's own kernels, if those are unfused of FlashAttention-2.
+        own = FLASH_RATES.get(device.attention_kernel, FLASH_RATES[FLASH2])
+        ahead, back = (mine / other for mine, other in zip(FLASH_RATES[kernel], own, strict=True))
+        forward = flops / (rate * (device.attention_forward_efficiency * ahead))
+        backward = flops * (ATTENTION_BACKWARD / (rate * (device.attention_backward_efficiency * back)))
         return np.maximum(forward, device.kernel_launch_s), np.maximum(backward, device.kernel_launch_s)
+
+    def _unfused_attention_s(
+        self, attention: Attention, area: FloatArray, tp: int, cp: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Attention of two products and a softmax, which store the scores."""
+        device = self.cluster.device
+        rate = device.peak_bf16_flops * device.sustained_fraction * device.gemm_efficiency
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        heads, passes = attention.query_width / attention.head_dim, []
+        for products, num_bytes in zip((1.0, UNFUSED_BACKWARD), UNFUSED_SCORE_BYTES, strict=True):
+            arithmetic_s = area * (products * 4.0 * attention.query_width / (tp * cp * rate))
+            traffic_s = area * (num_bytes * heads / (tp * cp * bandwidth))
+            # Two products and a softmax, one after the other.
+            passes.append(np.maximum(arithmetic_s + traffic_s, 3 * products * device.kernel_launch_s))
+        return passes[0], passes[1]
 
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
         """Times of one layer for each chunk ``[chunks]``.
@@ -227,21 +266,35 @@ class Roofline:
             tp, cp = 1, tp * cp
         gemms = [self.gemm_s(product, tokens, tp, cp) for product in layer.gemms]
         gemm = sum_in_order(gemms, tokens)
-        elementwise = self._elementwise_s(layer, tokens, tp, cp)
+        elementwise, elementwise_back = self._elementwise_s(layer, tokens, tp, cp)
         forward = gemm + elementwise
-        backward = GEMM_BACKWARD * layer.backward_share * gemm + ELEMENTWISE_BACKWARD * elementwise
+        backward = GEMM_BACKWARD * layer.backward_share * gemm + elementwise_back
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
             forward, backward = forward + ahead, backward + back
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
         columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
-        weight = None
+        weight, put_off = None, 0
         if split:
-            weight = gemm if layer.learns else np.zeros_like(gemm)
+            weight, put_off = (gemm, len(gemms)) if layer.learns else (np.zeros_like(gemm), 0)
             backward = backward - weight
+            weight = np.maximum(weight, put_off * self.cluster.device.host_launch_s)
+        forward, backward = self._issued_s(layer, forward, backward, put_off)
         comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns, split)
         return PassTimes(forward, comm, backward, comm_backward, weight)
+
+    def _issued_s(
+        self, layer: Layer, forward: FloatArray, backward: FloatArray, put_off: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Passes that last at least as long as the host issues their kernels; ``put_off`` of backward run elsewhere."""
+        host_s, others = self.cluster.device.host_launch_s, layer.num_elementwise_kernels
+        attention = 0 if layer.attention is None else 3 if self._kernel == UNFUSED else 1
+        ahead = len(layer.gemms) + others + attention
+        twice = layer.backward_elementwise_bytes_per_token is None
+        back = GEMM_BACKWARD * layer.backward_share * len(layer.gemms) + (ELEMENTWISE_BACKWARD if twice else 1) * others
+        back = (back + attention * (2 if self._kernel == UNFUSED else 1) - put_off) * (layer.backward_share > 0)
+        return np.maximum(forward, ahead * host_s), np.maximum(backward, back * host_s)
 
     def comm_s(
         self,
@@ -263,6 +316,10 @@ class Roofline:
             ahead, back, hidden = self._tensor_parallel_s(layer, tokens, tp, cp, columns_s[: layer.num_gathers], split)
             comm = self._exposed_s(ahead, np.zeros_like(ahead), compute_s[0])
             comm_backward = self._exposed_s(back, hidden, compute_s[1])
+        if layer.gathered_width and tp > 1:
+            # Backward takes a rank's own part.
+            tier = self.cluster.group_tier(np.arange(tp))
+            comm = comm + all_gather_s((BF16_BYTES * layer.gathered_width / cp) * tokens, tp, tier)
         if layer.attention and cp > 1 and layer.tensor_parallel:
             # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
             # gradients as well.
@@ -297,15 +354,21 @@ class Roofline:
         """Itself under the settings that a module has."""
         return replace(self, framework=self.framework.of(module))
 
-    def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
-        """Forward time of norms, residuals, rotary positions and activations."""
+    def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward time of norms, residuals, rotary positions and activations."""
         device = self.cluster.device
         bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         replicated = layer.replicated_elementwise_bytes_per_token
-        split = layer.elementwise_bytes_per_token - replicated
-        a_rank = split / tp + replicated / (tp if self.framework.sequence_parallel else 1)
-        launches = layer.num_elementwise_kernels * device.kernel_launch_s
-        return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
+        shared, launches = layer.split_parts(tp), layer.num_elementwise_kernels * device.kernel_launch_s
+
+        def seconds(moved: float, hidden: float) -> FloatArray:
+            a_rank = (moved - hidden) / shared + hidden / (tp if self.framework.sequence_parallel else 1)
+            return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
+
+        forward = seconds(layer.elementwise_bytes_per_token, replicated)
+        if layer.backward_elementwise_bytes_per_token is None:
+            return forward, ELEMENTWISE_BACKWARD * forward
+        return forward, seconds(layer.backward_elementwise_bytes_per_token, ELEMENTWISE_BACKWARD * replicated)
 
     def _tensor_parallel_s(
         self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool
@@ -321,23 +384,26 @@ class Roofline:
 
         ``columns`` are forward times of the products whose inputs are gathered ``[products][chunks]``.
         """
-        one = all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, self.cluster.group_tier(np.arange(tp)))
+        states, tier = (BF16_BYTES * layer.hidden_size / cp) * tokens, self.cluster.group_tier(np.arange(tp))
+        one, both = all_gather_s(states, tp, tier), all_reduce_s(states, tp, tier)
         if self.framework.sequence_parallel:
             forward = (layer.num_gathers + layer.num_scatters) * one
             # Without a product for weights there is none that a second gather would be for, or that hides anything.
             backward = forward + layer.num_gathers * one if layer.learns else forward
             hidden = [(1 if split else 2) * np.minimum(one, product) for product in columns]
         else:
-            forward, backward = 2 * layer.num_scatters * one, 2 * layer.num_gathers * one
-            hidden = [np.minimum(2 * one, product) for product in columns if not split]
+            forward, backward = layer.num_scatters * both, layer.num_gathers * both
+            hidden = [np.minimum(both, product) for product in columns if not split]
         return forward, backward, sum_in_order(hidden if layer.learns else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
         """What communication adds to compute, a part of it hidden by its place, ``tp_overlap`` of the rest besides.
 
-        No more hides than there is compute.
+        Each second that hides costs the computation beside it ``overlap_cost`` seconds. No more hides than there is
+        compute.
         """
-        return np.maximum((1.0 - self.framework.tp_overlap) * (comm - hidden), comm - compute)
+        exposed = (1.0 - self.framework.tp_overlap) * (comm - hidden)
+        return np.maximum(exposed + self.cluster.device.overlap_cost * (comm - exposed), comm - compute)
 
     def stages_s(
         self,

@@ -4,9 +4,10 @@ Every rank holds a part of every layer. A layer's weights are gathered before it
 gradients are reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous
 layer's scatter run. Source: torch 2.13, ``torch.distributed.fsdp.fully_shard``, ``_fsdp_param_group.py``. There a
 separate stream issues all-gathers of the forward, those of the backward start when the layer before begins, and one
-reduce-scatter is in flight. So a layer takes the longer of its computation and the communication next to it. Layers
-follow each other through all modules of a micro-step, forward and backward. At its two ends nothing hides the gather
-of the first layer and the scatter of the last, because the root waits for both.
+reduce-scatter is in flight. So a layer takes the longer of its computation and the communication next to it. Each
+second of that communication costs the computation ``overlap_cost`` seconds. Layers follow each other through all
+modules of a micro-step, forward and backward. At its two ends nothing hides the gather of the first layer and the
+scatter of the last, because the root waits for both.
 
 The collectives need all replicas, so a pass starts on all replicas at the same time (``collective_passes``).
 """
@@ -46,11 +47,13 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArra
     return own
 
 
-def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int) -> tuple[float, float]:
+def gathered_bytes(
+    module: ModuleSpec, placed: ModuleLayout, element_bytes: int, gradient_bytes: int = FP32_BYTES
+) -> tuple[float, float]:
     """Return the bytes of gathered weights and gradients on a rank during a forward, and during a backward.
 
-    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the fp32
-    gradients of one layer.
+    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the
+    gradients of one layer, in the type in which they are reduced.
     """
     shards = module.weight_shards(placed.tp)
     own = layer_parameters(module) / shards
@@ -59,7 +62,7 @@ def gathered_bytes(module: ModuleSpec, placed: ModuleLayout, element_bytes: int)
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = element_bytes * (kept + float(pairs.max()))
-    gradients = FP32_BYTES * float(layer_parameters(module, learning=True).max()) / shards
+    gradients = gradient_bytes * float(layer_parameters(module, learning=True).max()) / shards
     return whole, whole + gradients
 
 
@@ -70,7 +73,7 @@ class LayerTraffic:
     Attributes:
         gather_s: all-gather of bf16 weights before the forward.
         again_s: the same before the backward; 0 if the weights are still gathered, or the layer has no backward.
-        scatter_s: reduce-scatter of fp32 gradients; 0 for frozen layers.
+        scatter_s: reduce-scatter of gradients; 0 for frozen layers.
     """
 
     gather_s: FloatArray
@@ -78,7 +81,9 @@ class LayerTraffic:
     scatter_s: FloatArray
 
 
-def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec) -> LayerTraffic:
+def layer_traffic(
+    module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec, gradient_bytes: int = FP32_BYTES
+) -> LayerTraffic:
     """Return the times of a module's collectives, over its data-parallel and context-parallel ranks."""
     shards = module.weight_shards(placed.tp)
     copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
@@ -89,7 +94,7 @@ def layer_traffic(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec
     def seconds(num_bytes: FloatArray) -> FloatArray:
         return np.where(num_bytes > 0, all_gather_s(num_bytes, copies, tier), 0.0)
 
-    gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(FP32_BYTES * learning)
+    gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(gradient_bytes * learning)
     again_s = gather_s * runs_backward
     if module.config.tied_embeddings:
         again_s[0] = 0.0
@@ -134,8 +139,10 @@ def exposed_s(
         cluster: provides the links.
         framework: says which communication overlaps.
     """
-    added = np.zeros(program.num_actions)
-    sets = [passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster)]
+    added, gradient_bytes = np.zeros(program.num_actions), framework.gradient_bytes(BF16_BYTES)
+    sets = [
+        passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster, gradient_bytes)
+    ]
     if not sets:
         return added
     hides_gather, hides_scatter = framework.overlap_param_gather, framework.overlap_grad_reduce
@@ -152,7 +159,8 @@ def exposed_s(
         scatters[:, 0] = np.where(previous >= 0, last_left[previous], 0.0)
         beside = hides_gather * gathers + hides_scatter * scatters
         alone = (1 - hides_gather) * gathers + (1 - hides_scatter) * scatters
-        seconds = (np.maximum(own.compute_s, beside) - own.compute_s + alone).sum(axis=1)
+        slowed = own.compute_s + cluster.device.overlap_cost * beside
+        seconds = (np.maximum(slowed, beside) - own.compute_s + alone).sum(axis=1)
         # The ends of a micro-step have nothing to hide behind.
         seconds += np.where(previous < 0, own.ready_s[0], 0.0) + np.where(following < 0, own.left_s[-1], 0.0)
         added[own.actions] = seconds
@@ -193,11 +201,15 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
 
 
 def passes_of(
-    program: Program, index: int, layers_s: tuple[FloatArray, FloatArray], cluster: ClusterSpec
+    program: Program,
+    index: int,
+    layers_s: tuple[FloatArray, FloatArray],
+    cluster: ClusterSpec,
+    gradient_bytes: int = FP32_BYTES,
 ) -> tuple[Passes, ...]:
     """Return the forwards and backwards of a module whose layers take ``layers_s``; no backwards if it is frozen."""
     module, placed = program.model.modules[index], program.layout.modules[index]
-    traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster), layers_s
+    traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster, gradient_bytes), layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
     nothing = np.zeros(len(module.layers))
     forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, nothing)

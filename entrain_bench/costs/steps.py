@@ -20,7 +20,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputation import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
 
@@ -71,7 +71,7 @@ class Traffic:
         kinds: kind of each layer ``[layers]``.
         layer_parameters: parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it.
         parameters: of each bucket ``[buckets]``.
-        sync_s: reduction of its fp32 gradients ``[buckets]``.
+        sync_s: reduction of its gradients ``[buckets]``.
         gather_s: all-gather of its bf16 weights ``[buckets]``; 0 if they are not sharded.
     """
 
@@ -138,7 +138,7 @@ class StepCosts:
         if not module.config.tied_embeddings or placed.is_closed or not module.layers[0].learns:
             return 0.0
         tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
-        return float(all_reduce_s(FP32_BYTES * module.layers[0].parameters / placed.tp, 2, tier))
+        return float(all_reduce_s(self.memory.gradient_bytes * module.layers[0].parameters / placed.tp, 2, tier))
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
         """What no overlap can hide: of the buckets only the one with a stage's first layers."""
@@ -167,11 +167,16 @@ class StepCosts:
                 continue
             if framework.overlap_grad_reduce and own.sync_s.any():
                 lag_s = sync_lag_s(backward[None], own.layer_parameters, own.parameters, own.sync_s)
-                sync_s[stage] = lag_s[0] + tied_s[stage]
+                sync_s[stage] = self._slowed_s(lag_s, own.sync_s)[0] + tied_s[stage]
             if framework.overlap_param_gather and own.gather_s.any():
                 waited_s = gather_lead_s if framework.align_param_gather else gather_stall_s
-                gather_s[stage] = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)[0]
+                waits_s = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)
+                gather_s[stage] = self._slowed_s(waits_s, own.gather_s)[0]
         return ExposedStep(gather_s, sync_s, least.optimizer_s)
+
+    def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
+        """What buckets add to a pass, of which ``exposed_s`` do not fit beside it; the rest slows it ``[passes]``."""
+        return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
@@ -212,7 +217,7 @@ class StepCosts:
         of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
-        found = list[Traffic]()
+        found, size = list[Traffic](), self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
         for (kinds, own), total, ring, instances in stages:
@@ -221,11 +226,11 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                sync_s = all_gather_s(FP32_BYTES * parameters, sharing, ring)
-                sync_s = sync_s + all_reduce_s(FP32_BYTES * parameters / sharing, copies // sharing, instances)
+                sync_s = all_gather_s(size * parameters, sharing, ring)
+                sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
-                sync_s = all_reduce_s(FP32_BYTES * parameters, copies, ring)
+                sync_s = all_reduce_s(size * parameters, copies, ring)
             found.append(Traffic(kinds.astype(np.int64), own.copy(), parameters, sync_s, gather_s))
             freeze(*astuple(found[-1]))
         return found
@@ -304,7 +309,8 @@ class StepCosts:
             for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
                 lags.append(np.zeros(len(layer_s)))
                 if framework.overlap_grad_reduce and traffic.sync_s.any():
-                    lags[-1] = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
+                    lag_s = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
+                    lags[-1] = self._slowed_s(lag_s, traffic.sync_s)
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
@@ -341,10 +347,10 @@ class StepCosts:
                 if framework.align_param_gather:
                     lanes = blocks.of_stage(stage)
                     begin = launched[lanes].max()
-                    release[firsts] = begin + gather_lead_s(*passes)
+                    release[firsts] = begin + self._slowed_s(gather_lead_s(*passes), traffic.gather_s)
                     launched[lanes] = begin + traffic.gather_s.sum()
                 else:
-                    stall[firsts] = gather_stall_s(*passes)
+                    stall[firsts] = self._slowed_s(gather_stall_s(*passes), traffic.gather_s)
         return release, stall
 
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:

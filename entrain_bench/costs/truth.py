@@ -191,9 +191,17 @@ class CostTruth:
     def handovers(self, program: Program) -> Handovers:
         """Return the transfer times of a program's results; they do not depend on the order of passes."""
         _, delay, link = self._edges(program)
-        nothing = np.zeros(program.num_actions)
-        send, receive = moved_s(program, link, delay) if self.framework.p2p == "blocking" else (nothing, nothing)
+        send, receive = self._moved_s(program, link, delay)
         return Handovers(send, receive, delay + link)
+
+    def _moved_s(self, program: Program, link: FloatArray, delay: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return how long sends and receives keep an action's lanes from computing ``[actions]``.
+
+        Overlapped transfers slow the computation beside them: they take ``overlap_cost`` of their time on the links.
+        """
+        if self.framework.p2p == "blocking":
+            return moved_s(program, link, delay)
+        return moved_s(program, self.cluster.device.overlap_cost * link, np.zeros_like(delay))
 
     def _edges(self, program: Program) -> tuple[Edges, FloatArray, FloatArray]:
         """Return transfers along dependencies, delays besides links, and busy times of links ``[dependencies]``."""
@@ -205,15 +213,15 @@ class CostTruth:
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
         """Return the time lanes are held after each action, delays of dependencies, and transfers that queue."""
-        layout, transfers, hold = program.layout, None, np.zeros(program.num_actions)
+        layout, transfers = program.layout, None
         edges, delay, link = self._edges(program)
         if layout.single_rank_boundary:
             tier = self.cluster.group_tier(np.concatenate([placed.ranks.ravel() for placed in layout.modules]))
             transfers = relay_between_modules(program, edges.travels, tier)
             relayed = transfers.first >= 0
             delay[relayed] = link[relayed] = 0.0
+        hold = held_s(program, *self._moved_s(program, link, delay))
         if self.framework.p2p == "blocking":
-            hold = held_s(program, *moved_s(program, link, delay))
             return hold, delay + link, transfers
         queued = transfers_between_blocks(layout, edges.source, edges.target, edges.tier, link)
         return hold, delay, queued if transfers is None else both(transfers, queued)

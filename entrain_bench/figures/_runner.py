@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from entrain_bench.answers.commands import command_line
+from entrain_bench.answers.documents.posterior import drawn_cells, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
@@ -55,7 +56,13 @@ class Drawing:
             reads=[*self.sweeps.values()],
             module=self.module.__name__,
             details=self.command,
+            further=posterior_sweeps if self.shows_draws else lambda _: (),
         )
+
+    @property
+    def shows_draws(self) -> bool:
+        """Whether it shows posterior runs; those are of the sweep alone, not of the user's jobs."""
+        return getattr(self.module, "DRAWS", False) and [*self.sweeps.values()] == [(f"figure={read_plan().sweep}",)]
 
     def _timelines(self, study: Study) -> list[list[Cell]]:
         """The cells whose timelines it reads, as ``run_actions`` takes them."""
@@ -80,7 +87,10 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         cells = [cell for sweep in drawing.sweeps.values() for cell in study.cells(*sweep)]
         if module.RUNS:
             problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in drawing.sweeps.values())))
-        data = module.load(cells_of(drawing.sweeps, study), study.results)
+        shown = cells_of(drawing.sweeps, study)
+        if drawing.shows_draws and not isinstance(shown, Mapping):
+            shown = [*shown, *drawn_cells(study)]
+        data = module.load(shown, study.results)
         files = render(lambda: module.draw(data), stated=module.EXPERIMENT not in MEASURED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):

@@ -4,12 +4,14 @@ Cells of ``experiments/figure/iteration_time.yaml``; drawn as Figure 11 of arXiv
 ``entrain_setting``. Bars and first numbers are means over seeds, in seconds. The second number is the time over that of
 the fastest strategy, seed by seed, with half the width of its 95% interval. Strategies in bold are not significantly
 slower than the fastest. A strategy without a result at some seeds has a star and stands last. "All traces" has the
-geometric mean over the traces at each seed. The line below the panels lists the knobs that are given and free.
+geometric mean over the traces at each seed. The line below the panels lists the knobs that are given and free. If
+posterior runs are there (``entrain-bench figures posterior``), the third number is P(fastest) over draws of the
+hardware constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
-from entrain_bench.answers.labels import names
+from entrain_bench.answers.labels import OURS, families, names
+from entrain_bench.answers.posterior import KEY, Chance, chances, fitted_only, posterior_sentences, times_of
 from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
 from entrain_bench.answers.text import count
 from entrain_bench.figures._bars import speedup_over
@@ -39,10 +42,13 @@ from entrain_bench.figures._style import legend_above, say
 
 EXPERIMENT = "iteration_time"
 RUNS = True
+# Posterior runs of its jobs are shown, too.
+DRAWS = True
 JOB = ["model", "workload"]
 CASE = [*JOB, "strategy"]
 TIMES = ["iteration_time_s", "lower_bound_s"]
 HEADINGS = ("seconds", "over fastest")
+PROBABILITY = "P(fastest)"
 # What the line below the panels says is given or free, by its column.
 KNOBS = {
     "TP": "layout.tp",
@@ -52,12 +58,15 @@ KNOBS = {
     "microbatch size": "microbatch_size",
     "tuning": "tuning",
 }
-load = partial(run_table, settings=KNOBS)
+load = partial(run_table, settings={**KNOBS, KEY: KEY})
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace and model, and one a model for all traces."""
+    drawn, data = times_of(data), fitted_only(data)
     labels, traces, models = names(data, "strategy"), names(data, "workload"), names(data, "model")
+    odds = {job: chances(found) for job, found in drawn.items()}
+    headings = (*HEADINGS, PROBABILITY) if odds else HEADINGS
     runs = with_all(data)
     comparisons, table = compared(runs, JOB), summarise(runs)
     traces |= {ALL: "All traces"}
@@ -67,13 +76,30 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for panel, (model, trace) in zip(axes, jobs, strict=True):
         mine = table[(table["model"] == model) & (table["workload"] == trace)].set_index("strategy").to_dict("index")
         ranked = [name for name in comparisons[model, trace].ranked if name in mine]
-        rows = [_row(labels[name], colours[name], mine[name], comparisons[model, trace], name) for name in ranked]
-        draw_ranked(panel, f"{traces[trace]}, {models[model]}", HEADINGS, rows)
+        own = odds.get((model, trace), {})
+        rows = [
+            _row(labels[name], colours[name], mine[name], comparisons[model, trace], name, own.get(name))
+            for name in ranked
+        ]
+        draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings if own else HEADINGS, rows)
     as_good = Line2D([], [], linestyle="", label="bold: not significantly slower than the fastest")
     legend_above(figure, [*family_handles(data), as_good, *starred_handles(table)])
-    say(figure, message(comparisons, labels, models))
+    ours = [name for name, family in families(data).items() if family == OURS]
+    say(figure, " ".join([message(comparisons, labels, models), *posterior_sentences([*odds.values()], labels, ours)]))
     figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")
-    return figure, table
+    probabilities = [odds.get((m, t), {}).get(s) for m, t, s in zip(*(table[name] for name in CASE), strict=True)]
+    return figure, table.join(_columns(probabilities)) if odds else table
+
+
+def _columns(found: Sequence[Chance | None]) -> pd.DataFrame:
+    """P(fastest) and the 90% interval of the lead, as columns; empty where there is none."""
+    leads = [each.lead if each else None for each in found]
+    columns = {
+        "p_fastest": [each.probability if each else None for each in found],
+        "lead_low": [each.low if each else None for each in leads],
+        "lead_high": [each.high if each else None for each in leads],
+    }
+    return pd.DataFrame(columns, dtype=float)
 
 
 def message(
@@ -144,7 +170,9 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
     return table.merge(pd.DataFrame(rows, columns=columns), on=CASE, how="left")
 
 
-def _row(label: str, colour: Any, row: Mapping[Any, Any], comparison: Comparison[str], name: str) -> Row:
+def _row(
+    label: str, colour: Any, row: Mapping[Any, Any], comparison: Comparison[str], name: str, chance: Chance | None
+) -> Row:
     if not row["num_ok"]:
         return Row(label, colour, None, [row["status"]])
     standing = comparison.standings[name]
@@ -153,6 +181,6 @@ def _row(label: str, colour: Any, row: Mapping[Any, Any], comparison: Comparison
         starred(label, row),
         colour,
         row["iteration_time_s"],
-        [number(row["iteration_time_s"]), over],
+        [number(row["iteration_time_s"]), over, f"{chance.probability:.2f}" if chance else ""],
         bold=standing.verdict in (FASTEST, AS_GOOD),
     )

@@ -104,7 +104,9 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
         free_microbatch_size=config.microbatch_size is None,
     )
     # Checked by the job; what is frozen or recomputed is a property of the model from here on.
-    model = model.with_recomputation(config.framework.recompute_granularity).with_frozen(config.framework.freeze)
+    framework = config.framework
+    model = model.with_cross_entropy(framework.cross_entropy).with_norm_kernel(framework.norm_kernel)
+    model = model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
     job = replace(job, model=model)
     truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
     workload: Workload = instantiate(config.workload, "workload", "source")

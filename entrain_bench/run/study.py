@@ -64,6 +64,8 @@ class Output:
         timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
         files: of its files the others, by their paths; an output without any file is always written.
         reads: further sweeps, of which it reads configurations alone.
+        further: sweeps that follow from results of ``sweeps`` and of each other, as far as they are known.
+        needs_further: whether their cells must have run, too; if not, those that are there are read.
         module: whose code writes it, besides that of ``write``; where it cannot be found it is always written.
         details: whatever else its files depend on.
     """
@@ -77,6 +79,12 @@ class Output:
     reads: Sequence[SweepOverrides] = ()
     module: str = ""
     details: Sequence[str] = ()
+    further: Callable[[Study], Sequence[SweepOverrides]] = lambda _: ()
+    needs_further: bool = False
+
+    def needed(self, study: Study) -> list[SweepOverrides]:
+        """The sweeps whose cells must have run, as far as they are known."""
+        return [*self.sweeps, *(self.further(study) if self.needs_further else ())]
 
     def bring_up_to_date(self, study: Study) -> str:
         """Write the files unless they are as they would be; returns what is missing from them, if anything."""
@@ -93,7 +101,7 @@ class Output:
     def _inputs(self, study: Study) -> str:
         modules = {getattr(self.write, "func", self.write).__module__, *filter(None, [self.module])}
         details = [self.name, study.composer.version, study.config_dir or "", *self.details]
-        sweeps = (study.cells(*sweep) for sweep in (*self.sweeps, *self.reads))
+        sweeps = (study.cells(*sweep) for sweep in (*self.sweeps, *self.reads, *self.further(study)))
         shown = (cell for group in self.timelines(study) for cell in group)
         return hash_of_inputs(modules, details, sweeps, shown, study.results)
 
@@ -183,7 +191,7 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
         retry_failed: whether every failed cell is run again.
         tried: the keys of cells that were run already, and whether their timelines were asked for.
     """
-    results, cells = study.results, study.cells_by_key(output.sweeps)
+    results, cells = study.results, study.cells_by_key(output.needed(study))
     lacking = {
         key: replace(cell, timeline=False)
         for key, cell in cells.items()

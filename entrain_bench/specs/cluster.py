@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 # Sizes at which efficiencies are half of their large-size limit.
@@ -20,6 +20,8 @@ SLOWEST, FASTEST = 1e-6, 1e6
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
 # Datasheet rates of a device, and the fractions of them that work attains.
+# Generations of attention kernels, oldest first; a device runs those up to its own.
+UNFUSED, FLASH1, FLASH2, FLASH3 = ATTENTION_KERNELS = ("unfused", "flash1", "flash2", "flash3")
 PEAKS = {
     "peak_bf16_flops": ("gemm_efficiency", "attention_forward_efficiency", "attention_backward_efficiency"),
     "memory_bandwidth_bytes_per_s": ("memory_efficiency",),
@@ -29,8 +31,8 @@ OF_DEVICE: Mapping[str, tuple[str, ...]] = {
     "gemm": ("gemm_efficiency",),
     "attention": ("attention_forward_efficiency", "attention_backward_efficiency"),
     "memory": ("memory_efficiency",),
-    "launch": ("kernel_launch_s",),
-    "overlap": (),
+    "launch": ("kernel_launch_s", "host_launch_s"),
+    "overlap": ("overlap_cost",),
     "reserve": (),
 }
 
@@ -50,6 +52,12 @@ class DeviceSpec:
         attention_half_tokens: sequence length at which attention without a mask attains half of its efficiency.
         attention_half_head_dim: head dimension at which attention attains half of what very wide heads do; its
             efficiencies are stated for ``HEAD_DIM``.
+        gemm_half_width: width at which a product attains half of what a wide one does; the width is the harmonic mean
+            of the inner and outer dimension on a rank, because forward sums over one and backward over the other.
+        overlap_cost: seconds that computation loses per second of communication that runs beside it, in [0, 1]. 0:
+            communication beside computation is free. 1: it hides nothing.
+        host_launch_s: time in which the host issues one kernel. A layer never takes less than the host needs for it.
+        attention_kernel: generation of kernels that the attention efficiencies are of.
         peak_dtype: what ``peak_bf16_flops`` is of, by torch's name: a profile in another type measures its own peak.
     """
 
@@ -67,17 +75,29 @@ class DeviceSpec:
     gemm_half_flops: float
     attention_half_tokens: float
     attention_half_head_dim: float
+    gemm_half_width: float = 0.0
+    overlap_cost: float = 0.0
+    host_launch_s: float = 0.0
+    attention_kernel: str = FLASH2
     peak_dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTier:
-    """Links inside aligned blocks of ``num_ranks`` ranks; bandwidth is per rank and direction."""
+    """Links inside aligned blocks of ``num_ranks`` ranks; bandwidth is per rank and direction.
+
+    Attributes:
+        latency_s: per step of a collective and per transfer.
+        collective_efficiency: fraction of the bandwidth that large ring collectives attain.
+        collective_start_s: time until the first byte of a collective moves.
+    """
 
     name: str
     num_ranks: int
     bandwidth_bytes_per_s: float
     latency_s: float
+    collective_efficiency: float = 1.0
+    collective_start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +112,8 @@ class Speed:
         gemm, attention, memory: on attained rates of matrix products, attention and device memory.
         node: on the bandwidth of all links inside a node.
         network: on the bandwidth of all links between nodes.
-        launch: on the launch time of a kernel.
-        overlap: on the slowdown of computation by concurrent communication.
+        launch: on the launch time of a kernel, on the device and on the host.
+        overlap: on the slowdown of computation by concurrent communication, which stays at most 1.
         reserve: on device memory that the allocator holds beyond the charged bytes.
     """
 
@@ -155,6 +175,7 @@ class ClusterSpec:
             for factor, names in OF_DEVICE.items()
             for name in names
         }
+        changed["overlap_cost"] = min(changed["overlap_cost"], 1.0)
         for peak, shares in PEAKS.items():
             highest = max(changed[name] for name in shares)
             if highest > 1:
@@ -173,9 +194,9 @@ class ClusterSpec:
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
 
-        Their latency is that of the outermost. Every rank has a link of its own to each tier (a GPU its NIC). Where a
-        ring passes through several ranks of a block, data leave it through all their links, as NCCL has it with a ring
-        for each.
+        Latency and start are those of the outermost; the bandwidth is what collectives attain. Every rank has a link of
+        its own to each tier (a GPU its NIC). Where a ring passes through several ranks of a block, data leave it
+        through all their links, as NCCL has it with a ring for each.
         """
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])
@@ -186,9 +207,12 @@ class ClusterSpec:
             fewest = np.minimum.reduceat(members, offsets_from_counts(num_blocks)[:-1])
             first = _first_of_blocks(rings, tier.num_ranks)
             crosses = first.sum(axis=1) < num_blocks
-            bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * tier.bandwidth_bytes_per_s), bandwidth)
+            attained = tier.bandwidth_bytes_per_s * tier.collective_efficiency
+            bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * attained), bandwidth)
         return [
-            replace(self.tiers[index], bandwidth_bytes_per_s=slowest) if np.isfinite(slowest) else self.tiers[index]
+            replace(self.tiers[index], bandwidth_bytes_per_s=slowest, collective_efficiency=1.0)
+            if np.isfinite(slowest)
+            else self.tiers[index]
             for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True)
         ]
 
@@ -219,17 +243,22 @@ class ClusterSpec:
         sizes = [tier.num_ranks for tier in tiers]
         ordered = sizes == sorted(sizes) and sizes[-1] == nodes * width
         require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {nodes * width} ranks")
+        if device.attention_kernel not in ATTENTION_KERNELS:
+            raise unknown_choice("cluster.device.attention_kernel", device.attention_kernel, ATTENTION_KERNELS)
         sources = {str(key): str(value) for key, value in config["sources"].items()}
         for spec, prefix in [(device, "device")] + [(tier, f"tiers.{tier.name}") for tier in tiers]:
             for field in fields(spec):
                 value = getattr(spec, field.name)
                 if isinstance(value, str):
                     continue
-                if field.name in SIZES:
+                if field.default is not MISSING and value == field.default:
+                    # The effect is off.
+                    continue
+                if field.name in SIZES or field.default == 0:
                     require(value >= 0, f"cluster.{prefix}.{field.name}", value, "0 or more (0: no matter how small)")
                 else:
                     require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
-                if field.name.endswith(("efficiency", "fraction")):
+                if field.name.endswith(("efficiency", "fraction", "overlap_cost")):
                     require(value <= 1, f"cluster.{prefix}.{field.name}", value, "in (0, 1]")
                 if field.name != "num_ranks" and f"{prefix}.{field.name}" not in sources:
                     raise UserError(f"cluster.sources.{prefix}.{field.name}: missing; say where the constant is from")

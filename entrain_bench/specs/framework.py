@@ -1,4 +1,4 @@
-"""How the training framework runs a job: settings that are the same for every strategy."""
+"""Settings of the training framework; they are the same for every strategy."""
 
 from __future__ import annotations
 
@@ -8,31 +8,36 @@ from math import gcd
 from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
+from entrain_bench.specs.layer import FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 GRANULARITIES = (FULL, SELECTIVE)
-# Actions whose receives are posted while the present one runs: megatron-core's 1F1B posts those of the next.
+NORM_KERNELS = (FUSED, UNFUSED)
+FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
+# Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """Settings with the defaults that users of Megatron-type stacks have; the simulator prices and training runs them.
+    """Framework settings with the defaults of Megatron-LM; the simulator prices them and training executes them.
 
     Attributes:
         distributed_optimizer: whether gradients and optimizer states are sharded over data and context parallelism.
-        overlap_grad_reduce: whether gradients are synchronised in buckets while the last backward of a stage, and
-            whatever else its ranks still do, goes on.
-        overlap_param_gather: whether sharded weights are gathered in buckets under the first forward of a stage,
+        overlap_grad_reduce: whether gradients are synchronized in buckets during the last backward of a stage and all
+            later work of its ranks.
+        overlap_param_gather: whether sharded weights are gathered in buckets during the first forward of a stage,
             instead of right after the optimizer step.
-        align_param_gather: whether all stages launch those gathers when the iteration begins, instead of each when its
-            first forward does.
-        p2p: ``blocking`` holds sender and receiver for the time of a transfer, as megatron-core's 1F1B does (it waits
-            for its batch of sends and receives); ``overlapped`` leaves both free while links serve transfers in turn.
-        sequence_parallel: whether ranks of a tensor-parallel group split by tokens what they do not split by weights.
-        encoder_sp: whether encoders have it, too; Megatron-LM's multimodal code switches it off there.
+        align_param_gather: whether all stages start these gathers at the start of the iteration, instead of each at its
+            first forward.
+        p2p: ``blocking`` occupies sender and receiver during a transfer, as megatron-core's 1F1B does (it waits for its
+            batch of sends and receives); ``overlapped`` occupies neither, and links serve transfers one by one.
+        sequence_parallel: whether tensor-parallel ranks split by tokens what they do not split by weights.
+        encoder_sp: whether encoders use sequence parallelism; Megatron-LM's multimodal code disables it there.
         encoder_cp: whether context parallelism splits the sequences of encoders, too. If not, every rank of a
             context-parallel group encodes all of them and hands on its part of the result, as in that code; gradients,
             each of a part, add up over data and context parallelism as ever.
@@ -43,7 +48,14 @@ class FrameworkOptions:
             weights, so it is the greatest common divisor.
         recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
             ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
+        attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
+        norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
+            (``Layer.with_unfused_norms``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
+        grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
+            fp32).
+        cross_entropy: operators of the loss: ``unfused``, Megatron-LM's own; ``fused``, one kernel; ``eager``,
+            PyTorch's on logits of the whole vocabulary (``specs.module_layers.language_head``).
         freeze: modules that do not learn, but for the projectors of encoders (``ModuleSpec.frozen``).
     """
 
@@ -58,7 +70,11 @@ class FrameworkOptions:
     cp_split: str = SAMPLE
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
+    attention_kernel: str | None = None
+    norm_kernel: str = FUSED
     tp_overlap: float = 0.0
+    grad_dtype: str = FP32
+    cross_entropy: str = UNFUSED
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,64 +84,100 @@ class FrameworkOptions:
             raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
         if self.recompute_granularity not in GRANULARITIES:
             raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
+        if self.grad_dtype not in GRAD_DTYPES:
+            raise unknown_choice("grad_dtype", self.grad_dtype, GRAD_DTYPES)
+        if self.cross_entropy not in CROSS_ENTROPIES:
+            raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
+        if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
+            raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
+        if self.norm_kernel not in NORM_KERNELS:
+            raise unknown_choice("norm_kernel", self.norm_kernel, NORM_KERNELS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
 
     @property
     def receives_ahead(self) -> int:
-        """Actions whose receives count as posted while the present one runs."""
+        """Number of next actions whose receives count as posted during an action."""
         return RECEIVES_AHEAD[self.p2p]
 
+    def gradient_bytes(self, element_bytes: int) -> int:
+        """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
+        return FP32_BYTES if self.grad_dtype == FP32 else element_bytes
+
     def of(self, module: ModuleSpec) -> FrameworkOptions:
-        """The same settings with the sequence parallelism that the module has."""
+        """Return the settings with the module's own sequence parallelism."""
         if self.encoder_sp or not module.is_encoder:
             return self
         return replace(self, sequence_parallel=False, encoder_sp=True)
 
     def splits_tokens(self, module: ModuleSpec, tp: int) -> bool:
-        """Whether the ranks of a tensor-parallel group of ``tp`` hold different tokens of a module between products."""
+        """Return whether the ``tp`` ranks of a tensor-parallel group hold different tokens between products."""
         return self.of(module).sequence_parallel and tp > 1
 
     def sequence_parts(self, module: ModuleSpec, cp: int) -> int:
-        """Ranks of a context-parallel group of ``cp`` that a module's sequences are split among."""
+        """Return the number of parts that ``cp`` context-parallel ranks split a module's sequences into."""
         return 1 if module.is_encoder and not self.encoder_cp else cp
 
     def token_parts(self, module: ModuleSpec, tp: int, cp: int) -> int:
-        """Ranks of a block that hold different tokens of a module between products."""
+        """Return how many ranks of a TP x CP group hold different tokens of a module between products."""
         whole = self.splits_tokens(module, tp) or module.weight_shards(tp) == 1
         return self.sequence_parts(module, cp) * (tp if whole else 1)
 
     def optimizer_instances(self, module: ModuleSpec, copies: int) -> int:
-        """Copies of the sharded optimizer states among ``copies`` ranks that hold the same weights."""
+        """Return the copies of sharded optimizer states among ``copies`` ranks that hold the same weights."""
         return gcd(self.encoder_optimizers, copies) if module.is_encoder else 1
 
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
-        """Raise ``IncompatibleError`` for what ranks that run a module's layers at this CP degree do not do."""
+        """Raise ``IncompatibleError`` for settings that are priced, but that ranks cannot run for this module."""
         if self.sequence_parts(module, cp) < cp:
             raise IncompatibleError(
-                f"encoder_cp=false: harness={harness} splits the sequences of {module.name} over its "
-                f"cp={cp}; harness=simulate prices the other way"
+                f"encoder_cp=false: not supported with harness={harness} and layout.cp={cp} ({module.name}). Use "
+                "harness=simulate, or set encoder_cp=true"
             )
         if self.cp_split == PACK and cp > 1:
             raise IncompatibleError(
                 f"cp_split=pack: harness={harness} splits every sample of {module.name} over its cp={cp}; "
                 "harness=simulate prices the other way"
             )
+        if self.cross_entropy != UNFUSED:
+            raise IncompatibleError(
+                f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
+                "harness=simulate prices the others"
+            )
+        if self.attention_kernel is not None or self.norm_kernel != FUSED:
+            key, value = ("norm_kernel", self.norm_kernel)
+            if self.attention_kernel is not None:
+                key, value = "attention_kernel", self.attention_kernel
+            raise IncompatibleError(
+                f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
+            )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(
-                f"encoder_optimizers={self.encoder_optimizers}: harness={harness} has 1; harness=simulate prices more"
+                f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "
+                "for more"
+            )
+
+    def check_device(self, device: DeviceSpec) -> None:
+        """Raise ``UserError`` for kernels of a later generation than the device runs."""
+        own = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
+        if self.attention_kernel is not None:
+            require(
+                self.attention_kernel in own,
+                "attention_kernel",
+                self.attention_kernel,
+                f"one of {', '.join(own)} on {device.name}, or null",
             )
 
     def check_modules(self, names: Sequence[str]) -> None:
-        """Raise ``UserError`` if a module that is to be frozen is none of the model's, or all are."""
+        """Raise ``UserError`` if ``freeze`` names a module that the model lacks, or all modules."""
         for name in self.freeze:
             if name not in names:
                 raise unknown_choice("freeze", name, names)
-        require({*self.freeze} != {*names}, "freeze", [*self.freeze], "some modules only: something must learn")
+        require({*self.freeze} != {*names}, "freeze", [*self.freeze], "some modules, not all: one must be trained")
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> FrameworkOptions:
-        """The settings among the top-level keys of a run."""
+        """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})

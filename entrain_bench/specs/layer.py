@@ -10,6 +10,19 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
+# An RMSNorm in eager PyTorch, as LLaMA's code has it, runs as: cast to fp32, square, mean, reciprocal root, product,
+# cast back, product with the weight. Bytes of a value that these read and write, less those of one fused kernel: the
+# mean is read once more, its root is one value a token.
+UNFUSED_NORM_KERNELS = 7
+UNFUSED_NORM_TRAFFIC_BYTES = (
+    (BF16_BYTES + FP32_BYTES)
+    + 2 * FP32_BYTES
+    + FP32_BYTES
+    + 2 * FP32_BYTES
+    + (FP32_BYTES + BF16_BYTES)
+    + 2 * BF16_BYTES
+    - 2 * BF16_BYTES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +74,16 @@ class Layer:
         kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
         num_elementwise_kernels: kernels those take.
+        backward_elementwise_bytes_per_token: the same in backward; None: twice as many.
         num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
         num_scatters: results of hidden size that tensor parallelism sums over its ranks.
+        gathered_width: values of a token that tensor-parallel ranks gather from the layer's products. Each rank then
+            holds and moves all fp32, transient and cast bytes and all elementwise bytes that are not hidden states.
         hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
+        normed_values_per_token: values of hidden states that go through an RMSNorm.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
         replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
@@ -89,12 +106,15 @@ class Layer:
     attention: Attention | None = None
     elementwise_bytes_per_token: float = 0.0
     num_elementwise_kernels: int = 0
+    backward_elementwise_bytes_per_token: float | None = None
     num_gathers: int = 0
     num_scatters: int = 0
+    gathered_width: int = 0
     hidden_size: int = 0
     parameters: int = 0
     activation_bytes_per_token: float = 0.0
     input_bytes_per_token: float = 0.0
+    normed_values_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
@@ -141,6 +161,23 @@ class Layer:
             fp32_bytes_per_token=0.0,
         )
 
+    def with_unfused_norms(self) -> Layer:
+        """The layer with RMSNorms of single kernels in fp32; a layer without backward keeps nothing for one."""
+        values = self.normed_values_per_token
+        returned = self.backward_elementwise_bytes_per_token
+        moved, kept = UNFUSED_NORM_TRAFFIC_BYTES * values, FP32_BYTES * values * (self.backward_share > 0)
+        return replace(
+            self,
+            elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
+            backward_elementwise_bytes_per_token=None if returned is None else returned + 2 * moved,
+            replicated_elementwise_bytes_per_token=self.replicated_elementwise_bytes_per_token + moved,
+            num_elementwise_kernels=self.num_elementwise_kernels
+            + (UNFUSED_NORM_KERNELS - 1) * round(values / max(self.hidden_size, 1)),
+            activation_bytes_per_token=self.activation_bytes_per_token + kept,
+            replicated_bytes_per_token=self.replicated_bytes_per_token + kept,
+            remade=self.remade and self.remade.with_unfused_norms(),
+        )
+
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
         """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
         tokens = np.asarray(lengths, np.float64)
@@ -165,7 +202,11 @@ class Layer:
         shared = 1 if sequence_parallel else tp
         whole, replicated, fp32 = self.whole_bytes_per_token, self.replicated_bytes_per_token, self.fp32_bytes_per_token
         split = self.activation_bytes_per_token - whole - replicated - fp32
-        return (scale * (whole * tp + replicated * shared + split) + fp32) / tp
+        return (scale * (whole * tp + replicated * shared + split) + fp32 * tp / self.split_parts(tp)) / tp
+
+    def split_parts(self, tp: int) -> int:
+        """Ranks among which tensor parallelism of ``tp`` divides what follows the layer's products."""
+        return 1 if self.gathered_width else tp
 
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
@@ -202,4 +243,4 @@ class Layer:
     def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
-        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / tp
+        return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)

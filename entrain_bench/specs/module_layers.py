@@ -70,6 +70,11 @@ class ModuleConfig:
     checkpoint: str = ""
 
 
+# How the loss is computed: by Megatron-LM's operators on the vocabulary's shards (its default), by one kernel of
+# Transformer Engine, or by PyTorch's operators on logits that tensor-parallel ranks gather.
+UNFUSED, FUSED, EAGER = CROSS_ENTROPIES = ("unfused", "fused", "eager")
+
+
 def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
 
@@ -78,7 +83,7 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     divides (arXiv:2205.05198).
     """
     if config.role == Role.LLM:
-        embed, head = _token_embedding(config), _language_head(config)
+        embed, head = _token_embedding(config), language_head(config)
     else:
         embed, head = _encoder_embedding(config), _projector(config)
     full = _block(config, "block", window_tokens=0)
@@ -105,6 +110,7 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
         num_elementwise_kernels=2,
         num_gathers=1,
         hidden_size=h,
+        normed_values_per_token=0 if config.norm_bias else h,
         # The norm's input is what comes in.
         activation_bytes_per_token=BF16_BYTES * (h + up + f),
         input_bytes_per_token=BF16_BYTES * h,
@@ -134,6 +140,7 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
         num_gathers=2,
         num_scatters=2,
         hidden_size=h,
+        normed_values_per_token=0 if config.norm_bias else 2 * h,
         parameters=h * (q + 2 * kv) + q * h + h * up + f * h + norms + biases,
         activation_bytes_per_token=kept + fp32,
         input_bytes_per_token=BF16_BYTES * h,
@@ -159,26 +166,46 @@ def _token_embedding(config: ModuleConfig) -> Layer:
     )
 
 
-def _language_head(config: ModuleConfig) -> Layer:
+def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
+    """Return the LLM's last layer: final norm, logits and their loss, as one of ``CROSS_ENTROPIES`` computes it.
+
+    Bytes of a logit, by the operators that read and write it:
+
+    - ``unfused`` (megatron-core 0.19, ``tensor_parallel/cross_entropy.py``): cast to fp32 (2 + 4), maximum (4),
+      subtraction (8), exponential (8), sum (4) and division (8), all in place. The fp32 softmax is kept; in addition
+      there are the bf16 logits in forward and their gradient in backward, which scales the softmax (8) and casts (6).
+    - ``fused`` (Transformer Engine, ``common/triton/cross_entropy.py``): two reads, and the gradient over the logits.
+    - ``eager`` (PyTorch): gathered logits, their fp32 copy and the fp32 logarithms stay; backward adds the fp32
+      gradients of both. Forward casts (6) and normalizes (12), backward writes (4), reads twice and writes (12), casts.
+    """
     h, vocab = config.hidden_size, config.vocab_size
     norm = h * (2 if config.norm_bias else 1)
     hidden = 2 * BF16_BYTES * h
-    # Final norm; logits cast to fp32, then one fused softmax-and-loss pass over them. The fp32 softmax is kept; beside
-    # it are the bf16 logits in forward and their gradient in backward.
+    # Bytes of a logit: forward and backward traffic, kept in bf16 and in fp32, only while a pass runs.
+    moved, returned, kept, fp32, cast = {
+        UNFUSED: (38, 14, 0, FP32_BYTES, BF16_BYTES),
+        FUSED: (6, 4, BF16_BYTES, 0, 0),
+        EAGER: (18, 22, BF16_BYTES, 2 * FP32_BYTES, 2 * FP32_BYTES),
+    }[cross_entropy]
+    gathered = cross_entropy == EAGER
     return Layer(
         kind="head",
         gemms=(Gemm(h, vocab),),
-        elementwise_bytes_per_token=hidden + (BF16_BYTES + 3 * FP32_BYTES) * vocab,
-        num_elementwise_kernels=3,
+        elementwise_bytes_per_token=hidden + moved * vocab,
+        num_elementwise_kernels={UNFUSED: 7, FUSED: 3, EAGER: 4}[cross_entropy],
+        backward_elementwise_bytes_per_token=2 * hidden + returned * vocab,
         num_gathers=1,
+        gathered_width=vocab * gathered,
         hidden_size=h,
+        normed_values_per_token=0 if config.norm_bias else h,
         parameters=h * vocab + norm,
-        activation_bytes_per_token=hidden + FP32_BYTES * vocab,
+        activation_bytes_per_token=hidden + (kept + fp32) * vocab,
         input_bytes_per_token=BF16_BYTES * h,
         replicated_elementwise_bytes_per_token=hidden,
         replicated_bytes_per_token=hidden,
-        fp32_bytes_per_token=FP32_BYTES * vocab,
-        cast_bytes_per_token=BF16_BYTES * vocab,
+        whole_bytes_per_token=kept * vocab * gathered,
+        fp32_bytes_per_token=fp32 * vocab,
+        cast_bytes_per_token=cast * vocab,
         recomputed=False,
     )
 
@@ -220,6 +247,7 @@ def _projector(config: ModuleConfig) -> Layer:
         num_gathers=1,
         num_scatters=1,
         hidden_size=h,
+        normed_values_per_token=h if config.head_norm and not config.norm_bias else 0,
         parameters=norm + sum(gemm.k * gemm.n + gemm.n for gemm in gemms),
         activation_bytes_per_token=normed + inputs + 2 * BF16_BYTES * middle,
         input_bytes_per_token=BF16_BYTES * h,

@@ -18,26 +18,25 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-# By how much caps grow from one attempt to the next, relative to what a microbatch's samples have on average, and to
-# how many times that.
+# Growth of the caps per attempt, and their maximum, relative to the average tokens of a microbatch.
 CAP_STEP = 0.05
 MAX_CAP = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Most tokens of a group: inside the encoders (the paper's Q_v counts images) and in the LLM (Q_t)."""
+    """Maximum tokens of a group: in the encoders (the paper's Q_v counts images) and in the LLM (Q_t)."""
 
     vision: int
     text: int
 
 
 def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: float, rounds: int, seed: int) -> IntArray:
-    """Group of each sample, numbered from 0 ``[samples]``, from its encoder tokens and LLM tokens ``[samples]``.
+    """Return the group of each sample, numbered from 0 ``[samples]``, from its encoder and LLM tokens ``[samples]``.
 
-    Every round shuffles the samples that are left and fills groups in that order, each until one cap is reached. Groups
-    that fill a cap to ``threshold`` stay; the samples of the others go into the next round. After the last round all
-    groups stay. A sample beyond a cap is a group by itself; the public code drops it.
+    Each round shuffles the remaining samples and fills groups in that order, each until it reaches a cap. A group that
+    fills a cap to ``threshold`` is kept; samples of other groups enter the next round. After the last round all groups
+    are kept. A sample above a cap forms its own group; the public code drops it.
     """
     group = np.full(len(text), -1)
     beyond = (vision > caps.vision) | (text > caps.text)
@@ -63,7 +62,7 @@ def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: flo
 
 @njit()
 def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
-    """Group of each sample: the open one until a sample would exceed a cap, then a new one ``[samples]``."""
+    """Return the group of each sample: the open group, or a new one if the sample would exceed a cap ``[samples]``."""
     group = np.empty(len(text), np.int64)
     number, own_vision, own_text, empty = 0, 0, 0, True
     for sample in range(len(text)):
@@ -77,9 +76,10 @@ def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
 
 
 def caps_for(vision: IntArray, text: IntArray, microbatch_size: int, threshold: float, rounds: int, seed: int) -> Caps:
-    """The least caps, in the proportion of the batch's tokens, whose groups have so many samples on average.
+    """Return the least caps whose groups have ``microbatch_size`` samples on average.
 
-    As the public code chooses them: from the mean lengths, both changed by steps until groups have that many samples.
+    As in the public code, both caps start at the mean lengths and grow in steps, in the proportion of the batch's
+    tokens.
     """
     caps, share = Caps(1, 1), 1.0
     most_groups = -(-len(text) // microbatch_size)
@@ -98,15 +98,15 @@ def caps_for(vision: IntArray, text: IntArray, microbatch_size: int, threshold: 
 
 @dataclass(frozen=True, slots=True)
 class OmniBalAssigner:
-    """Groups samples under caps on encoder and LLM tokens; groups go round the replicas.
+    """Assigner that groups samples under caps on encoder and LLM tokens, and deals groups to replicas in turn.
 
     Attributes:
-        max_vision_tokens: Q_v in encoder tokens; None: found with Q_t.
+        max_vision_tokens: Q_v in encoder tokens; None: chosen together with Q_t.
         max_text_tokens: Q_t in LLM tokens; None: the least caps whose groups have ``microbatch_size`` samples on
             average.
         threshold: share of a cap at which a group is full; the public code has 3968 of 4096 tokens.
-        rounds: T of the iterative sampling and filtering; 1: groups are filled in one random order.
-        seed: of its shuffles.
+        rounds: T of the iterative sampling and filtering; 1: one random order fills all groups.
+        seed: seed of the shuffles.
     """
 
     max_vision_tokens: int | None = None
@@ -121,12 +121,15 @@ class OmniBalAssigner:
         check_least(self, where, 0, "seed")
         both = (self.max_vision_tokens is None) == (self.max_text_tokens is None)
         require(
-            both, f"{where}.max_vision_tokens", self.max_vision_tokens, "given with max_text_tokens, or null as it is"
+            both,
+            f"{where}.max_vision_tokens",
+            self.max_vision_tokens,
+            f"null exactly if max_text_tokens is null; max_text_tokens={self.max_text_tokens}",
         )
         require(0 < self.threshold <= 1, f"{where}.threshold", self.threshold, "above 0, at most 1")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Group g is microbatch g // DP of replica g mod DP."""
+        """Make group g the microbatch g // DP of replica g mod DP."""
         job, dp = profile.job, layout.modules[-1].dp
         modalities = [name for module in job.model.encoders for name in module.config.modalities]
         vision, text = shapes.encoder_tokens(modalities), shapes.llm_tokens

@@ -108,7 +108,10 @@ def test_every_module_has_at_least_so_much(shares: list[float], least: int, expe
 
 
 def test_less_than_the_least_of_all_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^layout: 7 GPUs cannot be split among 2 modules that take 4 to \[7, 7\]$"):
+    with pytest.raises(
+        UserError,
+        match=r"^layout: cannot split 7 GPUs among modules that take 4 to 7 and 4 to 7. Change layout.pp$",
+    ):
         proportional_allocation(7, np.ones(2), least=4, what="GPUs")
 
 
@@ -138,7 +141,7 @@ def test_modules_without_any_work_share_evenly_and_quietly() -> None:
 
 @pytest.mark.parametrize(("total", "most"), [(1, None), (6, [3, 2])])
 def test_stages_that_cannot_be_shared_are_refused(total: int, most: list[int] | None) -> None:
-    with pytest.raises(UserError, match=rf"{total} stages cannot be split among 2 modules"):
+    with pytest.raises(UserError, match=f"cannot split {total} stages among modules"):
         proportional_allocation(total, np.ones(2), most)
 
 

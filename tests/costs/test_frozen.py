@@ -142,7 +142,7 @@ def test_random_assignments_with_frozen_modules_stay_above_the_bound(seed: int, 
 
 
 def test_what_cannot_be_frozen_is_named() -> None:
-    for freeze, reason in (("[vison]", r"freeze=vison: unknown"), ("[vision,llm]", "something must learn")):
+    for freeze, reason in (("[vison]", r"freeze=vison: unknown"), ("[vision,llm]", "one must be trained")):
         (cell,) = compose_cells([*SMALL, f"freeze={freeze}"])
         with pytest.raises(UserError, match=reason):
             prepare(cell.config)

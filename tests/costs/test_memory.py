@@ -277,3 +277,29 @@ def test_split_backward_frees_the_kept_part_earlier() -> None:
 
 def test_layers_spread_evenly() -> None:
     assert [even(7, stages) for stages in (1, 2, 3)] == [(7,), (4, 3), (3, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept", "working"),
+    # bytes of a logit on each of two ranks: the fp32 softmax and the bf16 logits or their gradient; the bf16 logits,
+    # over which their gradient is written; gathered logits with an fp32 copy and logarithms, and the gradients of both
+    [("unfused", 4 / 2, 2 / 2), ("fused", 2 / 2, 0), ("eager", 2 + 4 + 4, 4 + 4)],
+)
+def test_bytes_of_a_loss_by_hand(kind: str, kept: float, working: float) -> None:
+    model = MODEL.with_cross_entropy(kind)
+    memory, place = Memory(model), placed(model.llm, [[[0, 1], [2, 3]]], tp=2)
+    found, extra = (each[-1] for each in memory.layer_bytes(model.llm, place))
+    gathered, norm = 2 * 128, 2 * 2 * 128 / 2
+    assert (found, extra) == pytest.approx((norm + kept * 1000, gathered + working * 1000), rel=1e-12)
+
+
+def test_gradients_in_bf16_take_half_of_the_buffer_unless_the_model_is_fp32() -> None:
+    framework = FrameworkOptions(grad_dtype="bf16")
+    half, full = (Memory(MODEL, framework, element_bytes=size) for size in (2, 4))
+    assert [float(memory.parameter_bytes(2)) for memory in (half, full)] == [2 + 2 + 12 / 2, 4 + 4 + 8 / 2]
+
+
+def test_a_frozen_head_stays_frozen_under_another_loss() -> None:
+    frozen = MODEL.with_frozen(["llm"])
+    for kind in ("fused", "eager"):
+        assert frozen.with_cross_entropy(kind) == MODEL.with_cross_entropy(kind).with_frozen(["llm"])

@@ -46,6 +46,11 @@ FRAMEWORKS = {
     "whole hidden states in turn": FrameworkOptions(sequence_parallel=False, p2p="overlapped", tp_overlap=0.3),
     "products split": FrameworkOptions(tp_overlap=0.7),
     "encoders whole": FrameworkOptions(encoder_sp=False, encoder_cp=False),
+    "gradients in bf16": FrameworkOptions(grad_dtype="bf16", overlap_grad_reduce=False),
+    "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
+    "eager loss": FrameworkOptions(cross_entropy="eager"),
+    "older kernels": FrameworkOptions(attention_kernel="flash1", norm_kernel="unfused", p2p="overlapped"),
+    "unfused kernels": FrameworkOptions(attention_kernel="unfused", norm_kernel="unfused", tp_overlap=0.5),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
@@ -79,7 +84,8 @@ def disagreement(case: Case, framework: FrameworkOptions, program: Program | Non
         framework: under which settings.
         program: what the first executes instead.
     """
-    model = case.program.model.with_recomputation(framework.recompute_granularity)
+    model = case.program.model.with_cross_entropy(framework.cross_entropy).with_norm_kernel(framework.norm_kernel)
+    model = model.with_recomputation(framework.recompute_granularity)
     truth_of_case = CostTruth(model, case.cluster, framework)
     program = replace(program or case.program, model=model)
     timeline = Simulator(truth_of_case, 1e18).execute(program)
@@ -174,7 +180,13 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
     model, cluster = ModelSpec.from_config(GENERATING).with_frozen(frozen), tiny_cluster(8, 8)
     # Sizes at which all efficiencies fall.
     sizes = {"gemm_half_flops": 1e6, "attention_half_tokens": 500.0, "attention_half_head_dim": 40.0}
+    sizes |= {"gemm_half_width": 50.0, "overlap_cost": rng.choice([0.0, 0.2, 1.0]), "host_launch_s": 2e-6}
     cluster = replace(cluster, device=replace(cluster.device, sustained_fraction=0.8, **sizes))
+    tiers = [
+        replace(tier, collective_efficiency=share, collective_start_s=3e-6)
+        for tier, share in zip(cluster.tiers, (0.7, 0.9, 0.5), strict=True)
+    ]
+    cluster = replace(cluster, tiers=tuple(tiers))
     rows = []
     for _ in range(int(rng.integers(1, 8))):
         kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
@@ -270,7 +282,7 @@ def gradients_are_reduced_before_weight_passes(patch: pytest.MonkeyPatch) -> Non
 
 
 def sharded_gradients_travel_in_bf16(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sharding, "FP32_BYTES", 2)
+    patch.setattr(FrameworkOptions, "gradient_bytes", lambda *_: 2)
 
 
 def weights_stay_from_forward_to_backward(patch: pytest.MonkeyPatch) -> None:

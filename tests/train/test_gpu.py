@@ -139,4 +139,4 @@ def test_float32_on_a_gpu_trains_and_has_no_mfu() -> None:
     assert outcome.execution["dtype"] == "float32"
     assert outcome.execution["attention.llm"] == "sdpa"
     assert "mfu" not in outcome.metrics
-    assert "it ran in float32" in outcome.remarks[0]
+    assert "the run used float32" in outcome.remarks[0]

@@ -1,4 +1,4 @@
-"""The very samples that a trace lists: read from the data set that was scanned, by their names."""
+"""Read the samples that a trace lists, by name, from the dataset that was scanned."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from .tar import TarSource
 from .text import BYTES, token_ids, tokenizer_version, vocabulary_of
 from .video import VideoFrames
 
-# By what a trace calls them; a trace names no other code to run.
+# By the names that a trace uses; a trace can name no other code to run.
 SOURCES: Mapping[str, type[Source]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a process has read; it travels to others empty."""
+    """Caches of a process; they are empty in other processes."""
 
     readers: Recent[Reader] = field(default_factory=lambda: Recent(1024))
     batches: Recent[Any] = field(default_factory=lambda: Recent(8, 128 * 2**20))
@@ -48,9 +48,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSamples:
-    """Samples of a scanned data set, whose ``files`` are by their labels.
+    """Samples of a scanned dataset.
 
-    ``shapes_of`` makes the shapes of samples of given sizes as the workload does, which ``truncates`` some or not.
+    Attributes:
+        source: reads the dataset.
+        files: scanned files by label.
+        limits: size limits of images, sounds and videos.
+        tokenizer: path of the tokenizer, or ``bytes``.
+        rules: token rules of the model.
+        shapes_of: returns the shapes of samples of given sizes, as the workload does.
+        truncates: whether the workload shortens long samples.
+        kept: caches.
     """
 
     source: ReadableSource
@@ -63,7 +71,7 @@ class TraceSamples:
     kept: Kept = field(default_factory=Kept, repr=False, compare=False)
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
-        """An image, a tile of one or the frames of a group, as large as the item's patches."""
+        """Return an image, a tile or the frames of a group, resized to the item's patches."""
         name, number, kind = _place(shapes, item)
         with _named(name):
             if kind == "video":
@@ -75,7 +83,7 @@ class TraceSamples:
                 return resized(image, *self._sides(shapes, item))[None]
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
-        """A segment; all but a sample's last are ``rules.audio_segment_s`` long."""
+        """Return an audio segment of ``rules.audio_segment_s`` seconds; the last of a sample may be shorter."""
         name, number, _ = _place(shapes, item)
         with _named(name):
             raw, _ = self._sample(shapes, item)
@@ -84,7 +92,7 @@ class TraceSamples:
             return decoded_sound(raw.audio, self.limits, start_s, start_s + self.rules.audio_segment_s)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """Token ids of a sample's text; of a shortened one the first."""
+        """Return the token ids of a sample's text; if the sample was shortened, the first ones."""
         name, wanted = shapes.name_of(sample), int(shapes.text_tokens[sample])
         with _named(name):
             found = token_ids(self._read(name, text_only=True).texts, self.tokenizer)
@@ -93,7 +101,7 @@ class TraceSamples:
         return found[:wanted]
 
     def _sample(self, shapes: SampleShapes, item: int) -> tuple[RawSample, Sizes]:
-        """The sample that has an item, which is what the trace says."""
+        """Read the sample of an item and check that it equals the trace."""
         sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
         name = shapes.name_of(sample)
 
@@ -118,7 +126,7 @@ class TraceSamples:
         return found
 
     def _check(self, shapes: SampleShapes, sample: int, own: SampleShapes) -> None:
-        """Raise ``BadSampleError`` unless the items of a sample are the first of those that were found."""
+        """Raise ``BadSampleError`` unless the listed items of a sample are the first that were found."""
         first, last = shapes.item_offsets[sample : sample + 2].tolist()
         listed, found = last - first, own.num_items
         if found < listed or (found > listed and not self.truncates):
@@ -129,13 +137,13 @@ class TraceSamples:
                 raise BadSampleError(Reason.CHANGED, f"its item {item} is {now}, the trace says {then}")
 
     def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
-        """Height and width of an item that is no tile, in pixels."""
+        """Return height and width in pixels of an item that is not a tile."""
         assert shapes.item_grids is not None
         rows, columns = shapes.item_grids[item].tolist()
         return rows * self.rules.patch_pixels, columns * self.rules.patch_pixels
 
     def _tile(self, shapes: SampleShapes, item: int, number: int, rules: TileRules) -> Pixels:
-        """A tile of an image, which is decoded for all of them; patches do not cover its last pixels."""
+        """Return a tile of an image; all tiles are decoded at once. Patches do not cover the last pixels."""
         raw, sizes = self._sample(shapes, item)
         widths, heights = (np.array(sides[: sizes.num_images]) for sides in (sizes.widths, sizes.heights))
         place, tile = tile_of(number, widths, heights, rules)
@@ -148,7 +156,7 @@ class TraceSamples:
         return self._covered(tiles[tile][None], rules)
 
     def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
-        """The frames of a group of a video, of which those before are decoded and those behind are not."""
+        """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
         (raw, sizes), each, tiles = self._sample(shapes, item), self.rules.temporal_patch_frames, self.rules.tiles
 
         def begin() -> VideoFrames:
@@ -164,7 +172,7 @@ class TraceSamples:
         return self._covered(found, tiles) if tiles else found
 
     def _covered(self, pixels: Pixels, rules: TileRules) -> Pixels:
-        """What a tile's patches cover: 27 x 14 of SigLIP's 384 pixels."""
+        """Return the pixels that a tile's patches cover: 27 x 14 of SigLIP's 384 pixels."""
         side = rules.encoder_side * self.rules.patch_pixels
         return pixels[:, :side, :side]
 
@@ -177,11 +185,11 @@ def samples_of(
     shapes_of: Callable[[TraceColumns], SampleShapes],
     truncates: bool,
 ) -> TraceSamples:
-    """The samples that a trace lists.
+    """Return the samples that a trace lists.
 
     Raises:
-        UserError: for a trace that was not scanned, or by another version, or whose text was not tokenized, data that
-            is not there or has changed, a tokenizer of another vocabulary, and token rules of a published processor.
+        UserError: if the trace was not made by a scan of this version, or without a tokenizer; if the data is missing
+            or changed; if the tokenizer has another vocabulary; and for token rules of a published processor.
     """
     for key in ("images", "frames", "audio"):
         if getattr(rules, key) is not None:
@@ -189,14 +197,14 @@ def samples_of(
     scan = read_scan(trace)
     if scan is None:
         raise UserError(
-            f"workload.path={trace}: lists shapes only; harness.data=files needs what entrain-bench trace wrote"
+            f"workload.path={trace}: lists shapes only. harness.data=files needs a trace made by entrain-bench trace"
         )
     try:
         source, limits, files = _source(trace, scan["source"], moved), Limits(**scan["limits"]), dict(scan["files"])
         scanned, version = scan["tokenizer"], scan["tokenizer_version"]
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"workload.path={trace}: was scanned by another version of entrain-bench; scan it again"
+            f"workload.path={trace}: was made by another version of entrain-bench. Run entrain-bench trace again"
         ) from error
     tokenizer = _tokenizer(trace, scanned, version, moved, vocab_size)
     return TraceSamples(
@@ -215,12 +223,12 @@ def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> Readable
     kind = values.pop("kind")
     if kind not in SOURCES:
         raise UserError(
-            f"workload.path={trace}: scanned from {kind}, whose records cannot be read one by one; "
+            f"workload.path={trace}: was scanned from {kind}, whose records cannot be read one by one. "
             "harness.data=files reads local Parquet, WebDataset, JSON and JSONL"
         )
     names = {entry.name for entry in fields(SOURCES[kind])}  # type: ignore[arg-type]
     if moved.root is not None and "root" not in names:
-        raise UserError(f"harness.data_root={moved.root}: {kind} names no files; must be null")
+        raise UserError(f"harness.data_root={moved.root}: must be null, because {kind} data names no files")
     given = {"path": moved.path, "root": moved.root}
     source = SOURCES[kind](**values | {key: value for key, value in given.items() if value is not None})
     assert isinstance(source, ReadableSource)
@@ -228,15 +236,16 @@ def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> Readable
 
 
 def _files(source: ReadableSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, DataFile]:
-    """The scanned files, which are as they were; of a data set that has moved by their sizes."""
+    """Return the scanned files after checking that they did not change; for moved data only sizes are compared."""
     try:
         found = {file.label: file for file in source.files()}
     except UserError as error:
-        raise UserError(f"harness.data_path={moved.path}: the scanned data is not there ({error})") from error
+        missing = "the scanned data was not found"
+        raise UserError(f"harness.data_path={moved.path}: {missing} ({error}). Set it to where the data is") from error
     for label, then in scanned.items():
         if label not in found:
             raise UserError(
-                f"harness.data_path={moved.path}: no {label}, which was scanned; must be where its files are now"
+                f"harness.data_path={moved.path}: the scanned file {label} was not found. Set it to where the data is"
             )
         now = found[label].version
         if moved.path is not None:
@@ -244,8 +253,8 @@ def _files(source: ReadableSource, scanned: Mapping[str, str], moved: Moved) -> 
         if now != then:
             path = found[label].path
             raise UserError(
-                f"{path}: changed since the scan (bytes and time of change now {now}, then {then}); scan it again, or "
-                "name where a copy is (harness.data_path), of which bytes alone are compared"
+                f"{path}: changed since the scan (bytes and modification time: {now}, in the scan {then}). Run "
+                "entrain-bench trace again, or set harness.data_path to a copy (only sizes are compared)"
             )
     return {label: found[label] for label in scanned}
 
@@ -253,24 +262,24 @@ def _files(source: ReadableSource, scanned: Mapping[str, str], moved: Moved) -> 
 def _tokenizer(trace: Path, scanned: str | None, version: str, moved: Moved, vocab_size: int) -> str:
     if scanned is None:
         raise UserError(
-            f"workload.path={trace}: has characters, not tokens; harness.data=files needs a scan with tokenizer=bytes "
-            "or a tokenizer.json"
+            f"workload.path={trace}: counts characters, not tokens. For harness.data=files, scan with tokenizer=bytes "
+            "or tokenizer=FILE/tokenizer.json"
         )
     tokenizer = str(moved.tokenizer or scanned)
     where = f"harness.data_tokenizer={moved.tokenizer}"
     if tokenizer != BYTES and not Path(tokenizer).expanduser().is_file():
-        raise UserError(f"{where}: {tokenizer}, which the scan was made with, does not exist; must be where it is now")
+        raise UserError(f"{where}: the scan's tokenizer {tokenizer} was not found. Set it to where the file is")
     if tokenizer_version(tokenizer) != version:
-        raise UserError(f"{where}: {tokenizer} is not the tokenizer of the scan; scan again to use another")
+        raise UserError(f"{where}: {tokenizer} differs from the scan's tokenizer. To use another, scan again")
     if (ids := vocabulary_of(tokenizer)) > vocab_size:
         raise UserError(
-            f"tokenizer={tokenizer}: has ids up to {ids - 1}; must be below the model's vocab_size={vocab_size}"
+            f"tokenizer={tokenizer}: has ids up to {ids - 1}. They must be below the model's vocab_size={vocab_size}"
         )
     return tokenizer
 
 
 def _place(shapes: SampleShapes, item: int) -> tuple[str, int, str]:
-    """The name of an item's sample, its number among the sample's items of its modality, and the modality."""
+    """Return the name of an item's sample, the item's index among those of its modality, and the modality."""
     sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
     before = shapes.item_modality[shapes.item_offsets[sample] : item]
     kind = int(shapes.item_modality[item])
@@ -278,7 +287,7 @@ def _place(shapes: SampleShapes, item: int) -> tuple[str, int, str]:
 
 
 def _size(shapes: SampleShapes, item: int) -> str:
-    """What an item is, in words."""
+    """Return an item's modality and size in words."""
     tokens = f"{shapes.modalities[int(shapes.item_modality[item])]} of {shapes.item_encoder_tokens[item]} tokens"
     if shapes.item_grids is None or not shapes.item_grids[item, 0]:
         return tokens
@@ -287,7 +296,7 @@ def _size(shapes: SampleShapes, item: int) -> str:
 
 
 def _length(raw: RawSample, sizes: Sizes) -> float | None:
-    """Seconds of a sample's sound: those that the data states, if it is about as long."""
+    """Return a sample's audio seconds: the stated ones if the decoded length is close to them."""
     own, stated = sizes.audio_seconds, raw.seconds
     if own is None or stated is None:
         return own
@@ -297,7 +306,7 @@ def _length(raw: RawSample, sizes: Sizes) -> float | None:
 
 
 def _columns(sizes: Sizes) -> TraceColumns:
-    """A trace's columns of one sample; it has a character of text, for there may be no item."""
+    """Return a trace's columns for one sample, with one character of text, because it may have no item."""
     images = sizes.num_images
     sides = [np.array(side, np.float64) for side in (sizes.widths, sizes.heights)]
     audio, video = (
@@ -319,7 +328,7 @@ def _columns(sizes: Sizes) -> TraceColumns:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Whatever is wrong with a sample, as one line that names it."""
+    """Turn any error into one line that names the sample."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""A data set scanned to a shape trace, shard by shard, in processes or on Ray; resumable, and to the same bytes."""
+"""Scan a dataset to a shape trace, shard by shard, in processes or on Ray. Scans resume and are reproducible."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ from .parts import BadSamples, count_items, read_bad, read_scan, write_trace
 from .shard import Job, Scanned, died_at, scan_shard
 from .text import tokenizer_version
 
-# Part of every digest: a change of what is scanned how makes parts of before worthless.
+# Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
 FORMAT = 3
 PROCESSES, RAY = "processes", "ray"
-# Samples of a shard that processes may die of, before the shard is given up.
+# Samples of one shard that may kill a process before the shard counts as failed.
 _MAX_DEATHS = 16
 type Advance = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """What a scan found: rows of the trace, shards, what was left out, and the number of items by kind.
+    """Result of a scan.
 
-    ``again``: the data had been scanned before, and nothing has changed.
+    Attributes:
+        path: the trace.
+        samples: rows of the trace.
+        shards: number of shards.
+        bad: samples that were left out.
+        items: number of items by modality.
+        again: whether an earlier scan of the same data and settings was reused.
     """
 
     path: Path
@@ -46,18 +52,18 @@ class ScanReport:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Samples that were left out, by reason."""
+        """Number of samples that were left out, by reason."""
         return self.bad.counts
 
     @property
     def listed(self) -> Sequence[tuple[str, str, str]]:
-        """The first of them: name, what the data calls it, what is wrong."""
+        """The first of them: name, key in the data, problem."""
         return self.bad.listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """How a data set is scanned; `entrain-bench trace --help` says what its options mean."""
+    """Options of a scan; `entrain-bench trace --help` explains them."""
 
     source: Source
     limits: Limits = field(default_factory=Limits)
@@ -75,26 +81,26 @@ class Scan:
     def run(self, output: Path, advance: Advance = lambda *_: None) -> ScanReport:
         """Scan all shards that were not scanned before, and write the trace.
 
-        Finished shards are kept in ``<output>.parts`` until all are; of a trace that is there already, and of the same
-        files and settings, nothing is scanned.
+        Finished shards are kept in ``<output>.parts`` until the trace is written. If a trace of the same files and
+        settings exists, nothing is scanned.
 
         Args:
-            output: the trace; under Ray, in a folder that all machines have.
-            advance: told of every finished shard: shards in all, its samples, and how many were left out.
+            output: the trace; with Ray, in a folder that all machines share.
+            advance: called for each finished shard with the number of shards, its samples, and its left-out samples.
 
         Raises:
-            UserError: for data that is not there, bad settings, and data of which no sample is good.
-            ExecutionError: for shards that could not be read this time; what was finished is kept.
+            UserError: for missing data, bad settings, and data without a valid sample.
+            ExecutionError: if a shard could not be read; finished shards are kept.
         """
         if output.exists() and read_scan(output) is None:
-            raise UserError(f"output={output}: exists and is no trace of a scan; remove it or choose another name")
+            raise UserError(f"output={output}: exists, but is not a trace of a scan. Remove it or choose another name")
         if (named := recognised(self.source)) is not self.source:
             return replace(self, source=named).run(output, advance)
         shards = list(self.source.shards())
         if not shards:
-            raise UserError(f"source: {describe(self.source)} has nothing to scan")
+            raise UserError(f"source: {describe(self.source)} has no files to scan. Check source.path")
         version_of = tokenizer_version(self.tokenizer)
-        # What each part follows from.
+        # The inputs of each part.
         common = [FORMAT, describe(self.source), asdict(self.limits), version_of]
         digests = [_digest([common, shard.label, shard.first, shard.version, shard.part]) for shard in shards]
         whole = _digest([*digests])
@@ -113,8 +119,8 @@ class Scan:
             bad.merge(bad_of_part)
         if not samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(bad.counts.items()))
-            first = next((f"; the first, {name} ({key}): {what}" for name, key, what in bad.listed), "")
-            raise UserError(f"source: {describe(self.source)} has no good sample ({reasons or 'it is empty'}){first}")
+            first = next((f". First: {name} ({key}): {what}" for name, key, what in bad.listed), "")
+            raise UserError(f"source: {describe(self.source)} has no valid sample ({reasons or 'it is empty'}){first}")
         scan = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
@@ -156,8 +162,8 @@ class Scan:
                     advance(len(shards), result.samples, result.bad)
         if failures:
             raise ExecutionError(
-                f"{len(failures)} of {len(shards)} shards were not scanned ({failures[0]}); "
-                "the others are kept: the same command goes on from there"
+                f"{len(failures)} of {len(shards)} shards could not be scanned ({failures[0]}). "
+                "The other shards are kept. To resume, run the same command"
             )
 
     def _worked_off(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Scanned | Died]]:
@@ -167,7 +173,7 @@ class Scan:
 
 
 def describe(source: object) -> dict[str, Any]:
-    """A source's class and settings, as plain values."""
+    """Return a source's class and settings as plain values."""
     values: dict[str, Any] = asdict(source) if is_dataclass(source) and not isinstance(source, type) else {}
     return {"kind": type(source).__name__, **values}
 

@@ -8,8 +8,16 @@ from typing import Any
 
 import pandas as pd
 
+from entrain_bench.answers.documents.posterior import (
+    drawn_table,
+    edge_words,
+    knife_edges,
+    posterior_sweeps,
+    read_plan,
+)
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
+from entrain_bench.answers.posterior import Chance, KnifeEdge, chances, interval, posterior_sentences, times_of
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import markdown_table, seconds
 from entrain_bench.base.files import write_atomically
@@ -23,6 +31,7 @@ TABLES = {
     "Every strategy tuned with one budget, everything free": "iteration_time",
     "Entrain's setting: layout.tp=2 layout.dp=4 microbatch_size=4": "entrain_setting",
 }
+POSTERIOR = "Under draws of the hardware constants"
 # What stands above the tables.
 TEXT = Path(__file__).parent / "templates" / "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
@@ -32,7 +41,7 @@ HEADLINE = "tables/headline.md"
 def results_output() -> Output:
     """The document of all tables."""
     sweeps = [(f"figure={experiment}",) for experiment in TABLES.values()]
-    return Output("results", sweeps, write_results, ["results.md"], files=[HEADLINE])
+    return Output("results", sweeps, write_results, ["results.md"], files=[HEADLINE], further=posterior_sweeps)
 
 
 def write_results(study: Study) -> str:
@@ -41,23 +50,64 @@ def write_results(study: Study) -> str:
     for title, experiment in TABLES.items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
-        seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table))
+        drawn = experiment == read_plan().sweep
+        odds = chances_by_job(drawn_table(study)) if drawn else {}
+        seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table, [*odds.values()]))
         headline = headline or told
         parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}. {told}\n")
         parts.append(results_markdown(table))
+        if odds:
+            parts.append(posterior_markdown(table, odds, knife_edges(study)))
     write_atomically(study.results.root / HEADLINE, f"{headline}\n".encode())
     write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
     return "; ".join(filter(None, problems))
 
 
-def lead_sentences(data: pd.DataFrame) -> list[str]:
-    """Who is the fastest in how many rows, and our strategies next to the fastest of all others."""
+def chances_by_job(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Chance]]:
+    """Chances of the strategies of every job (model, workload) of a table of posterior runs."""
+    return {job: chances(found) for job, found in times_of(data).items()}
+
+
+def posterior_markdown(
+    data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]], edges: Sequence[KnifeEdge]
+) -> str:
+    """A row for each strategy that is the fastest of its job in any draw, and cells on a knife's edge as notes.
+
+    Args:
+        data: run table, for labels.
+        odds: chances by job.
+        edges: cells that a small change of one constant decides.
+    """
+    labels = {column: names(data, column) for column in CASE}
+    rows = []
+    for (model, workload), found in odds.items():
+        for name, chance in found.items():
+            if chance.num_fastest and chance.lead:
+                job = f"{labels['model'][model]} {labels['workload'][workload]}"
+                lead = f"{chance.lead.median:.2f}x ({interval(chance.lead)})"
+                rows.append([job, labels["strategy"][name], f"{chance.probability:.2f}", lead, f"{chance.num_draws}"])
+    heading = ["model, workload", "strategy", "P(fastest)", "speedup over the fastest other", "draws"]
+    table = markdown_table(heading, rows, right=heading[2:])
+    marked: dict[tuple[str, ...], list[KnifeEdge]] = {}
+    for each in edges:
+        marked.setdefault((each.model, each.workload, each.strategy), []).append(each)
+    notes = [
+        f"- Knife's edge: {labels['strategy'][name]} on {labels['model'][model]} {labels['workload'][workload]}: a "
+        f"constant that is 2% higher changes its time by over 10% (time ratio: {edge_words(mine)}).\n"
+        for (model, workload, name), mine in marked.items()
+    ]
+    return "\n".join([f"### {POSTERIOR}\n", table, *filter(None, ["".join(notes)])])
+
+
+def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()) -> list[str]:
+    """Who is the fastest in how many rows, our strategies next to the fastest of all others, and P(fastest)."""
     comparisons, labels = [*compared(data, CASE[:2]).values()], names(data, "strategy")
     found = [winners_sentence(comparisons, labels)]
-    for ours in (name for name, family in families(data).items() if family == OURS):
+    own = [name for name, family in families(data).items() if family == OURS]
+    for ours in own:
         times = [{name: each.times for name, each in one.standings.items()} for one in comparisons]
         found.append(lead_sentence([lead_of(each, ours) for each in times if ours in each], labels[ours]))
-    return [*filter(None, found)]
+    return [*filter(None, found), *posterior_sentences(odds, labels, own)]
 
 
 def results_markdown(data: pd.DataFrame) -> str:

@@ -27,8 +27,10 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.plan_file import TrainingPlan
 from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.framework import BF16
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import FULL, ModelSpec
+from entrain_bench.specs.module_layers import EAGER, FUSED
 
 NAME = "Megatron-LM"
 # Of a strategy's YAML: the overrides under which it may run; without, it never does.
@@ -80,6 +82,9 @@ def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
         "--freeze-LM": job.model.llm.name in framework.freeze,
         "--freeze-ViT": any(module.name in framework.freeze for module in job.model.encoders),
         "--bf16": True,
+        "--grad-reduce-in-bf16": framework.grad_dtype == BF16,
+        "--cross-entropy-loss-fusion": framework.cross_entropy == FUSED,
+        "--cross-entropy-fusion-impl te": framework.cross_entropy == FUSED,
     }
     return [*found, *(flag for flag, is_on in switches.items() if is_on)]
 
@@ -133,6 +138,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield "its recompute_modules=mlp keeps what the norm before makes (recompute_granularity=selective)"
     if job.framework.p2p != "blocking" and llm.pp == pp > 1:
         yield f"1F1B waits for its transfers (p2p={job.framework.p2p})"
+    if job.framework.cross_entropy == EAGER:
+        yield f"its loss is computed on shards of the vocabulary (cross_entropy={EAGER})"
     if job.framework.tp_overlap:
         yield f"tp_overlap={job.framework.tp_overlap:g} is no flag"
 

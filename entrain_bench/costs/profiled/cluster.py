@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, Con
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.model import FULL, ModelSpec
+from entrain_bench.specs.model import FULL, FUSED, ModelSpec
+from entrain_bench.specs.module_layers import UNFUSED
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
@@ -25,7 +26,7 @@ LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
 UNUSED = {
     field.name: 1e-9 if field.name.endswith("_s") else 1.0
     for field in fields(DeviceSpec)
-    if field.name not in {"name", "peak_dtype", *Constants.__dataclass_fields__}
+    if field.default is MISSING and field.name not in {"name", *Constants.__dataclass_fields__}
 }
 
 
@@ -92,14 +93,30 @@ def cluster_with_times(
     """
     device = ProfiledDevice.of(config)
     if device is None:
-        return ClusterSpec.from_config(config).at(speed), None
+        cluster = ClusterSpec.from_config(config).at(speed)
+        framework.check_device(cluster.device)
+        return cluster, None
     if framework.freeze:
         why = "not supported with cluster/device=profiled, because the profile was measured with trainable layers"
         raise UserError(f"freeze={[*framework.freeze]}: {why}. Set freeze=[]")
+    for key, value, stock in (
+        ("attention_kernel", framework.attention_kernel, None),
+        ("norm_kernel", framework.norm_kernel, FUSED),
+    ):
+        if value != stock:
+            raise UserError(
+                f"{key}={value}: not supported with cluster/device=profiled, because the profile has the kernels that "
+                f"it was measured with. Leave out {key}"
+            )
     if framework.recompute_granularity != FULL:
         raise UserError(
             f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
             "because the profile was measured with whole blocks recomputed"
+        )
+    if framework.cross_entropy != UNFUSED:
+        raise UserError(
+            f"cross_entropy={framework.cross_entropy}: must be {UNFUSED} with cluster/device=profiled, "
+            "because the profile was measured with it"
         )
     for name in ("gemm", "attention", "memory", "launch"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")

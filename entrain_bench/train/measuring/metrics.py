@@ -1,4 +1,4 @@
-"""Measurements of ranks in an iteration; its timeline, loss and metrics from those of all, and metrics of a run."""
+"""Measurements of ranks in an iteration, merged to a timeline, a loss and metrics; metrics of a run."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ from entrain_bench.train.measuring.clock import Clock, on_one_clock
 from entrain_bench.train.messages.channels import lane_of_rank, places_of
 from entrain_bench.train.messages.control import gather_json
 
-# What follows from constants of the cluster's GPUs.
+# Metrics that depend on constants of the cluster's GPUs.
 OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
 
 
-# How many samples an error names.
+# Samples that an error names at most.
 MOST_NAMED = 8
+SKIP = "To skip such updates and continue, set harness.on_non_finite=skip"
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """Losses of the LLM chunks whose last stage a rank holds, and the time that it waited for inputs of its forwards.
+    """Result of an iteration on one rank.
 
-    A loss is divided by the batch's predicted tokens, and comes with its action.
-    ``grad_norm`` is of all modules' gradients before clipping; if it is not finite, no rank has changed its weights.
+    Attributes:
+        losses: action and loss of each LLM chunk whose last stage the rank holds, divided by the batch's predicted
+            tokens.
+        grad_norm: norm of all modules' gradients before clipping; if it is not finite, no rank changed its weights.
+        input_stall_s: seconds that the rank waited for inputs of its forwards.
     """
 
     losses: tuple[tuple[int, Tensor], ...]
@@ -48,10 +52,13 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Measurements of one rank in an iteration; losses with their actions, norm and waits as in ``RankResult``.
+    """Measurements of one rank in an iteration.
 
-    ``rows`` are action, start and end of everything that it ran ``[actions, 3]``, in seconds since ``began_s`` on the
-    clock of rank 0; ``peak_bytes`` are of the device's allocator, or of the whole process on a CPU.
+    Attributes:
+        rows: action, start and end of each pass that the rank ran ``[actions, 3]``, in seconds since ``began_s``.
+        began_s: start of the iteration on the clock of rank 0.
+        losses, grad_norm, input_stall_s: as in ``RankResult``.
+        peak_bytes: peak of the device's allocator; on a CPU, of the whole process.
     """
 
     rows: FloatArray
@@ -63,7 +70,7 @@ class Seen:
 
 
 def see(result: RankResult, clock: Clock) -> Seen:
-    """Read the measurements of this rank; waits for the device."""
+    """Read the measurements of this rank. Waits for the device."""
     values = torch.stack([loss for _, loss in result.losses]).tolist() if result.losses else []
     losses = [(action, value) for (action, _), value in zip(result.losses, values, strict=True)]
     rows = clock.rows()
@@ -75,8 +82,8 @@ def see(result: RankResult, clock: Clock) -> Seen:
 
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
-    """Measurements of all ranks, by rank, on rank 0; None on the others. Collective."""
-    # As JSON, which keeps every bit of a float: ranks unpickle nothing.
+    """Return the measurements of all ranks on rank 0, None on other ranks. Collective."""
+    # JSON keeps every bit of a float, and ranks need not unpickle.
     own = {field.name: getattr(seen, field.name) for field in fields(seen)}
     everyone = gather_json(own | {"rows": seen.rows.tolist()}, control)
     if control.rank():
@@ -85,7 +92,7 @@ def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
 
 
 def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
-    """One line that names iteration, microbatch and samples of the first loss that is not finite."""
+    """Return one line that names iteration, microbatch and samples of the first loss that is not finite."""
     for action, loss in (row for own in losses for row in own):
         if not isfinite(loss):
             view = program.view(action)
@@ -93,25 +100,22 @@ def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[
             named = ", ".join(samples[:MOST_NAMED]) + (", ..." if len(samples) > MOST_NAMED else "")
             return (
                 f"loss={loss} in iteration {iteration}, microbatch {view.microbatch} of replica {view.replica} "
-                f"(samples {named}); harness.on_non_finite=skip goes on without its update"
+                f"(samples {named}). {SKIP}"
             )
-    return (
-        f"gradient norm is not finite in iteration {iteration}, though all losses are; "
-        f"harness.on_non_finite=skip goes on without its update"
-    )
+    return f"grad_norm is not finite in iteration {iteration}, although all losses are finite. {SKIP}"
 
 
 def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: ClusterSpec) -> str:
-    """Why a run cannot be held against the cluster's constants; empty if it can."""
+    """Return why a run cannot be compared with the cluster's constants; empty if it can."""
     if device.type == "cpu":
-        return "ranks compute on a CPU, of which the cluster's constants say nothing"
+        return "ranks compute on a CPU, but the cluster's constants describe GPUs"
     if (ran := dtype_name(dtype)) != (peak := cluster.device.peak_dtype):
-        return f"it ran in {ran}, and the peak of {cluster.device.name} is of {peak}"
+        return f"the run used {ran}, but the peak of {cluster.device.name} is stated for {peak}"
     return ""
 
 
 def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
-    """Mean loss of a predicted token, from action and loss of every chunk, by rank."""
+    """Return the mean loss per predicted token, from action and loss of every chunk of each rank."""
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
     tp, counted = program.layout.modules[llm].tp, list[float]()
     for rank, own in enumerate(losses):
@@ -122,11 +126,11 @@ def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) 
 
 
 def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Sequence[float]) -> Timeline:
-    """Merge action, start and end of every action of each rank ``[ranks][actions, 3]``.
+    """Merge the rows (action, start, end) of all ranks ``[ranks][actions, 3]`` to one timeline.
 
-    An action of several ranks starts when the last of them starts, for they wait for each other inside. Collective
-    communication is known separately for gradient synchronisation only. An action waited for a transfer from the moment
-    its ranks were free and its inputs computed.
+    An action of several ranks starts when the last of them starts, because they wait for each other inside. Only
+    gradient synchronization has its communication measured separately. An action waits for a transfer from the moment
+    when its ranks are free and its inputs computed.
     """
     start, end = np.full((2, program.num_actions), -np.inf)
     for own in rows:
@@ -151,7 +155,7 @@ def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Seq
 def metrics_of(
     program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, left_out: Sequence[str] = ()
 ) -> tuple[dict[str, float], Timeline]:
-    """Metrics of an iteration, without those ``left_out``, and its timeline, from the measurements of all ranks."""
+    """Return the metrics of an iteration, without those ``left_out``, and its timeline."""
     grad_norm, stalls_s = everyone[0].grad_norm, [seen.input_stall_s for seen in everyone]
     rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
@@ -167,7 +171,7 @@ def metrics_of(
 
 
 def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
-    """Means of finite values over iterations; the first, which warms up, counts only if it is the only one."""
+    """Return means of finite values over iterations; the first (warm-up) counts only if it is the only one."""
     rows = history[1:] or history
     values = {name: [row[name] for row in rows if isfinite(row[name])] for name in history[0]}
     return {name: float(np.mean(finite)) for name, finite in values.items() if finite}

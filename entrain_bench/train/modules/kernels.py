@@ -1,4 +1,4 @@
-"""Choice of the attention kernel, and its trial on the device."""
+"""Choose the attention kernel and try it on the device."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from entrain_bench.train.modules.attention import AttentionKernel, packed_attent
 from entrain_bench.train.modules.packing import make_segments
 
 FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
-# Packages that torch 2.13 calls in place of its own kernel once told so, by its names for them; what they import, and
-# the GPUs they are for, by the major number of their compute capability (torch/nn/attention/_fa3.py, _fa4.py).
+# Packages that torch 2.13 can call instead of its own kernel: torch's name, the module to import, and the major compute
+# capabilities they support (torch/nn/attention/_fa3.py, _fa4.py).
 PACKAGES = {
     AttentionKernel.FLASH3: ("FA3", "flash_attn_interface", (9,)),
     AttentionKernel.FLASH4: ("FA4", "flash_attn.cute.interface", (9, 10)),
 }
 # Compute capability from which torch's own variable-length kernel runs (Ampere).
 LEAST_CAPABILITY = (8, 0)
-# Of a trial: how far outputs and gradients in bfloat16 may be from those in float32, relative to their norm.
+# Trial: largest error of outputs and gradients in bfloat16 against float32, relative to their norm.
 TOLERANCE = 0.03
-# Of a trial: queries and keys of sequences, one longer than a kernel's tiles; with context parallelism keys are more.
+# Trial: queries and keys per sequence. One is longer than a kernel's tiles; context parallelism has more keys.
 QUERIES, KEYS = [5, 300, 17, 1], [9, 300, 200, 1]
 NUM_HEADS, NUM_KV_HEADS = 4, 2
+AUTO = "To use the best kernel that works here, set harness.kernels=auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Kind of device, compute capability of a GPU, and the kernels of ``PACKAGES`` that can be imported."""
+    """A device: its kind, a GPU's compute capability, and the kernels of ``PACKAGES`` that can be imported."""
 
     device: str
     capability: tuple[int, int] = (0, 0)
@@ -44,14 +45,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernel of each module's attention; ``passed_over`` says why preferred kernels failed their trial."""
+    """The attention kernel of each module; ``passed_over`` says why preferred kernels failed their trial."""
 
     attention: Mapping[str, AttentionKernel] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
 
 
 def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
-    """Kernels that may compute a module's attention, the preferred first; raises as ``find_kernels``."""
+    """Return the kernels that can compute a module's attention, preferred first; raises as ``find_kernels``."""
     if request in PACKAGES:
         _check_request(AttentionKernel(request), machine, dtype, head_dim)
         return (AttentionKernel(request),)
@@ -60,7 +61,7 @@ def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int
     fits = dtype is torch.bfloat16 and head_dim in FLASH_HEAD_DIMS and machine.capability >= LEAST_CAPABILITY
     if request == "sdpa" or not fits:
         return (AttentionKernel.SDPA,)
-    # Not the fourth unless asked for: its backward is new, and torch calls its own use of it a prototype.
+    # FlashAttention 4 only on request: its backward is new, and torch calls its support a prototype.
     third = AttentionKernel.FLASH3
     usable = request == "auto" and third in machine.packages and machine.capability[0] in PACKAGES[third][2]
     own = (AttentionKernel.FLASH2, AttentionKernel.SDPA)
@@ -72,14 +73,15 @@ def _check_request(kernel: AttentionKernel, machine: Machine, dtype: torch.dtype
     said = f"harness.kernels={kernel}"
     if machine.device != "cuda" or machine.capability[0] not in majors:
         needed = " or ".join(f"{major}.x" for major in majors)
-        raise UserError(f"{said}: needs a GPU of compute capability {needed}; auto takes what the device has")
+        raise UserError(f"{said}: needs a GPU of compute capability {needed}. {AUTO}")
     if kernel not in machine.packages:
-        raise UserError(f"{said}: needs the package {package}, which cannot be imported here")
+        raise UserError(f"{said}: needs the Python package {package}, which cannot be imported. {AUTO}")
     if dtype is not torch.bfloat16:
         raise UserError(f"{said}: needs harness.dtype=bfloat16")
     if head_dim not in FLASH_HEAD_DIMS:
         raise IncompatibleError(
-            f"{said}: head_dim={head_dim} must be a multiple of {FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}"
+            f"{said}: cannot take head_dim={head_dim}; it must be a multiple of {FLASH_HEAD_DIMS.step}, at most "
+            f"{FLASH_HEAD_DIMS[-1]}. {AUTO}"
         )
 
 
@@ -90,13 +92,13 @@ def find_kernels(
     device: torch.device,
     machine: Machine | None = None,
 ) -> Kernels:
-    """Choose the kernels of modules' attention; kernels for GPUs run a trial first.
+    """Choose the attention kernel of each module; GPU kernels run a trial first.
 
-    A process has one kernel for sequences of different lengths; modules whose heads it cannot take have ``sdpa``.
+    A process uses one kernel for packed sequences. Modules whose heads it cannot take use ``sdpa``.
 
     Raises:
-        UserError: for a kernel that is asked for and not there, or fails its trial.
-        IncompatibleError: for a kernel that is asked for and cannot take a module's heads.
+        UserError: if the requested kernel is not available or fails its trial.
+        IncompatibleError: if the requested kernel cannot take a module's heads.
     """
     machine = machine or machine_of(device)
     allowed = {module.name: candidates(request, machine, dtype, module.config.head_dim) for module in modules}
@@ -107,15 +109,15 @@ def find_kernels(
         dims = {module.config.head_dim for module in modules if taken.get(module.name) is kernel}
         if reason := _try(kernel, sorted(dims), dtype, device, machine):
             if request == kernel:
-                raise UserError(f"harness.kernels={request}: {reason}; auto goes on to another")
-            passed_over.append(f"attention by {kernel} was passed over: {reason}")
+                raise UserError(f"harness.kernels={request}: failed its trial on this device ({reason}). {AUTO}")
+            passed_over.append(f"attention kernel {kernel} failed its trial and is not used: {reason}")
             continue
         return Kernels(taken, tuple(passed_over))
     return Kernels({}, ())
 
 
 def machine_of(device: torch.device) -> Machine:
-    """The device and packages of this process."""
+    """Return the device and packages of this process."""
     if device.type != "cuda":
         return Machine(device.type)
     found = set()
@@ -128,7 +130,7 @@ def machine_of(device: torch.device) -> Machine:
 def _try(
     kernel: AttentionKernel, head_dims: Sequence[int], dtype: torch.dtype, device: torch.device, machine: Machine
 ) -> str:
-    """Activate a kernel in this process and compute with it; returns what is wrong, or nothing."""
+    """Activate a kernel in this process and compute with it; return the problem, or an empty string."""
     if machine.device == "cpu" or kernel is AttentionKernel.SDPA:
         return ""
     try:
@@ -140,12 +142,12 @@ def _try(
     except Exception as error:
         return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     wrong = [error for error in errors if not error <= TOLERANCE]
-    return f"results of a trial are off by {wrong[0]:.2g} of their norm" if wrong else ""
+    return f"results differ from float32 by {wrong[0]:.2g} of their norm; allowed: {TOLERANCE}" if wrong else ""
 
 
 @cache
 def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: torch.device) -> list[float]:
-    """Relative errors of output and gradients, with and without a mask, against ``sdpa`` in float32."""
+    """Return relative errors of output and gradients against ``sdpa`` in float32, causal and not."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(sum(QUERIES), NUM_HEADS), (sum(KEYS), NUM_KV_HEADS), (sum(KEYS), NUM_KV_HEADS)]
     inputs = [torch.randn(*shape, head_dim, generator=generator).to(device, dtype) for shape in shapes]
@@ -162,7 +164,7 @@ def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: 
 
 
 def _results(kernel: AttentionKernel, inputs: Sequence[Tensor], gradient: Tensor, causal: bool) -> list[Tensor]:
-    """Output and gradients of queries, keys and values."""
+    """Return the output, and gradients of queries, keys and values."""
     query, key, value = leaves = [rows.detach().clone().requires_grad_() for rows in inputs]
     segments = make_segments(QUERIES, KEYS, 0, query.device)
     output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)

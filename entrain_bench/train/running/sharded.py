@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Parameter
 
+from entrain_bench.specs.framework import BF16
 from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
 from entrain_bench.train.running.step import OptimizerSettings, Part
 
@@ -125,7 +126,8 @@ def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) 
     # Outputs of stages and heads are views that nobody changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
+    reduced = torch.bfloat16 if half and settings.framework.grad_dtype == BF16 else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=reduced)
     alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
     for layer in alone:
         if any(True for _ in layer.parameters()):

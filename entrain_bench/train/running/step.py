@@ -20,7 +20,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import FP32, FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 
@@ -183,7 +183,7 @@ def train_stage(
     distributed = settings.framework.distributed_optimizer and groups.dp_cp.size() > 1
     overlap = settings.framework.overlap_grad_reduce and groups.dp_cp.size() > 1
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=settings.framework.grad_dtype == FP32,
         overlap_grad_reduce=overlap,
         overlap_param_gather=distributed and settings.framework.overlap_param_gather,
         # All buckets' gathers begin together (``start_gather``); a bucket's end does not begin the next one's.

@@ -211,7 +211,7 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
     ("arguments", "says"),
     [
         (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
-        (["strategy=glob(x*)"], "strategy=glob(x*): describes no run"),
+        (["strategy=glob(x*)"], "strategy=glob(x*): the sweep is empty"),
         (["model=tny"], "model=tny: unknown (did you mean tiny?)"),
         (["modle=tiny"], "modle=tiny: unknown key (did you mean model=tiny?)"),
         (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),

@@ -89,7 +89,7 @@ def test_without_images_only_text_is_capped() -> None:
     ("options", "message"),
     [
         ({"max_vision_tokens": 0, "max_text_tokens": 1}, r"max_vision_tokens=0: must be null or at least 1"),
-        ({"max_text_tokens": 5}, r"max_vision_tokens=None: must be given with max_text_tokens"),
+        ({"max_text_tokens": 5}, r"max_vision_tokens=None: must be null exactly if max_text_tokens"),
         ({"threshold": 1.5}, r"threshold=1\.5: must be above 0, at most 1"),
         ({"rounds": 0}, r"rounds=0: must be at least 1"),
         ({"seed": -1}, r"seed=-1: must be at least 0"),

@@ -8,7 +8,17 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from entrain_bench.program import Pass, Program
-from support.independent.layers import BF16, Layer, LayerTimes, Machine, frozen, layers_of, mlp_of
+from support.independent.layers import (
+    BF16,
+    FP32,
+    Layer,
+    LayerTimes,
+    Machine,
+    frozen,
+    layers_of,
+    mlp_of,
+    with_single_kernels,
+)
 
 ROLES = ("encoder", "llm", "generator")
 
@@ -55,7 +65,7 @@ class Job:
         self.configs = [named[name] for name in names]
         self.layers: list[list[Layer]] = []
         for name, config in zip(names, self.configs, strict=True):
-            layers = layers_of(config)
+            layers = layers_of(config, self.framework["cross_entropy"])
             if name in self.framework["freeze"]:
                 before = [] if config["role"] == "encoder" else self.layers
                 layers = frozen(config["role"], layers, any(each.learns for other in before for each in other))
@@ -87,6 +97,11 @@ class Job:
             for action in order:
                 self.lanes.setdefault(action, []).append(lane)
         self.split = {action.module for action in self.lanes if action.kind is Pass.WEIGHT}
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient as ranks reduce it, in a bf16 model."""
+        return {"fp32": FP32, "bf16": BF16}[str(self.framework["grad_dtype"])]
 
     def _order(self, lane: int) -> list[Action]:
         entries = slice(self.program.lane_offsets[lane], self.program.lane_offsets[lane + 1])
@@ -157,11 +172,14 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module, cp), module in self.split
-                    times = machine.layer_times(layer, lengths, tp, parts, split)
+                    alone = self.framework["norm_kernel"] == "unfused"
+                    ran = with_single_kernels(layer) if alone else layer
+                    times = machine.layer_times(ran, lengths, tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
                         once_more = times
                         if self.framework["recompute_granularity"] == "selective":
                             part = replace(mlp_of(self.configs[module]), learns=layer.learns)
+                            part = with_single_kernels(part) if alone else part
                             once_more = machine.layer_times(part, lengths, tp, parts, split=False)
                         again = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                         times = replace(times, backward=again[0], backward_comm=again[1])

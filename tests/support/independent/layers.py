@@ -31,6 +31,9 @@ class Layer:
         attention: widths of queries and of keys, whether it is causal, its window (0: none), the width of a head.
         elementwise_bytes: a token's, those of hidden states among them.
         hidden_bytes: the latter.
+        returned_bytes: a token's in backward, twice those of hidden states among them; None: twice the forward's.
+        gathered: bytes of a token's outputs that tensor-parallel ranks gather; then each moves all but hidden states.
+        norms: RMSNorms of hidden states.
         gathers, scatters: inputs of column-parallel products, sums of row-parallel ones.
         learns: whether its weights do.
         gradients: how many gradients its backward makes: of input and weights, of the input alone, none.
@@ -44,10 +47,13 @@ class Layer:
     elementwise_bytes: float = 0.0
     hidden_bytes: float = 0.0
     launches: int = 0
+    norms: int = 0
     gathers: int = 0
     scatters: int = 0
     learns: bool = True
     gradients: int = 2
+    returned_bytes: float | None = None
+    gathered: float = 0.0
 
     @property
     def is_block(self) -> bool:
@@ -73,7 +79,7 @@ class LayerTimes:
         return back if kind is Pass.BACKWARD else ahead
 
 
-def layers_of(config: Mapping[str, Any]) -> list[Layer]:
+def layers_of(config: Mapping[str, Any], loss: str = "unfused") -> list[Layer]:
     """The layers of a module: embedding, blocks, head (docs/costs.md; no U-Nets)."""
     assert "unet" not in config
     get = {"rotary": True, "norm_bias": False, "qkv_bias": False, "linear_bias": False, "head_norm": True, **config}
@@ -85,10 +91,23 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
         first = Layer(
             "embed", hidden, words * hidden, elementwise_bytes=moved, hidden_bytes=moved, launches=1, scatters=1
         )
-        # The final norm; logits become fp32, and one pass over those makes softmax and loss.
-        traffic = moved + words * (BF16 + FP32 + 2 * FP32)
-        held = hidden * words + hidden * norm
-        last = Layer("head", hidden, held, [Product(hidden, words)], None, traffic, moved, launches=3, gathers=1)
+        # The final norm; then the loss. Every list counts how often an operator reads or writes all logits.
+        cast = BF16 + FP32
+        ahead = {"unfused": cast + (1 + 2 + 2 + 1 + 2) * FP32, "eager": cast + (2 + 1) * FP32, "fused": 3 * BF16}[loss]
+        back = {"unfused": 2 * FP32 + cast, "eager": (1 + 3) * FP32 + cast, "fused": 2 * BF16}[loss]
+        last = Layer(
+            "head",
+            hidden,
+            hidden * words + hidden * norm,
+            [Product(hidden, words)],
+            elementwise_bytes=moved + words * ahead,
+            hidden_bytes=moved,
+            returned_bytes=2 * moved + words * back,
+            gathered=BF16 * words * (loss == "eager"),
+            launches={"unfused": 7, "fused": 3, "eager": 4}[loss],
+            norms=norm == 1,
+            gathers=1,
+        )
     else:
         embed, head = (_products(get[name]) for name in ("embed_gemms", "head_gemms"))
         held = sum(each.k * each.n + (each.n if get["norm_bias"] else 0) for each in embed)
@@ -96,7 +115,8 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
         first = Layer("embed", hidden, held, embed, None, traffic, 0.0, len(embed), scatters=1)
         held = sum(each.k * each.n + each.n for each in head) + (hidden * norm if get["head_norm"] else 0)
         traffic = 2 * BF16 * (hidden + sum(each.n * each.rows for each in head[:-1]))
-        last = Layer("head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), gathers=1, scatters=1)
+        norms = int(norm == 1 and get["head_norm"])
+        last = Layer("head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), norms, 1, 1)
     window, full = get.get("window_tokens", 0), get.get("full_attention_layers", [])
     blocks = [_block(get, norm, causal, 0 if index in full else window) for index in range(get["num_layers"])]
     return [first, *blocks, last]
@@ -120,6 +140,7 @@ def _block(get: Mapping[str, Any], norm: int, causal: bool, window: int) -> Laye
         BF16 * values,
         BF16 * states,
         launches=5 + 2 * get["rotary"],
+        norms=2 * (norm == 1),
         gathers=2,
         scatters=2,
     )
@@ -130,7 +151,20 @@ def mlp_of(config: Mapping[str, Any]) -> Layer:
     h, f = config["hidden_size"], config["ffn_hidden_size"]
     up = f * (2 if config.get("gated_mlp") else 1)
     products = [Product(h, up), Product(f, h, 1.0, True)]
-    return Layer("mlp", h, 0, products, None, BF16 * (2 * h + up + f), BF16 * 2 * h, launches=2, gathers=1)
+    norms = 0 if config.get("norm_bias") else 1
+    return Layer("mlp", h, 0, products, None, BF16 * (2 * h + up + f), BF16 * 2 * h, 2, norms, gathers=1)
+
+
+def with_single_kernels(layer: Layer) -> Layer:
+    """The layer with RMSNorms of seven kernels each: cast, square, mean, root, product, cast, product."""
+    moved = layer.norms * layer.hidden * ((2 + 4) + (4 + 4) + 4 + (4 + 4) + (4 + 2) + (2 + 2) - (2 + 2))
+    return replace(
+        layer,
+        elementwise_bytes=layer.elementwise_bytes + moved,
+        hidden_bytes=layer.hidden_bytes + moved,
+        returned_bytes=None if layer.returned_bytes is None else layer.returned_bytes + 2 * moved,
+        launches=layer.launches + 6 * layer.norms,
+    )
 
 
 def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:
@@ -171,10 +205,21 @@ class Machine:
             if (tier["latency_s"], tier["bandwidth_bytes_per_s"]) == found
         )
 
+    def collective(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """Seconds until the first byte of a collective over ranks moves, and the bandwidth that it attains."""
+        tier = self.config["tiers"][self.tier_number(ranks)]
+        share = tier.get("collective_efficiency", 1.0)
+        return tier.get("collective_start_s", 0.0), tier["bandwidth_bytes_per_s"] * share
+
     def gather_s(self, num_bytes: float, ranks: Sequence[int], count: int | None = None) -> float:
         """Ring all-gather, or reduce-scatter, over ranks (or as many as counted)."""
-        count, (latency, bandwidth) = len(ranks) if count is None else count, self.tier(ranks)
-        return (count - 1) * latency + num_bytes * (count - 1) / count / bandwidth
+        count, latency, (start, bandwidth) = count or len(ranks), self.tier(ranks)[0], self.collective(ranks)
+        return start * (count > 1) + (count - 1) * latency + num_bytes * (count - 1) / count / bandwidth
+
+    def reduce_s(self, num_bytes: float, ranks: Sequence[int], *, ring: bool = False) -> float:
+        """All-reduce: a reduce-scatter and an all-gather that start together; over a ring or the innermost links."""
+        once = self.ring_s(num_bytes, ranks) if ring else self.gather_s(num_bytes, ranks)
+        return 2 * once - (self.collective(ranks)[0] if len(ranks) > 1 else 0.0)
 
     def ring_s(self, num_bytes: float, ranks: Sequence[int]) -> float:
         """The same over a ring that leaves a block over the links of all its ranks there."""
@@ -183,9 +228,11 @@ class Machine:
             size = tier.get("num_ranks", self.config["num_nodes"] * self.config["gpus_per_node"])
             members = Counter(rank // inside for rank in ranks)
             if len({member // (size // inside) for member in members}) < len(members):
-                slowest = min(slowest, min(members.values()) * tier["bandwidth_bytes_per_s"])
+                attained = tier["bandwidth_bytes_per_s"] * tier.get("collective_efficiency", 1.0)
+                slowest = min(slowest, min(members.values()) * attained)
             inside = size
-        return (len(ranks) - 1) * (latency + num_bytes / len(ranks) / slowest)
+        start = self.collective(ranks)[0] if len(ranks) > 1 else 0.0
+        return start + (len(ranks) - 1) * (latency + num_bytes / len(ranks) / slowest)
 
     def elementwise_s(self, num_bytes: float) -> float:
         """Device memory traffic."""
@@ -196,7 +243,10 @@ class Machine:
         """One product of a forward."""
         device, rows, k, n = self.config["device"], ceil(tokens * product.rows / cp), product.k, product.n
         k, n = (k / tp, n) if product.splits_k else (k, n / tp)
-        flops = 2 * k * _tiles(n, 128) * _tiles(rows, 128) / device["sustained_fraction"] + device["gemm_half_flops"]
+        # At a width of half the size, products take twice as long; the width's inverse is the mean of both inverses.
+        narrow = 1 + device.get("gemm_half_width", 0.0) * (1 / k + 1 / n) / 2
+        flops = 2 * k * _tiles(n, 128) * _tiles(rows, 128) * narrow / device["sustained_fraction"]
+        flops += device["gemm_half_flops"]
         moved = BF16 * (rows * k + k * n + rows * n)
         arithmetic = flops / (device["peak_bf16_flops"] * device["gemm_efficiency"])
         return max(arithmetic, self.elementwise_s(moved), device["kernel_launch_s"])
@@ -207,21 +257,38 @@ class Machine:
         products = [self.product_s(each, tokens, tp, cp) for each in layer.products]
         states, rest = layer.hidden_bytes, layer.elementwise_bytes - layer.hidden_bytes
         shared = tp if self.framework["sequence_parallel"] else 1
-        traffic = self.elementwise_s((rest / tp + states / shared) * tokens / cp)
+        parts = 1 if layer.gathered else tp
+        traffic = self.elementwise_s((rest / parts + states / shared) * tokens / cp)
         others = max(traffic, layer.launches * device["kernel_launch_s"])
+        after = 2 * others
+        if layer.returned_bytes is not None:
+            other = (layer.returned_bytes - 2 * states) / parts + 2 * states / shared
+            after = max(self.elementwise_s(other * tokens / cp), layer.launches * device["kernel_launch_s"])
         weight = sum(products) if split and layer.learns else 0.0
-        forward, backward = sum(products) + others, layer.gradients * sum(products) + 2 * others - weight
-        across = 0.0
+        forward, backward = sum(products) + others, layer.gradients * sum(products) + after - weight
+        across, kernels = 0.0, len(products) + layer.launches
+        # Kernels that only move data run as often, or twice.
+        moving = layer.launches * (2 if layer.returned_bytes is None else 1)
+        back_kernels = layer.gradients * len(products) + moving - (len(products) if weight else 0)
         if layer.attention:
             ahead, back = self._attention_s(layer.attention, lengths, tp * cp)
             forward, backward = forward + ahead, backward + back
+            whole = self.kernel == "unfused"
+            kernels, back_kernels = kernels + (3 if whole else 1), back_kernels + (6 if whole else 1)
             if cp > 1:
                 keys = layer.attention[1]
                 across = self.gather_s(2 * BF16 * keys / tp * tokens, range(tp * cp), cp)
-        one = self.gather_s(BF16 * layer.hidden * tokens / cp, range(tp)) if tp > 1 else 0.0
+        host = device.get("host_launch_s", 0.0)
+        forward, backward = max(forward, host * kernels), max(backward, host * back_kernels)
+        if weight:
+            weight = max(weight, host * len(products))
+        states = BF16 * layer.hidden * tokens / cp
+        one, both = self.gather_s(states, range(tp)), self.reduce_s(states, range(tp))
         columns = [took for took, each in zip(products, layer.products, strict=True) if not each.splits_k]
-        ahead, back, hidden = self._collectives_s(layer, one, columns[: layer.gathers], split)
+        ahead, back, hidden = self._collectives_s(layer, one, both, columns[: layer.gathers], split)
         forward_comm = self._exposed_s(ahead, 0.0, forward) + across
+        if layer.gathered and tp > 1:
+            forward_comm += self.gather_s(layer.gathered * tokens / cp, range(tp))
         backward_comm = self._exposed_s(back, hidden, backward) + 2 * across
         if not layer.gradients:
             backward = backward_comm = 0.0
@@ -232,19 +299,37 @@ class Machine:
     ) -> tuple[float, float]:
         """Forward and backward."""
         device, (queries, _, causal, window, head) = self.config["device"], attention
+        if self.kernel == "unfused":
+            area = sum(_score_tiles(length, False, window) for length in lengths)
+            return self._stored_attention_s(area * queries / parts, head)
         half = device["attention_half_head_dim"]
         area = sum(
             _score_tiles(length, causal, window) + device["attention_half_tokens"] * length for length in lengths
         )
         flops = 4 * queries * area / parts * (1 + half / head) / (1 + half / 128)
         peak, launch = device["peak_bf16_flops"] * device["sustained_fraction"], device["kernel_launch_s"]
-        ahead = max(flops / (peak * device["attention_forward_efficiency"]), launch)
-        return ahead, max(2.5 * flops / (peak * device["attention_backward_efficiency"]), launch)
+        # FlashAttention-2 takes half as long as its predecessor, its successor 4 / 7 and 8 / 13 of that.
+        relative = {"flash1": (2.0, 2.0), "flash2": (1.0, 1.0), "flash3": (4 / 7, 8 / 13)}
+        mine, own = relative[self.kernel], relative[device.get("attention_kernel", "flash2")]
+        ahead = max(flops / (peak * device["attention_forward_efficiency"]) * mine[0] / own[0], launch)
+        return ahead, max(2.5 * flops / (peak * device["attention_backward_efficiency"]) * mine[1] / own[1], launch)
+
+    @property
+    def kernel(self) -> str:
+        """Generation of attention kernels."""
+        return str(self.framework["attention_kernel"] or self.config["device"].get("attention_kernel", "flash2"))
+
+    def _stored_attention_s(self, area: float, head: int) -> tuple[float, float]:
+        """Forward and backward of attention that stores bf16 scores: 4 and 7 passes over them, 2 and 4 products."""
+        device = self.config["device"]
+        rate = device["peak_bf16_flops"] * device["sustained_fraction"] * device["gemm_efficiency"]
+        launch, over = device["kernel_launch_s"], self.elementwise_s(BF16 * area / head)
+        return max(2 * 2 * area / rate + 4 * over, 3 * launch), max(4 * 2 * area / rate + 7 * over, 6 * launch)
 
     def _collectives_s(
-        self, layer: Layer, one: float, columns: Sequence[float], split: bool
+        self, layer: Layer, one: float, both: float, columns: Sequence[float], split: bool
     ) -> tuple[float, float, float]:
-        """Of forward, of backward, and what hides in backward; ``one`` all-gather of the hidden states each."""
+        """Of forward, of backward, what hides in backward; from an all-gather and an all-reduce of hidden states."""
         # Beside an input's gradient, and beside a weight's.
         beside_input, beside_weight = columns, [] if split else columns
         if self.framework["sequence_parallel"]:
@@ -252,13 +337,19 @@ class Machine:
             back = ahead + (layer.gathers * one if layer.learns else 0.0)
             hidden = sum(min(one, product) for product in [*beside_input, *beside_weight])
         else:
-            ahead, back = 2 * layer.scatters * one, 2 * layer.gathers * one
-            hidden = sum(min(2 * one, product) for product in beside_weight)
+            ahead, back = layer.scatters * both, layer.gathers * both
+            hidden = sum(min(both, product) for product in beside_weight)
         return ahead, back, hidden if layer.learns else 0.0
 
     def _exposed_s(self, comm: float, hidden: float, compute: float) -> float:
-        """What is left when the framework has overlapped the rest; no more hides than there is compute."""
-        return max((1 - self.framework["tp_overlap"]) * (comm - hidden), comm - compute)
+        """What is left when the framework has overlapped the rest, which slows computation; at most that hides."""
+        left = (1 - self.framework["tp_overlap"]) * (comm - hidden)
+        return max(left + self.slowing * (comm - left), comm - compute)
+
+    @property
+    def slowing(self) -> float:
+        """Seconds that computation loses per second of communication beside it."""
+        return float(self.config["device"].get("overlap_cost", 0.0))
 
 
 def _tiles(size: float, tile: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from entrain_bench.program import Pass
 from support.independent.job import Action, Job
-from support.independent.layers import BF16, FP32
+from support.independent.layers import BF16
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ def exposed_s(job: Job) -> dict[Action, float]:
             for before, visit, after in zip([None, *visits], visits, [*visits[1:], None], strict=False):
                 asked = after.gather if after else 0.0, before.scatter if before else 0.0
                 beside = sum(seconds for seconds, hidden in zip(asked, hides, strict=True) if hidden)
-                added[visit.action] += sum(asked) - min(beside, visit.compute)
+                # While links are busy, computation goes on at a lower rate; what is left of it runs alone.
+                done = min(visit.compute, (1 - job.machine.slowing) * beside)
+                added[visit.action] += sum(asked) - done
     return added
 
 
@@ -79,7 +81,7 @@ def _traffic(job: Job, module: int) -> list[tuple[float, float]]:
     return [
         (
             job.machine.ring_s(BF16 * held, ranks) if held else 0.0,
-            job.machine.ring_s(FP32 * learns, ranks) if learns else 0.0,
+            job.machine.ring_s(job.gradient_bytes * learns, ranks) if learns else 0.0,
         )
         for held, learns in zip(job.parameters(module, 0), job.learning(module, 0), strict=True)
     ]

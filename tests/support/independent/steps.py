@@ -70,10 +70,10 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
     if stage.copies == 1 or stage.sharded:
         return 0.0
     if not job.framework["distributed_optimizer"]:
-        return 2 * job.machine.ring_s(FP32 * parameters, stage.ring)
+        return job.machine.reduce_s(job.gradient_bytes * parameters, stage.ring, ring=True)
     inside, across = stage.ring[: stage.sharing], stage.ring[:: stage.sharing]
-    shard = parameters / stage.sharing
-    return job.machine.ring_s(FP32 * parameters, inside) + 2 * job.machine.ring_s(FP32 * shard, across)
+    size = job.gradient_bytes * parameters
+    return job.machine.ring_s(size, inside) + job.machine.reduce_s(size / stage.sharing, across, ring=True)
 
 
 def gather_s(job: Job, stage: Stage, parameters: float) -> float:
@@ -132,13 +132,14 @@ def weights_ready(job: Job) -> tuple[dict[Action, float], dict[Action, float]]:
             needed, _ = edges_s(job.seconds(action), stage.layer_parameters, buckets)
             if job.framework["align_param_gather"]:
                 there = [begin + sum(took[: place + 1]) for place in range(len(took))]
-                release[action] = max(at - need for at, need in zip(there, needed, strict=True))
+                lead = max(at - begin - need for at, need in zip(there, needed, strict=True))
+                release[action] = begin + lead + job.machine.slowing * (sum(took) - lead)
                 continue
             # Each gather is launched when the forward has had to have the one before.
             waited = took[0]
             for place in range(1, len(took)):
                 waited += max(0.0, took[place] - (needed[place] - needed[place - 1]))
-            stall[action] = waited
+            stall[action] = waited + job.machine.slowing * (sum(took) - waited)
         free |= dict.fromkeys(stage.lanes, begin + sum(took))
     return release, stall
 
@@ -164,7 +165,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
         if job.is_tied(module) and not job.ends_meet(module) and job.layers[module][0].learns:
             ends = job.placed[module].ranks[0, [0, -1]].ravel().tolist()
             shared = job.layers[module][0].parameters / job.placed[module].tp
-            both = 2 * job.machine.gather_s(FP32 * shared, ends, 2)
+            both = 2 * job.machine.gather_s(job.gradient_bytes * shared, ends, 2) - job.machine.collective(ends)[0]
             ready = max(ready, sync[mine[0]][1] + both, sync[mine[-1]][1] + both)
     optimizer = []
     for stage in stages:
@@ -187,14 +188,16 @@ def _beside(job: Job, stages: list[Stage], end: dict[Action, float]) -> list[tup
         last = last_passes(job, stage)
         took = [sync_s(job, stage, bucket) for bucket in stage.buckets]
         clock = max(links[lane] for lane in stage.lanes)
-        passes = []
-        for action in last:
-            seconds = job.seconds(action)[::-1]
+        clock += sum(took)
+        for action in last if sum(took) else ():
+            seconds, done = job.seconds(action)[::-1], -float("inf")
             _, made = edges_s(seconds, stage.layer_parameters[::-1], stage.buckets)
-            passes.append([end[action] - sum(seconds) + at for at in made])
+            for at, each in zip(made, took, strict=True):
+                done = max(done, at) + each
+            late = done - sum(seconds)
+            # What goes on beside the pass slows it.
+            clock = max(clock, end[action] + late + job.machine.slowing * (sum(took) - late))
         if sum(took):
-            for place, each in enumerate(took):
-                clock = max([clock, *(made[place] for made in passes)]) + each
             links |= dict.fromkeys(stage.lanes, clock)
         else:
             clock = max((end[action] for action in last), default=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from entrain_bench.program import Pass
 from support.independent.job import Action, Job
@@ -78,9 +78,13 @@ def traffic_of(job: Job) -> Traffic:
             moves.append(_Move(target, source, link_s, fixed_s, job.machine.tier_number([*here, *there])))
     _relayed(job, relay, traffic)
     if job.framework["p2p"] == "blocking":
+        for move in moves:
+            traffic.direct[move.source].append((move.target, move.link_s + move.fixed_s))
         _held(job, moves, traffic)
     else:
         _queued(job, moves, traffic)
+        # What computes beside transfers loses a part of their time.
+        _held(job, [replace(move, link_s=job.machine.slowing * move.link_s, fixed_s=0.0) for move in moves], traffic)
     return traffic
 
 
@@ -96,7 +100,6 @@ def _held(job: Job, moves: Sequence[_Move], traffic: Traffic) -> None:
     """Both ends stand still while a batch of sends and receives goes on."""
     sent, received = (defaultdict(list) for _ in range(2))
     for move in moves:
-        traffic.direct[move.source].append((move.target, move.link_s + move.fixed_s))
         sent[move.source].append(move)
         received[move.target].append(move)
 
@@ -158,7 +161,7 @@ def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[
             total, ranks = sum(num_bytes for _, _, num_bytes in carried), ours[group]
             seconds = job.machine.gather_s(total, ranks, fan_out if backward else fan_in)
             if backward and llm.pp > 1:
-                latency, bandwidth = job.machine.tier(ranks)
-                seconds += (llm.pp - 1) * latency + total / bandwidth
+                latency, (start, bandwidth) = job.machine.tier(ranks)[0], job.machine.collective(ranks)
+                seconds += start + (llm.pp - 1) * latency + total / bandwidth
             found |= {(target, source): seconds for target, source, _ in carried}
     return found

@@ -48,11 +48,11 @@ def test_the_first_iteration_and_skipped_updates_do_not_count() -> None:
     ("device", "dtype", "peak", "reason"),
     [
         ("cuda", torch.bfloat16, "bfloat16", ""),
-        ("cuda", torch.float32, "bfloat16", "it ran in float32, and the peak of handmade is of bfloat16"),
-        ("cuda", torch.bfloat16, "float32", "it ran in bfloat16, and the peak of handmade is of float32"),
+        ("cuda", torch.float32, "bfloat16", "the run used float32, but the peak of handmade is stated for bfloat16"),
+        ("cuda", torch.bfloat16, "float32", "the run used bfloat16, but the peak of handmade is stated for float32"),
         ("cuda", torch.float32, "float32", ""),
-        ("cpu", torch.float32, "float32", "ranks compute on a CPU, of which the cluster's constants say nothing"),
-        ("cpu", torch.bfloat16, "bfloat16", "ranks compute on a CPU, of which the cluster's constants say nothing"),
+        ("cpu", torch.float32, "float32", "ranks compute on a CPU, but the cluster's constants describe GPUs"),
+        ("cpu", torch.bfloat16, "bfloat16", "ranks compute on a CPU, but the cluster's constants describe GPUs"),
     ],
 )
 def test_peaks_of_another_precision_or_of_no_cpu_are_no_measure(
@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
     line = name_non_finite(program, 7, [[(0, 1.0)], [(action, nan)]])
     named = f"loss=nan in iteration 7, microbatch {view.microbatch} of replica {view.replica} (samples "
     assert line.startswith(named)
-    assert "gradient norm is not finite in iteration 7" in name_non_finite(program, 7, [[(0, 1.0)]])
+    assert "grad_norm is not finite in iteration 7" in name_non_finite(program, 7, [[(0, 1.0)]])
 
 
 def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:

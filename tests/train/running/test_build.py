@@ -37,8 +37,8 @@ def _offloaded(_: int, config: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("encoder_cp=false", "harness=train splits the sequences of vision over its cp=2"),
-        ("encoder_optimizers=2", "harness=train has 1; harness=simulate prices more"),
+        ("encoder_cp=false", "not supported with harness=train and layout.cp=2 .vision"),
+        ("encoder_optimizers=2", "must be 1 with harness=train. Use harness=simulate"),
     ],
 )
 def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:

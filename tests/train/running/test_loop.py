@@ -144,8 +144,7 @@ def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     }
     (line,) = remarks
     assert line == (
-        "mfu, bounds and shares of time are left out: ranks compute on a CPU, of which the cluster's constants say "
-        "nothing"
+        "mfu, bounds and shares of time are left out: ranks compute on a CPU, but the cluster's constants describe GPUs"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_trace_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path: P
 def test_a_data_set_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path: Path) -> None:
     output = f"output={tmp_path / 'o.parquet'}"
     line, peak = refused("trace", f"source.path={bomb}", "source.text=[image_widths]", output, "workers=1")
-    assert "has no good sample (1 beyond a limit); the first, a.parquet (after 0 records)" in line
+    assert "has no valid sample (1 beyond a limit). First: a.parquet (after 0 records)" in line
     assert "row group 1: a row of up to 199,999,999 list entries (write smaller row groups) would take 6.7 GiB" in line
     assert peak < 1.5 * GIB
 

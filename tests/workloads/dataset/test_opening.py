@@ -17,20 +17,20 @@ from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import write_jsonl
 from support.scanned import RULES, annotations, finevision, opened, scanned, webdataset
 
-OTHER_VERSION = r"^workload.path=.*: was scanned by another version of entrain-bench; scan it again$"
+OTHER_VERSION = r"^workload.path=.*: was made by another version of entrain-bench. Run entrain-bench trace again$"
 
 
 def test_a_data_set_that_has_moved_is_found_by_its_sizes(tmp_path: Path) -> None:
     workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
     moved = (tmp_path / "data").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"^harness.data_path=None: the scanned data is not there"):
+    with pytest.raises(UserError, match=r"^harness.data_path=None: the scanned data was not found"):
         opened(workload)
     for file in moved.iterdir():
         os.utime(file, (1, 1))
     samples, shapes = opened(workload, path=str(moved))
     assert len(samples.picture(shapes, 0)) == 1
     (moved / "train-1.parquet").rename(moved / "other-1.parquet")
-    with pytest.raises(UserError, match=r"^harness.data_path=.*: no train-1.parquet, which was scanned"):
+    with pytest.raises(UserError, match=r"^harness.data_path=.*: the scanned file train-1.parquet was not found"):
         opened(workload, path=str(moved))
 
 
@@ -45,7 +45,7 @@ def test_media_that_records_name_may_move(tmp_path: Path) -> None:
     samples, shapes = opened(workload, root=str(tmp_path / "media"))
     assert len(samples.picture(shapes, 0)) == 1
     tar = scanned(webdataset(tmp_path / "tar"), tmp_path / "tar.parquet")
-    with pytest.raises(UserError, match=r"^harness.data_root=x: TarSource names no files; must be null$"):
+    with pytest.raises(UserError, match=r"^harness.data_root=x: must be null, because TarSource data names no files$"):
         opened(tar, root="x")
 
 
@@ -56,7 +56,7 @@ def test_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train-0.parquet: changed since the scan .*harness.data_path"):
         opened(workload)
     path.write_bytes((tmp_path / "data" / "train-1.parquet").read_bytes())
-    with pytest.raises(UserError, match=r"changed since the scan .*now \d+, then \d+"):
+    with pytest.raises(UserError, match=r"changed since the scan .*: \d+, in the scan \d+"):
         opened(workload, path=str(tmp_path / "data"))
 
 
@@ -76,25 +76,27 @@ def test_tokens_are_those_of_the_scan_s_tokenizer(tmp_path: Path) -> None:
     workload = scanned(source, tmp_path / "t.parquet", tokenizer=str(file))
     samples, shapes = opened(workload, 10)
     assert samples.tokens(shapes, 0).tolist() == [3, 1, 0, 9]
-    with pytest.raises(UserError, match=r"^tokenizer=.*: has ids up to 9; must be below the model's vocab_size=9$"):
+    with pytest.raises(
+        UserError, match=r"^tokenizer=.*: has ids up to 9. They must be below the model's vocab_size=9$"
+    ):
         opened(workload, 9)
     moved = file.rename(tmp_path / "moved.json")
     with pytest.raises(
-        UserError, match=r"^harness.data_tokenizer=None: .*tokenizer.json, which the scan was made with"
+        UserError, match=r"^harness.data_tokenizer=None: the scan's tokenizer .*tokenizer.json was not found"
     ):
         opened(workload, 10)
     assert opened(workload, 10, tokenizer=str(moved))[0].tokens(shapes, 0).tolist() == [3, 1, 0, 9]
-    with pytest.raises(UserError, match=r"is not the tokenizer of the scan"):
+    with pytest.raises(UserError, match=r"differs from the scan's tokenizer"):
         opened(workload, 100, tokenizer=str(tokenizer_file(tmp_path / "other.json", 11)))
 
 
 def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
     source = finevision(tmp_path / "data")
-    with pytest.raises(UserError, match=r"^workload.path=.*: has characters, not tokens; .*tokenizer=bytes"):
+    with pytest.raises(UserError, match=r"^workload.path=.*: counts characters, not tokens. .*tokenizer=bytes"):
         opened(scanned(source, tmp_path / "chars.parquet", tokenizer=None))
     workload = scanned(source, tmp_path / "t.parquet")
     with pytest.raises(
-        UserError, match=r"^tokenizer=bytes: has ids up to 255; must be below the model's vocab_size=100$"
+        UserError, match=r"^tokenizer=bytes: has ids up to 255. They must be below the model's vocab_size=100$"
     ):
         opened(workload, 100)
     with pytest.raises(UserError, match=r"^workload.path=chartqa_test.parquet|lists shapes only"):

@@ -94,7 +94,9 @@ def test_a_trace_has_every_sample_once_in_its_order(tmp_path: Path) -> None:
 def test_what_was_finished_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(Numbers(), tmp_path / "whole.parquet")
     once = Numbers(deadly=("s1", 1), how="network", only_once=str(tmp_path / "failed"))
-    with pytest.raises(ExecutionError, match=r"1 of 3 shards were not scanned \(s1: by peer\); the others are kept"):
+    with pytest.raises(
+        ExecutionError, match=r"1 of 3 shards could not be scanned \(s1: by peer\). The other shards are kept"
+    ):
         run(once, tmp_path / "t.parquet")
     assert not (tmp_path / "t.parquet").exists()
     assert len(list((tmp_path / "t.parquet.parts").glob("*.parquet"))) == 2
@@ -154,14 +156,14 @@ def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
 
 def test_data_without_a_good_sample_is_one_line(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([b"x"], ["t"])] * 2)
-    with pytest.raises(UserError, match="no good sample \\(2 no known format\\)"):
+    with pytest.raises(UserError, match="no valid sample \\(2 no known format\\)"):
         run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
 
 
 def test_another_s_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     pd.DataFrame({"text_tokens": [1]}).to_parquet(path)
-    with pytest.raises(UserError, match="exists and is no trace of a scan"):
+    with pytest.raises(UserError, match="exists, but is not a trace of a scan"):
         run(Numbers(), path)
 
 

@@ -1,0 +1,237 @@
+"""Posterior runs: which strategies of a sweep run under which draws of the hardware constants; ``posterior.csv``.
+
+``experiments/posterior.yaml`` says which. Strategies that are far behind run few draws: sweeps follow from results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from entrain_bench.answers.comparison import FAILED, TIME
+from entrain_bench.answers.posterior import (
+    KEY,
+    SMALL_CHANGE,
+    KnifeEdge,
+    chances,
+    contenders,
+    is_edge,
+    times_of,
+)
+from entrain_bench.answers.tables import compared, run_table
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.files import write_atomically
+from entrain_bench.config.constants import speed_of
+from entrain_bench.config.schema import NUM_DRAWS
+from entrain_bench.config.tree import config_tree
+from entrain_bench.records.cells import Cell
+from entrain_bench.run.study import Output, Study, SweepOverrides
+from entrain_bench.specs.cluster import Speed
+
+DEFINITION, FILE = "posterior.yaml", "posterior.csv"
+JOB = ["model", "workload"]
+SETTINGS = {KEY: KEY}
+
+
+@dataclass(frozen=True, slots=True)
+class PosteriorPlan:
+    """``experiments/posterior.yaml``.
+
+    Attributes:
+        sweep: the figure's sweep whose jobs are run.
+        within: of the strategies that run, the time over the fastest's without draws, at most.
+        draws: draws of a job.
+        rounds: by the number of a draw, the limit (``contenders``) of those that run further draws.
+        action_noise: of every run under a draw.
+        factors: fields of ``Speed`` that the strategies of the last round are tried with.
+    """
+
+    sweep: str
+    within: float
+    draws: int
+    rounds: Mapping[int, float]
+    action_noise: float
+    factors: Sequence[str]
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(1 <= self.draws <= NUM_DRAWS, "draws", self.draws, f"in 1..{NUM_DRAWS}")
+        require(all(0 < end < self.draws for end in self.rounds), "rounds", [*self.rounds], f"below {self.draws}")
+        limits = [self.within, *self.rounds.values()]
+        require(min(limits) >= 1, "within, rounds", min(limits), "at least 1")
+        for factor in self.factors:
+            require(factor in {each.name for each in fields(Speed)}, "factors", factor, "fields of speed")
+
+    @property
+    def stages(self) -> Iterator[tuple[range, float]]:
+        """Draws of every round, and the limit of who runs further ones; the last has none."""
+        ends = [0, *sorted(self.rounds), self.draws]
+        for first, last in pairwise(ends):
+            yield range(first + 1, last + 1), self.rounds.get(last, float("inf"))
+
+
+def read_plan() -> PosteriorPlan:
+    """The suite's."""
+    return PosteriorPlan(**yaml.safe_load((config_tree() / DEFINITION).read_text()))
+
+
+@dataclass(frozen=True, slots=True)
+class JobDraws:
+    """What is asked of a job so far.
+
+    Attributes:
+        job: model and workload.
+        draws: the sweeps under draws, in order.
+        edges: sweeps with one changed factor, of the strategies of the last round, by factor.
+        complete: whether all that these sweeps need is there; if not, no further ones are known.
+    """
+
+    job: tuple[str, ...]
+    draws: Sequence[SweepOverrides]
+    edges: Mapping[str, SweepOverrides]
+    complete: bool
+
+
+def jobs_of(study: Study, plan: PosteriorPlan) -> list[JobDraws]:
+    """The posterior runs of every job of the sweep; none if its results or the draws of its device are missing."""
+    cells, jobs = study.cells(f"figure={plan.sweep}"), dict[tuple[str, ...], list[Cell]]()
+    for cell in cells:
+        jobs.setdefault((str(cell.config.model["name"]), str(cell.config.workload["name"])), []).append(cell)
+    if _missing(study, plan):
+        return []
+    comparisons = compared(run_table(cells, study.results), JOB)
+    return [_job(study, plan, job, mine, _close(comparisons[job], plan.within)) for job, mine in jobs.items()]
+
+
+def _missing(study: Study, plan: PosteriorPlan) -> str:
+    """Why no posterior run can start (no draws of the device, no results of the sweep); empty if all is there."""
+    for config in {str(cell.config.cluster): cell.config for cell in study.cells(f"figure={plan.sweep}")}.values():
+        try:
+            speed_of(replace(config, constants=plan.draws))
+        except UserError as error:
+            return str(error)
+    return study.problem(f"figure={plan.sweep}")
+
+
+def posterior_sweeps(study: Study) -> list[SweepOverrides]:
+    """All sweeps that are known to be needed so far."""
+    return [sweep for job in jobs_of(study, read_plan()) for sweep in (*job.draws, *job.edges.values())]
+
+
+def drawn_cells(study: Study) -> list[Cell]:
+    """The cells under draws of those jobs whose posterior runs are all there."""
+    jobs = jobs_of(study, read_plan())
+    return [cell for job in jobs if job.complete for sweep in job.draws for cell in study.cells(*sweep)]
+
+
+def drawn_table(study: Study) -> pd.DataFrame:
+    """The run table of ``drawn_cells``, with the column ``constants``; empty without any."""
+    cells = drawn_cells(study)
+    return run_table(cells, study.results, SETTINGS) if cells else pd.DataFrame()
+
+
+def knife_edges(study: Study) -> list[KnifeEdge]:
+    """The cells of complete jobs that a small change of one factor changes too much, job by job."""
+    plan, found = read_plan(), []
+    for job in jobs_of(study, plan):
+        if job.complete and job.edges:
+            usual = _times(study, f"figure={plan.sweep}")
+            for factor, sweep in job.edges.items():
+                for (model, workload, strategy, seed), time in _times(study, *sweep).items():
+                    ratio = time / usual[model, workload, strategy, seed]
+                    if is_edge(ratio):
+                        found.append(KnifeEdge(model, workload, strategy, f"speed.{factor}", ratio))
+    return found
+
+
+def posterior_output() -> Output:
+    """The table of chances; its sweeps follow from those of the plan's figure."""
+    sweep = (f"figure={read_plan().sweep}",)
+    return Output("posterior", [sweep], write_posterior, [FILE], further=posterior_sweeps, needs_further=True)
+
+
+def write_posterior(study: Study) -> str:
+    """Write ``posterior.csv``: a row for every strategy under draws; returns what is missing, if anything."""
+    jobs = jobs_of(study, read_plan())
+    table = chances_table(drawn_table(study), knife_edges(study))
+    write_atomically(study.results.root / FILE, table.to_csv(index=False, float_format="%.6g").encode())
+    lacking = [job for job in jobs if not job.complete]
+    unfinished = f"{len(lacking)} of {len(jobs)} jobs lack posterior runs" if lacking else ""
+    return _missing(study, read_plan()) or unfinished
+
+
+def chances_table(data: pd.DataFrame, edges: Sequence[KnifeEdge]) -> pd.DataFrame:
+    """A row for every job and strategy under draws.
+
+    Returns:
+        Columns ``model``, ``workload``, ``strategy``, ``num_draws`` (of the job), ``num_runs`` (its own),
+        ``num_fastest``, ``probability``, ``lead`` (median), ``lead_low``, ``lead_high`` (90% interval) and
+        ``knife_edges`` (factors that decide its time, each with the ratio of times).
+    """
+    rows = []
+    for job, found in times_of(data).items():
+        for strategy, chance in chances(found).items():
+            lead = chance.lead
+            mine = [each for each in edges if (each.model, each.workload, each.strategy) == (*job, strategy)]
+            ends = (lead.median, lead.low, lead.high) if lead else (None,) * 3
+            counts = (chance.num_draws, len(found[strategy]), chance.num_fastest, chance.probability)
+            rows.append((*job, strategy, *counts, *ends, edge_words(mine)))
+    names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high", "knife_edges"]
+    return pd.DataFrame(rows, columns=[*JOB, "strategy", *names])
+
+
+def edge_words(edges: Sequence[KnifeEdge]) -> str:
+    """Factors with their ratios: ``speed.gemm 1.12, speed.launch 0.85``."""
+    return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
+
+
+def _close(comparison: Any, limit: float) -> list[str]:
+    """Strategies without a failure that take at most so many times as long as the fastest, the fastest first."""
+    standings = comparison.standings
+    return [
+        name
+        for name in comparison.ranked
+        if standings[name].verdict != FAILED
+        and (standings[name].behind is None or standings[name].behind.mean <= limit)
+    ]
+
+
+def _job(
+    study: Study, plan: PosteriorPlan, job: tuple[str, ...], cells: Sequence[Cell], names: Sequence[str]
+) -> JobDraws:
+    """Rounds of draws as far as their results are there, then the changed factors."""
+    swept = ("strategy", "seed")
+    common = tuple(text for text in cells[0].overrides if text.partition("=")[0] not in swept)
+    seed, done = min(cell.config.seed for cell in cells), list[SweepOverrides]()
+    found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+
+    def sweep(*changed: str) -> SweepOverrides:
+        return (f"strategy={','.join(names)}", *common, *changed)
+
+    for draws, limit in plan.stages:
+        noise = f"action_noise={plan.action_noise:g}"
+        asked = [sweep(f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
+        done += asked
+        if any(study.problem(*each) for each in asked):
+            return JobDraws(job, done, {}, complete=False)
+        data = run_table([cell for each in asked for cell in study.cells(*each)], study.results, SETTINGS)
+        for name, times in times_of(data).get((job[0], job[1]), {}).items():
+            found[name] |= times
+        remaining = contenders({name: found[name] for name in names}, limit)
+        names = remaining or names
+    edges = {factor: sweep(f"seed={seed}", f"speed.{factor}={SMALL_CHANGE}") for factor in plan.factors}
+    complete = not any(study.problem(*each) for each in edges.values())
+    return JobDraws(job, done, edges, complete)
+
+
+def _times(study: Study, *sweep: str) -> dict[tuple[str, str, str, int], float]:
+    """Seconds an iteration by model, workload, strategy and seed, of the runs with a result."""
+    table = run_table(study.cells(*sweep), study.results)
+    done = table[table["status"] == "ok"]
+    keys = zip(done["model"], done["workload"], done["strategy"], done["seed"], strict=True)
+    return {(str(m), str(w), str(s), int(seed)): float(t) for (m, w, s, seed), t in zip(keys, done[TIME], strict=True)}

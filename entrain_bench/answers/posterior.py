@@ -1,0 +1,208 @@
+"""Rankings under constants that nobody measured: P(fastest), and the 90% interval of a lead.
+
+Published measurements leave the constants of a device open: ``experiments/posterior.csv`` holds draws of them (key
+``constants``, 1 to 50). Each draw gives one time of every strategy, at a seed of its own, with plans made for it.
+P(fastest) is the share of draws in which a strategy is the fastest. Its lead in a draw is the time of the fastest
+other strategy over its own. Figures, ``results.md``, report, MLflow and ``recommend`` all read this definition.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from entrain_bench.answers.comparison import TIME, Times, with_result
+from entrain_bench.answers.leads import geometric_mean
+from entrain_bench.answers.text import count, times
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.records.records import Record
+
+# Share of the draws that an interval holds, cut alike at both ends.
+COVERAGE = 0.9
+# A cell is on a knife's edge if a constant that changes by 2% changes its time by more than 10%.
+SMALL_CHANGE, EDGE = 1.02, 0.1
+# The key of a run that chooses a draw; 0: the fitted constants.
+KEY = "constants"
+# Keys that a run under a draw may have different from the run that it belongs to.
+OF_DRAWS = ("strategy", "seed", KEY, "action_noise")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Values over draws: the median and the ends of the 90% interval, each a value that occurs."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """The spread of at least one value."""
+        ordered, tail = sorted(values), (1 - COVERAGE) / 2
+        places = (max(0, math.ceil(decisive(share * len(ordered))) - 1) for share in (0.5, tail, 1 - tail))
+        return cls(*(ordered[place] for place in places))
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A strategy of a job over posterior draws.
+
+    Attributes:
+        num_fastest: draws in which it is the fastest.
+        num_draws: draws in which any strategy of the job has a result; one without a result is not the fastest.
+        leads: by draw, the time of the fastest other strategy over its own.
+    """
+
+    num_fastest: int
+    num_draws: int
+    leads: Mapping[int, float]
+
+    @property
+    def probability(self) -> float:
+        """P(fastest)."""
+        return self.num_fastest / self.num_draws
+
+    @property
+    def lead(self) -> Spread | None:
+        """Median and 90% interval of the lead; None without any."""
+        return Spread.of(self.leads.values()) if self.leads else None
+
+
+def chances[Name: Hashable](found: Mapping[Name, Times]) -> dict[Name, Chance]:
+    """The chances of all strategies of a job, the most probable first; equals keep their order.
+
+    Args:
+        found: seconds an iteration by strategy and draw; None for a run without a result.
+
+    Returns:
+        Nothing if no draw has a result.
+    """
+    done = {name: with_result(own) for name, own in found.items()}
+    draws = sorted({draw for own in done.values() for draw in own})
+    winners = [_fastest(done, draw) for draw in draws]
+    result = {}
+    for name, own in done.items() if draws else ():
+        rivals = {
+            draw: min((their[draw] for other, their in done.items() if other != name and draw in their), default=None)
+            for draw in own
+        }
+        leads = {draw: rival / own[draw] for draw, rival in rivals.items() if rival is not None}
+        result[name] = Chance(winners.count(name), len(draws), leads)
+    return dict(sorted(result.items(), key=lambda item: -item[1].num_fastest))
+
+
+def _fastest[Name: Hashable](done: Mapping[Name, Mapping[int, float]], draw: int) -> Name:
+    """The strategy with the least time in a draw that has a result, of equals the first."""
+    there = {name: own[draw] for name, own in done.items() if draw in own}
+    return min(there, key=lambda name: decisive(there[name]))
+
+
+def contenders[Name: Hashable](found: Mapping[Name, Times], limit: float) -> list[Name]:
+    """The strategies that take at most ``limit`` times as long as the fastest in at least one draw, in their order."""
+    done = {name: with_result(own) for name, own in found.items()}
+    draws = {draw for own in done.values() for draw in own}
+    least = {draw: min(own[draw] for own in done.values() if draw in own) for draw in draws}
+    return [
+        name for name, own in done.items() if any(decisive(own[d] / least[d]) <= decisive(limit) for d in sorted(own))
+    ]
+
+
+def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
+    """Seconds an iteration by job (model, workload), strategy and draw, of those rows of a run table that have one."""
+    found: dict[tuple[str, str], dict[str, dict[int, float | None]]] = {}
+    rows: list[dict[Any, Any]] = data[data[KEY] > 0].to_dict("records") if KEY in data else []
+    for row in rows:
+        own = found.setdefault((str(row["model"]), str(row["workload"])), {}).setdefault(str(row["strategy"]), {})
+        own[int(row[KEY])] = float(row[TIME]) if row["status"] == "ok" else None
+    return {job: {**by_strategy} for job, by_strategy in found.items()}
+
+
+def fitted_only(data: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a run table with the fitted constants."""
+    return data[~(data[KEY] > 0)].reset_index(drop=True) if KEY in data else data
+
+
+def split_draws(records: Sequence[Record]) -> tuple[list[Record], dict[str, dict[str, Times]]]:
+    """Records with their draws taken out: runs that differ in ``OF_DRAWS`` from a run with the fitted constants.
+
+    Returns:
+        The other records, and of the draws the seconds an iteration by ``job_of``, strategy and draw.
+    """
+    usual = {job_of(record) for record in records if not record.config.get(KEY)}
+    others, found = [], dict[str, dict[str, dict[int, float | None]]]()
+    for record in records:
+        draw, job = record.config.get(KEY), job_of(record) if record.config.get(KEY) else ""
+        if draw and job in usual:
+            own = found.setdefault(job, {}).setdefault(str(record.labels["strategy"]), {})
+            own[int(draw)] = record.metrics[TIME] if record.status == "ok" else None
+        else:
+            others.append(record)
+    return others, {job: {**by_strategy} for job, by_strategy in found.items()}
+
+
+def job_of(record: Record) -> str:
+    """What a run has in common with its draws."""
+    config = {key: value for key, value in record.config.items() if key not in OF_DRAWS}
+    return json.dumps([record.labels["harness"], config], sort_keys=True, default=repr)
+
+
+def interval(spread: Spread) -> str:
+    """The 90% interval of a speedup as text: ``0.98x to 1.31x``."""
+    return f"{times(spread.low)} to {times(spread.high)}"
+
+
+def posterior_sentence[Name: Hashable](
+    jobs: Sequence[Mapping[Name, Chance]], name: Name, label: str, noun: str = "job"
+) -> str:
+    """P(fastest) of a strategy and the 90% interval of its lead, over one or several jobs; empty without draws.
+
+    Over several jobs the lead in a draw is the geometric mean over the jobs, of draws that all of them have.
+    """
+    own = [job[name] for job in jobs if name in job]
+    leads = [chance.leads for chance in own]
+    shared = sorted(set.intersection(*({*each} for each in leads))) if leads else []
+    if not shared:
+        return ""
+    spread = Spread.of([geometric_mean([each[draw] for each in leads]) for draw in shared])
+    mean = math.fsum(chance.probability for chance in own) / len(jobs)
+    sure = sum(decisive(chance.probability) >= COVERAGE for chance in own)
+    where = f", mean over {count(len(jobs), noun)} (at least {COVERAGE} in {sure})" if len(jobs) > 1 else ""
+    over = " (geometric mean)" if len(own) > 1 else ""
+    return (
+        f"Over {count(own[0].num_draws, 'posterior draw')} of the hardware constants, {label} has P(fastest) "
+        f"{mean:.2f}{where} and a speedup of {interval(spread)} over the fastest other strategy{over}, 90% interval."
+    )
+
+
+def posterior_sentences[Name: Hashable](
+    jobs: Sequence[Mapping[Name, Chance]], labels: Mapping[Name, str], ours: Sequence[Name] = (), noun: str = "job"
+) -> list[str]:
+    """``posterior_sentence`` of the strategy that is the fastest in most draws, then of those of ``ours``."""
+    won: dict[Name, float] = {}
+    for name, chance in ((name, chance) for job in jobs for name, chance in job.items()):
+        won[name] = won.get(name, 0.0) + chance.probability
+    # Stable: of equals the first.
+    first = sorted(won, key=lambda name: -decisive(won[name]))[:1]
+    named = dict.fromkeys([*first, *(name for name in ours if name in won)])
+    return [*filter(None, (posterior_sentence(jobs, name, labels[name], noun) for name in named))]
+
+
+@dataclass(frozen=True, slots=True)
+class KnifeEdge:
+    """A cell that a constant decides: its time with the constant's factor at ``SMALL_CHANGE`` over its usual time."""
+
+    model: str
+    workload: str
+    strategy: str
+    factor: str
+    ratio: float
+
+
+def is_edge(ratio: float) -> bool:
+    """Whether a time changes by more than ``EDGE``, up or down."""
+    return decisive(abs(ratio - 1)) > decisive(EDGE)

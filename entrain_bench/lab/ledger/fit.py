@@ -1,0 +1,251 @@
+"""Fit constants to measured times: least squares in logs, with an error of its own for every source.
+
+The model of a row i of source s is ``log predicted_i(x) - log published_i = offset_s + error_i``. The unknowns x are
+logs of factors on constants, one set for each device, with a normal prior around 0 (the usual value). All rows of a
+source share its offset, so a source of 400 rows fixes the level of predictions hardly better than one of 10. Offset and
+error have the same standard deviation: half of a row's variance is its source's. A source counts at most ``MAX_ROWS``
+rows. The size of the errors is that of sources left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.errors import require
+
+# Rows that a source counts at most: within a source, errors are not independent.
+MAX_ROWS = 20
+# Step of a difference quotient in logs, and largest step of an iteration.
+DIFFERENCE = 0.02
+MAX_STEP = 0.5
+STEPS = 3
+# Times that all points are predicted again around what was found.
+ITERATIONS = 4
+# Residuals beyond so many standard deviations count linearly (Huber).
+HUBER = 2.0
+# Standard deviation of a row that a fit starts from, and the least, in logs: no source is exact.
+FIRST_ERROR, LEAST_ERROR = 0.1, 0.02
+# Share of a row's variance that is its source's.
+OF_SOURCE = 0.5
+# A median distance times this is a normal's standard deviation.
+NORMAL = 1.4826
+
+type Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A constant that is fitted, as a factor on its configured value.
+
+    Attributes:
+        name: what is printed and written.
+        spread: standard deviation of the log of the factor before anything is fitted.
+        shared: correlation of these logs between devices, in [0, 1): 0 for a property of a chip.
+    """
+
+    name: str
+    spread: float
+    shared: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.spread > 0, f"{self.name}: spread", self.spread, "positive")
+        require(0 <= self.shared < 1, f"{self.name}: shared", self.shared, "in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured time, or an interval that holds it, and its prediction.
+
+    Attributes:
+        published_s: least and greatest measured seconds; one number twice, or 0 or infinity for an open end.
+        predict: least and greatest predicted seconds under factors ``[knobs]``.
+    """
+
+    source: str
+    device: str
+    published_s: Interval
+    predict: Callable[[FloatArray], Interval]
+
+    def residual(self, factors: FloatArray) -> float:
+        """Log of predicted over published, from the nearest ends; 0 where the intervals meet."""
+        return log_ratio(self.predict(factors), self.published_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Points, knobs, and the prior of all unknowns.
+
+    Attributes:
+        at: logs of factors around which ``slopes`` hold ``[devices, knobs]``.
+        residuals: there ``[points]``.
+        slopes: derivatives of the residuals by the logs of the point's device ``[points, knobs]``.
+    """
+
+    knobs: tuple[Knob, ...]
+    devices: tuple[str, ...]
+    sources: tuple[str, ...]
+    source_of: IntArray
+    device_of: IntArray
+    at: FloatArray
+    residuals: FloatArray
+    slopes: FloatArray
+
+    @property
+    def design(self) -> FloatArray:
+        """Derivatives by all unknowns ``[points, devices x knobs]``."""
+        rows, knobs = self.slopes.shape
+        full = np.zeros((rows, len(self.devices), knobs))
+        full[np.arange(rows), self.device_of] = self.slopes
+        return full.reshape(rows, -1)
+
+    @property
+    def prior(self) -> FloatArray:
+        """Covariance of all unknowns before a fit ``[devices x knobs] * 2``."""
+        spread = np.array([knob.spread for knob in self.knobs])
+        shared = np.array([knob.shared for knob in self.knobs])
+        count = len(self.devices)
+        between = shared * np.ones((count, count, 1)) + (1.0 - shared) * np.eye(count)[:, :, None]
+        blocks = between[:, :, :, None] * np.diag(spread**2)
+        return np.asarray(blocks.transpose(0, 2, 1, 3).reshape(count * len(spread), -1))
+
+    def linear(self, at: FloatArray) -> FloatArray:
+        """Residuals elsewhere, to first order ``[points]``."""
+        return np.asarray(self.residuals + self.design @ (at - self.at).ravel())
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a fit finds.
+
+    Attributes:
+        at: logs of factors ``[devices, knobs]``.
+        covariance: of ``at``, flattened (Laplace's approximation) ``[devices x knobs] * 2``.
+        error: standard deviation of the log of a prediction for a source that was not fitted to.
+    """
+
+    problem: Problem
+    at: FloatArray
+    covariance: FloatArray
+    error: float
+
+    def factors(self, device: str) -> FloatArray:
+        """Factors of a device ``[knobs]``."""
+        return np.asarray(np.exp(self.at[self.problem.devices.index(device)]))
+
+
+def log_ratio(predicted: Interval, published: Interval) -> float:
+    """Log of predicted over published from the ends that are nearest; 0 where the intervals meet."""
+    if predicted[0] > published[1]:
+        return float(np.log(predicted[0] / published[1]))
+    if predicted[1] < published[0]:
+        return float(np.log(predicted[1] / published[0]))
+    return 0.0
+
+
+def linearize(points: Sequence[Point], knobs: Sequence[Knob], at: FloatArray | None = None) -> Problem:
+    """Predict every point at ``at`` (default: the configured constants) and once more for every knob.
+
+    Raises:
+        UserError: no points or no knobs.
+    """
+    require(len(points) > 0, "ledger", 0, "at least one row with a time that can be predicted")
+    require(len(knobs) > 0, "knobs", 0, "at least one")
+    devices = tuple(dict.fromkeys(point.device for point in points))
+    sources = tuple(dict.fromkeys(point.source for point in points))
+    where = np.zeros((len(devices), len(knobs))) if at is None else at
+    device_of = np.array([devices.index(point.device) for point in points])
+    residuals, slopes = np.zeros(len(points)), np.zeros((len(points), len(knobs)))
+    for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
+        middle = point.predict(np.exp(where[device]))
+        residuals[row] = log_ratio(middle, point.published_s)
+        if residuals[row] == 0.0 and (point.published_s[0] < point.published_s[1] or middle[0] < middle[1]):
+            # Anywhere inside an interval is equally good.
+            continue
+        for index in range(len(knobs)):
+            moved = where[device].copy()
+            moved[index] += DIFFERENCE
+            # The end that the residual is counted from.
+            end = 0 if residuals[row] > 0 else 1
+            slopes[row, index] = np.log(point.predict(np.exp(moved))[end] / middle[end]) / DIFFERENCE
+    source_of = np.array([sources.index(point.source) for point in points])
+    return Problem(tuple(knobs), devices, sources, source_of, device_of, where, residuals, slopes)
+
+
+def solve(problem: Problem, error: float | None = None, left_out: str | None = None) -> Fit:
+    """Fit the linearized problem, without one source if it is named; the error is estimated unless given.
+
+    The step is limited to ``MAX_STEP`` in every unknown, because the problem is linear nearby only.
+    """
+    use = np.ones(len(problem.residuals), bool)
+    if left_out is not None:
+        use = problem.source_of != problem.sources.index(left_out)
+    if error is not None:
+        return _step(problem, use, error)
+    fit = _step(problem, use, FIRST_ERROR)
+    for _ in range(STEPS):
+        fit = _step(problem, use, _error(problem, fit))
+    return fit
+
+
+def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
+    """The fit without each source, by its name."""
+    return {source: solve(problem, error, source) for source in problem.sources}
+
+
+def fit_points(points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None) -> Fit:
+    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of ``ITERATIONS``.
+
+    ``error`` as of ``solve``; one source alone does not tell it.
+    """
+    fit = solve(linearize(points, knobs), error)
+    for _ in range(ITERATIONS - 1):
+        fit = solve(linearize(points, knobs, fit.at), error)
+    return fit
+
+
+def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
+    """The best unknowns of the linear problem for a given error; Huber weights from the step before."""
+    of_source, own = OF_SOURCE * error**2, (1.0 - OF_SOURCE) * error**2
+    design, prior = problem.design, problem.prior
+    # The prior holds for the logs themselves, so residuals are taken back to logs of 0.
+    target = -problem.linear(np.zeros_like(problem.at))
+    kept = np.ones(len(target))
+    at, covariance = problem.at, prior
+    for _ in range(STEPS):
+        information, score = np.linalg.inv(prior), np.zeros(design.shape[1])
+        for source in range(len(problem.sources)):
+            rows = np.flatnonzero(use & (problem.source_of == source))
+            if not len(rows):
+                continue
+            variance = own * max(1.0, len(rows) / MAX_ROWS) / kept[rows]
+            weighted = design[rows] / variance[:, None]
+            ones = 1.0 / variance
+            shared = 1.0 / (1.0 / of_source + ones.sum())
+            information += weighted.T @ design[rows] - shared * np.outer(weighted.sum(axis=0), weighted.sum(axis=0))
+            score += weighted.T @ target[rows] - shared * weighted.sum(axis=0) * (ones @ target[rows])
+        covariance = np.linalg.inv(information)
+        found = (covariance @ score).reshape(problem.at.shape)
+        at = problem.at + np.clip(found - problem.at, -MAX_STEP, MAX_STEP)
+        kept = _kept(problem, problem.linear(at), error)
+    return Fit(problem, at, (covariance + covariance.T) / 2, error)
+
+
+def _kept(problem: Problem, residuals: FloatArray, error: float) -> FloatArray:
+    """Huber's weights of rows by their distance from their source's median ``[points]``."""
+    middle = np.array([np.median(residuals[problem.source_of == index]) for index in range(len(problem.sources))])
+    size = np.abs(residuals - middle[problem.source_of])
+    return np.asarray(HUBER * error / np.maximum(size, HUBER * error))
+
+
+def _error(problem: Problem, fit: Fit) -> float:
+    """Standard deviation of rows of sources left out one at a time, every source alike."""
+    sizes = []
+    for index in range(len(problem.sources)):
+        rows = problem.source_of == index
+        alone = _step(problem, ~rows, fit.error)
+        sizes.append(NORMAL * float(np.median(np.abs(problem.linear(alone.at)[rows]))))
+    return max(float(np.sqrt(np.mean(np.square(sizes)))), LEAST_ERROR)

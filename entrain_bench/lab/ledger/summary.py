@@ -1,0 +1,170 @@
+"""How well the cost model predicts the ledger: by source, by what runs have in common, and in the order of layouts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+
+from scipy.stats import kendalltau
+
+from entrain_bench.lab.ledger.book import Book
+from entrain_bench.lab.ledger.entries import OK, OOM, OPEN, Outcome
+
+NEAR = 0.10
+# Runs of a group from which their order tells something.
+FEWEST_LAYOUTS = 5
+NOT_STATED = "not stated"
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of predicted times.
+
+    Attributes:
+        rows: timed runs with a prediction.
+        ratio: median of predicted over published.
+        error: median of its distance from 1.
+        near: share within ``NEAR``.
+    """
+
+    rows: int
+    ratio: float
+    error: float
+    near: float
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Errors | None:
+        """Of those that have both times; None without any."""
+        ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
+        if not ratios:
+            return None
+        sizes = [abs(ratio - 1.0) for ratio in ratios]
+        return cls(len(ratios), median(ratios), median(sizes), sum(size <= NEAR for size in sizes) / len(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Whether runs fit memory: published against predicted.
+
+    Attributes:
+        right: predictions that are.
+        wrongly_ok: of runs that ran out of memory, those that are predicted to fit.
+        wrongly_oom: of runs that fitted, those that are predicted not to.
+        open: runs whose prediction depends on what the source leaves open.
+    """
+
+    right: int
+    wrongly_ok: int
+    wrongly_oom: int
+    open: int
+
+    @property
+    def share(self) -> float | None:
+        """Share of right ones among those that are decided; None without any."""
+        decided = self.right + self.wrongly_ok + self.wrongly_oom
+        return self.right / decided if decided else None
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Fits:
+        """Of all that have a prediction."""
+        found = Counter((outcome.row.outcome, outcome.fits) for outcome in outcomes if outcome.fits)
+        right = found[OK, OK] + found[OOM, OOM]
+        return cls(right, found[OOM, OK], found[OK, OOM], sum(found[each, OPEN] for each in (OK, OOM)))
+
+
+@dataclass(frozen=True, slots=True)
+class OfSource:
+    """A source: its rows, errors of its times, whether its runs fit, and the median error of its peaks."""
+
+    name: str
+    rows: int
+    errors: Errors | None
+    fits: Fits
+    peak_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Layouts of one job in the order of their times.
+
+    Attributes:
+        name: the job.
+        layouts: how many.
+        tau: Kendall's, published against predicted times.
+        regret: how much slower than the fastest the one that is predicted to be is.
+    """
+
+    name: str
+    layouts: int
+    tau: float
+    regret: float
+
+
+def of_sources(outcomes: Sequence[Outcome], book: Book) -> list[OfSource]:
+    """Every source in the order of the outcomes."""
+    found = []
+    for source, each in groupby(outcomes, key=lambda outcome: outcome.row.source):
+        own = [*each]
+        peaks = [abs(outcome.memory_ratio - 1.0) for outcome in own if outcome.memory_ratio is not None]
+        name = book.source(source).name if source in book.sources else source
+        found.append(OfSource(name, len(own), Errors.of(own), Fits.of(own), median(peaks) if peaks else None))
+    return found
+
+
+def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """Why rows were left out, and how many, the most frequent first."""
+    counts = Counter(outcome.reason for outcome in outcomes if outcome.reason)
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+# What runs have in common, by name.
+BY: dict[str, Callable[[Outcome], str]] = {
+    "TP": lambda outcome: str(outcome.row.tp or NOT_STATED),
+    "sequence": lambda outcome: str(outcome.row.seq_len or NOT_STATED),
+    "attention": lambda outcome: outcome.row.attention_kernel or NOT_STATED,
+    "RMSNorm": lambda outcome: outcome.row.rmsnorm_kernel or NOT_STATED,
+    "recomputation": lambda outcome: outcome.row.recompute or NOT_STATED,
+}
+
+
+def by(outcomes: Iterable[Outcome], what: Callable[[Outcome], str]) -> list[tuple[str, Errors]]:
+    """Errors of the runs that have something in common, each with what that is; numbers in their order."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(what(outcome), []).append(outcome)
+    found = [(name, Errors.of(each)) for name, each in groups.items()]
+    known = [(name, errors) for name, errors in found if errors is not None]
+    return sorted(known, key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0]))
+
+
+def orders(outcomes: Iterable[Outcome]) -> list[Order]:
+    """Kendall's tau over the layouts of each job that a source timed in several, one set of kernels at a time."""
+    jobs: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        row = outcome.row
+        if outcome.ratio is not None:
+            key = row.source, row.model, row.seq_len, row.gpus, row.global_batch, row.gpu_type
+            kernels = row.attention_kernel, row.rmsnorm_kernel, row.sequence_parallel, row.zero_stage, row.software
+            jobs.setdefault((*key, *kernels), []).append(outcome)
+    found = []
+    for each in jobs.values():
+        layouts = {(o.row.tp, o.row.pp, o.row.microbatch_size, o.row.recompute) for o in each}
+        if len(layouts) < FEWEST_LAYOUTS:
+            continue
+        published = [outcome.row.published_s or 0.0 for outcome in each]
+        predicted = [outcome.seconds.middle for outcome in each if outcome.seconds]
+        chosen = published[min(range(len(each)), key=lambda place: predicted[place])]
+        tau = float(kendalltau(published, predicted).statistic)
+        found.append(Order(_job_name(each[0]), len(each), tau, chosen / min(published) - 1.0))
+    return found
+
+
+def _job_name(outcome: Outcome) -> str:
+    row = outcome.row
+    kernels = [row.attention_kernel, f"{row.rmsnorm_kernel} RMSNorm" if row.rmsnorm_kernel else ""]
+    if row.sequence_parallel is not None:
+        kernels.append(f"sequence parallelism {'on' if row.sequence_parallel else 'off'}")
+    return ", ".join(filter(None, (row.model, f"{row.seq_len} tokens", f"{row.gpus} GPUs", *kernels)))

@@ -1,0 +1,78 @@
+"""Which point-to-point semantics a program needs: whether it ends if a send waits for its receiver.
+
+A rendezvous send (NCCL, gloo, MPI's synchronous mode) ends only once its receiver has posted the receive. Whether a
+program then ends depends on when ranks post receives. ``semantics_of`` decides it from the program alone: it builds the
+graph of what waits for what under each rule and looks for a cycle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.costs.edges import edges_of
+from entrain_bench.costs.transform import colocated_transforms
+from entrain_bench.program import Program
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import FrameworkOptions
+
+# When a rank posts the receives of a pass, each rule with all programs of those before it: after the sends of the
+# pass before have ended; in one batch with them, as megatron-core's 1F1B; before earlier passes, as training here.
+SEPARATE, BATCHED, AHEAD = RULES = ("separate", "batched", "ahead")
+
+
+def semantics_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> str:
+    """Return the first of ``RULES`` under which a program ends if sends wait for their receivers.
+
+    Transfers are those of the cost model from one set of ranks to another; collectives between grids on the same ranks
+    and the optimizer's collectives are none. ``AHEAD`` runs every program whose order agrees with its dependencies.
+    """
+    travels = edges_of(program, cluster, framework).travels
+    travels[colocated_transforms(program, cluster)[0]] = False
+    return next(rule for rule in RULES if rule == AHEAD or not _is_stuck(program, travels, rule))
+
+
+def _is_stuck(program: Program, travels: BoolArray, rule: str) -> bool:
+    """Whether passes wait for each other in a cycle under a rule.
+
+    Nodes are the end of each action, then for each entry of a lane (its place in ``lane_actions``) the moment at which
+    the lane is ready to begin it: the sends of the action before it have ended and, in a batch, its data are there.
+    """
+    count, actions = program.num_actions, program.lane_actions
+    entries = np.arange(len(actions))
+    lane = rows_of(program.lane_offsets)
+    # The first entry of a lane has none before it, the last has none behind it.
+    has_before = np.append(False, lane[1:] == lane[:-1])
+    has_next = np.append(has_before[1:], False)
+    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    sender, receiver, carried = _ends_of(program, source[travels], target[travels])
+    apart = lane[sender] != lane[receiver]
+    sender, receiver, carried = sender[apart], receiver[apart], carried[apart]
+    # A receive ends once its sender has the data: before the pass begins, or in the batch before it.
+    waits = [actions, count + entries[has_before], target]
+    needs = [count + entries, actions[entries[has_before] - 1], source]
+    if rule == BATCHED:
+        waits, needs = [*waits, count + receiver], [*needs, actions[sender]]
+    # A send ends once its receiver has posted: the lane behind it goes on no earlier.
+    posted = has_next[sender] & ((rule == SEPARATE) | has_before[receiver])
+    sender, receiver = sender[posted], receiver[posted]
+    waits.append(count + sender + 1)
+    needs.append(count + receiver if rule == SEPARATE else actions[receiver - 1])
+    row, column = np.concatenate(waits), np.concatenate(needs)
+    size = count + len(actions)
+    graph = coo_array((np.ones(len(row), np.int8), (row, column)), shape=(size, size)).tocsr()
+    parts, _ = connected_components(graph, directed=True, connection="strong")
+    return bool(parts < size)
+
+
+def _ends_of(program: Program, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Every pair of lane entries between which a transfer goes, and the number of the transfer."""
+    order = np.argsort(program.lane_actions, kind="stable")
+    offsets = offsets_from_counts(np.bincount(program.lane_actions, minlength=program.num_actions))
+    sides, senders = take_rows(offsets, source)
+    number = rows_of(sides)
+    inner, receivers = take_rows(offsets, target[number])
+    pair = rows_of(inner)
+    return order[senders][pair], order[receivers], number[pair]

@@ -1,0 +1,144 @@
+"""Posterior runs of a tiny sweep: rounds follow from results, and figures and documents show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.answers.documents import posterior, results
+from entrain_bench.answers.documents.posterior import (
+    PosteriorPlan,
+    drawn_cells,
+    jobs_of,
+    posterior_output,
+    posterior_sweeps,
+    read_plan,
+)
+from entrain_bench.answers.posterior import KnifeEdge
+from entrain_bench.base.errors import UserError
+from entrain_bench.config import constants
+from entrain_bench.config.constants import draws_text, read_draws
+from entrain_bench.figures import _runner, iteration_time
+from entrain_bench.figures._runner import Drawing
+from entrain_bench.records.records import Results
+from entrain_bench.run.study import Study, bring_up_to_date
+from entrain_bench.specs.cluster import Speed
+
+PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02, ("gemm",))
+SWEEP = """# @package _global_
+# Two strategies on one job.
+hydra:
+  sweeper:
+    params:
+      strategy: megatron,entrain
+      model: tiny
+      cluster: tiny
+      global_batch: 16
+      microbatch_size: 2
+      iterations: 1
+      layout.tp: 1
+      layout.dp: 2
+      seed: 0,1
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """A study of a sweep of two strategies and a file with three draws."""
+    folder, tree = tmp_path / "mine", tmp_path / "tree"
+    (folder / "figure").mkdir(parents=True)
+    (folder / "figure" / "jobs.yaml").write_text(SWEEP)
+    tree.mkdir()
+    (tree / "posterior.csv").write_text(draws_text({"A40": {d: Speed(gemm=1 - d / 10) for d in (1, 2, 3)}}))
+    monkeypatch.setattr(constants, "config_tree", lambda: tree)
+    for module in (posterior, results, _runner):
+        monkeypatch.setattr(module, "read_plan", lambda: PLAN)
+    read_draws.cache_clear()
+    return Study(Results(tmp_path / "results"), str(folder))
+
+
+def make(study: Study) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Bring the output up to date; problem, and the overrides of what ran in order."""
+    ran: list[tuple[str, ...]] = []
+    (done,) = bring_up_to_date([posterior_output()], study, 0, lambda one, _: ran.append(one.cell.overrides))
+    return [(done[0].name, done[1], overrides) for overrides in ran]
+
+
+@pytest.mark.wide
+def test_rounds_follow_from_results_and_are_shown(study: Study) -> None:
+    assert posterior_sweeps(study) == []
+    ran = make(study)
+    assert {problem for _, problem, _ in ran} == {""}
+    values = [{text.partition("=")[0]: text.partition("=")[2] for text in overrides} for _, _, overrides in ran]
+    first = [each for each in values if each.get("constants") == "1"]
+    later = [each for each in values if each.get("constants") in ("2", "3")]
+    edges = [each for each in values if "speed.gemm" in each]
+    assert [len(part) for part in (values, first, later, edges)] == [4 + 2 + 2 + 1, 2, 2, 1]
+    # Each draw has its own seed; whoever was not the fastest in the first draw stops.
+    assert all(each["seed"] == each["constants"] and each["action_noise"] == "0.02" for each in (*first, *later))
+    (job,) = jobs_of(study, PLAN)
+    assert job.complete
+    table = pd.read_csv(study.results.root / "posterior.csv").set_index("strategy")
+    winner = later[0]["strategy"]
+    assert {each["strategy"] for each in (*later, *edges)} == {winner}
+    assert table.loc[winner, ["num_draws", "num_runs", "num_fastest", "probability"]].tolist() == [3, 3, 3, 1.0]
+    assert sorted(table["num_runs"]) == [1, 3]
+    assert table.loc[winner, "lead"] >= 1
+    # Nothing is left to run.
+    assert make(Study(study.results, study.config_dir)) == []
+    _check_figure(study, winner)
+
+
+def _check_figure(study: Study, winner: str) -> None:
+    """The main figure has a column more, and says the same as the table."""
+    drawing = Drawing("iteration_time", iteration_time, {"": ("figure=jobs",)}, ["figures", "iteration_time"])
+    assert drawing.shows_draws
+    assert drawing.output.bring_up_to_date(study) == ""
+    drawn = pd.read_csv(study.results.root / "figures" / "iteration_time.csv").set_index("strategy")
+    assert drawn.loc[winner, "p_fastest"] == 1.0
+    assert drawn["p_fastest"].sum() == 1.0
+    assert len(drawn_cells(study)) == 4
+
+
+def test_a_device_without_draws_has_no_posterior(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "tree" / "posterior.csv").unlink()
+    read_draws.cache_clear()
+    assert posterior_sweeps(study) == []
+    assert posterior_output().write(study) == "constants=3: must be 0 for A40; posterior.csv has draws of no device"
+
+
+def test_the_suites_plan_is_in_range() -> None:
+    plan = read_plan()
+    assert [draw for draws, _ in plan.stages for draw in draws] == [*range(1, plan.draws + 1)]
+    assert [limit for _, limit in plan.stages][-1] == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"draws": 51}, "draws=51: must be in 1..50"),
+        ({"rounds": {3: 1.1}}, "rounds"),
+        ({"within": 0.5}, "at least 1"),
+        ({"factors": ("speed",)}, "factors=speed"),
+    ],
+)
+def test_ranges(changed: dict[str, object], message: str) -> None:
+    values = {"sweep": "a", "within": 1.3, "draws": 3, "rounds": {1: 1.1}, "action_noise": 0.0, "factors": ("gemm",)}
+    with pytest.raises(UserError, match=message):
+        PosteriorPlan(**(values | changed))  # type: ignore[arg-type]
+
+
+def test_results_name_chances_and_knife_edges() -> None:
+    row = {"model": "tiny", "workload": "coco", "strategy": "braid", "status": "ok", "iteration_time_s": 2.0}
+    row |= {"strategy_order": 0, "strategy_family": ""}
+    data = pd.DataFrame([row | {"constants": draw} for draw in (1, 2)])
+    slow = data.assign(strategy="megatron", iteration_time_s=[3.0, 1.0])
+    both = pd.concat([data, slow], ignore_index=True)
+    edge = KnifeEdge("tiny", "coco", "megatron", "speed.launch", 1.234)
+    text = results.posterior_markdown(both, results.chances_by_job(both), [edge])
+    assert "| Tiny Coco | Braid | 0.50 | 0.50x (0.50x to 1.50x) | 2 |" in text
+    assert "| Tiny Coco | Megatron | 0.50 | 0.67x (0.67x to 2.00x) | 2 |" in text
+    assert "Knife's edge: Megatron on Tiny Coco" in text
+    assert "(time ratio: speed.launch 1.23)" in text

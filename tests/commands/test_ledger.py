@@ -1,0 +1,33 @@
+"""The verb ``ledger`` on a user's own table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.cli import run_command
+from support.ledger import STATED
+
+
+def write(path: Path, **changes: str) -> Path:
+    values = {**STATED, **changes}
+    path.write_text(",".join(values) + "\n" + ",".join(values.values()) + "\n")
+    return path
+
+
+def test_own_measurements_are_predicted_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "mine.csv", step_time_s="9.1", peak_memory_gib="40")
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}"]) == 0
+    (line,) = pd.read_csv(tmp_path / "ledger.csv").to_dict("records")
+    assert (line["source"], line["row"], line["status"]) == ("mine", 2, "predicted")
+    assert line["predicted_s"] / line["published_s"] == pytest.approx(line["ratio"], rel=1e-4)
+    assert {file.suffix for file in (tmp_path / "figures").iterdir()} == {".pdf", ".png", ".csv"}
+    assert "median ratio" in capsys.readouterr().out
+
+
+def test_a_wrong_field_ends_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "mine.csv", tp="two")
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}"]) == 2
+    assert "mine.csv:2: tp=two: must be a positive integer or empty" in capsys.readouterr().err

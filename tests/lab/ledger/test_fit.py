@@ -1,0 +1,131 @@
+"""The fit finds what made the data, by source and not by row, and says how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError
+from entrain_bench.lab.ledger.fit import Interval, Knob, Point, fit_points, left_out_fits, linearize, log_ratio, solve
+
+KNOBS = (Knob("gemm", 0.5), Knob("memory", 0.5))
+TRUE = np.array([0.7, 1.2])
+
+
+def times(work: tuple[float, float]) -> Callable[[FloatArray], Interval]:
+    """Seconds of arithmetic and memory traffic at the rates given by factors."""
+
+    def predict(factors: FloatArray) -> Interval:
+        seconds = work[0] / factors[0] + work[1] / factors[1]
+        return seconds, seconds
+
+    return predict
+
+
+def point(source: str, work: tuple[float, float], off: float = 1.0, device: str = "a") -> Point:
+    seconds = times(work)(TRUE)[0] * off
+    return Point(source, device, (seconds, seconds), times(work))
+
+
+def rows(source: str, count: int, off: float = 1.0) -> list[Point]:
+    return [point(source, (1.0 + index % 5, 3.0), off) for index in range(count)]
+
+
+def test_the_constants_that_made_the_data_are_found() -> None:
+    found = fit_points([*rows("one", 10), *rows("two", 10)], KNOBS)
+    assert found.factors("a") == pytest.approx(TRUE, rel=0.01)
+    assert np.abs(found.problem.residuals).max() < 0.01
+
+
+def test_a_source_of_many_rows_counts_as_one_source() -> None:
+    """Hand-worked: one knob, two sources 10% off either way; the level lies in the middle, however many rows."""
+
+    def alone(factors: FloatArray) -> Interval:
+        return 1.0 / factors[0], 1.0 / factors[0]
+
+    def level(many: int) -> float:
+        high = [Point("high", "a", (np.exp(0.1),) * 2, alone)] * many
+        low = [Point("low", "a", (np.exp(-0.1),) * 2, alone)] * 20
+        problem = linearize([*high, *low], (Knob("gemm", 10.0),))
+        return float(solve(problem, 0.02).at[0, 0])
+
+    assert level(20) == pytest.approx(0.0, abs=1e-4)
+    assert level(400) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_without_information_the_prior_stays_and_other_devices_inform_a_shared_knob() -> None:
+    knobs = (Knob("gemm", 0.5), Knob("overlap", 0.5, shared=0.9))
+
+    def only(index: int, off: float) -> Callable[[FloatArray], Interval]:
+        return lambda factors: (off / factors[index],) * 2
+
+    points = [Point(f"s{n}", "a", (2.0, 2.0), only(1, 1.0)) for n in range(8)]
+    points += [Point("t", "b", (0.0, np.inf), only(0, 1.0))]
+    found = fit_points(points, knobs)
+    slow, other = found.at
+    assert slow[1] < -0.5
+    assert slow[0] == pytest.approx(0.0, abs=1e-9)
+    # b has no row of its own: nine tenths of a's step, and its own spread in gemm.
+    assert other[1] == pytest.approx(0.9 * slow[1], rel=0.02)
+    assert found.covariance[2, 2] == pytest.approx(0.25)
+    assert found.covariance[3, 3] > found.covariance[1, 1]
+
+
+def test_a_source_left_out_does_not_change_its_own_fit() -> None:
+    usual = [*rows("one", 5), *rows("two", 5)]
+    error = 0.05
+
+    def without_bad(off: float) -> FloatArray:
+        return left_out_fits(linearize([*usual, *rows("bad", 5, off)], KNOBS), error)["bad"].at
+
+    assert np.array_equal(without_bad(1.0), without_bad(3.0))
+    whole = [solve(linearize([*usual, *rows("bad", 5, off)], KNOBS), error).at for off in (1.0, 3.0)]
+    assert np.abs(whole[0] - whole[1]).max() > 0.05
+
+
+def test_one_row_that_is_far_off_moves_little() -> None:
+    usual = [*rows("one", 15), *rows("two", 15)]
+    odd = point("one", (2.0, 3.0), 20.0)
+    clean, dirty = (solve(linearize(each, KNOBS), 0.05) for each in (usual, [*usual, odd]))
+    assert np.abs(clean.at - dirty.at).max() < 0.05
+
+
+def test_the_error_is_that_of_sources_left_out() -> None:
+    levels = dict(zip("abcdefgh", (1.1, 0.9, 1.08, 0.93, 1.12, 0.88, 1.0, 1.05), strict=True))
+    points = [each for name, off in levels.items() for each in rows(name, 10, off)]
+    found = fit_points(points, (Knob("gemm", 0.5), Knob("memory", 0.1)))
+    # Of deviations of about 8%, a median distance and the level of the other seven make 1.5 times as much.
+    expected = np.std([np.log(off) for off in levels.values()])
+    assert expected < found.error < 2.2 * expected
+
+
+@pytest.mark.parametrize(
+    ("predicted", "published", "expected"),
+    [
+        ((2.0, 2.0), (1.0, 1.0), np.log(2)),
+        ((1.0, 2.0), (1.5, 1.5), 0.0),
+        ((1.0, 2.0), (4.0, 4.0), np.log(0.5)),
+        ((3.0, 4.0), (1.0, 2.0), np.log(1.5)),
+        ((3.0, 3.0), (0.0, 4.0), 0.0),
+    ],
+)
+def test_distance_of_intervals(predicted: Interval, published: Interval, expected: float) -> None:
+    assert log_ratio(predicted, published) == pytest.approx(expected)
+
+
+def test_a_range_that_holds_the_measured_time_says_nothing() -> None:
+    def wide(factors: FloatArray) -> Interval:
+        return 0.5 / factors[0], 2.0 / factors[0]
+
+    found = solve(linearize([Point("one", "a", (1.0, 1.0), wide)], KNOBS[:1]), 0.1)
+    assert found.at[0, 0] == 0.0
+    assert found.covariance[0, 0] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("points", [[], rows("one", 1)])
+def test_nothing_to_fit_is_an_error(points: Sequence[Point]) -> None:
+    with pytest.raises(UserError):
+        linearize(points, () if points else KNOBS)

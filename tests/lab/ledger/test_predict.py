@@ -1,0 +1,121 @@
+"""Predictions of jobs: the short way against the whole program, and sizes that can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from entrain_bench.balancing.interleaved import interleaved_program
+from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.config.compose import Composer
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.lab.ledger.book import load_book
+from entrain_bench.lab.ledger.jobs import LedgerJob, Unusable, jobs_of
+from entrain_bench.lab.ledger.predict import Cases, layers_of_stages, layout_of, resized
+from entrain_bench.lab.ledger.rows import row_of
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.simulate import Simulator
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.shapes import shapes_from_lists
+from support.ledger import STATED
+
+BOOK = load_book()
+SMALL = {"hidden": "1024", "layers": "8", "heads": "8", "kv_heads": "8", "ffn": "2816", "vocab": "32000"}
+
+
+@pytest.fixture(scope="module")
+def cases() -> Cases:
+    return Cases(Composer())
+
+
+def job_of(**changes: str) -> LedgerJob:
+    found = jobs_of(row_of("aleph_alpha_layouts_a100", 2, {**STATED, **SMALL, **changes}), BOOK)
+    assert not isinstance(found, Unusable), found
+    return found[0]
+
+
+def whole(job: LedgerJob, cases: Cases) -> tuple[float, float]:
+    """Seconds and GiB of the program of all replicas and microbatches, through the executor of runs."""
+    case, layout = cases.of(job), layout_of(job)
+    number = np.arange(job.num_microbatches * job.microbatch_size * job.dp) // job.microbatch_size
+    shapes = shapes_from_lists((), [(job.sequence_tokens, [])] * len(number))
+    assignment = Assignment((ModuleAssignment(number // job.num_microbatches, number % job.num_microbatches),))
+    if job.vpp > 1:
+        program = interleaved_program(case.model, shapes, layout, assignment)
+    else:
+        program = chain_program(case.model, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(case.model, case.cluster, job.framework)
+    timeline = Simulator(truth, np.inf).execute(program)
+    return timeline.iteration_time_s, float(timeline.peak_memory_bytes.max()) / 2**30
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tp": "1", "pp": "1", "dp": "64", "global_batch": "1280"},
+        {"tp": "8", "pp": "1", "global_batch": "2048"},
+        {"tp": "2", "pp": "4", "global_batch": "1024"},
+        {"tp": "2", "pp": "4", "global_batch": "1072"},
+        {"tp": "2", "pp": "4", "global_batch": "64"},
+        {"tp": "2", "pp": "4", "vpp": "2", "global_batch": "1024"},
+        {"tp": "2", "pp": "1", "dp": "32", "zero_stage": "3", "global_batch": "1024"},
+    ],
+)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_one_replica_and_few_rounds_tell_what_the_whole_program_takes(
+    changes: dict[str, str], overlaps: bool, cases: Cases
+) -> None:
+    job = job_of(**changes)
+    options: dict[str, Any] = {"p2p": "overlapped", "overlap_grad_reduce": True, "overlap_param_gather": True}
+    job = replace(job, framework=replace(job.framework, **(options if overlaps else {})))
+    prediction, (seconds, gib) = cases.of(job).predict(), whole(job, cases)
+    assert prediction.seconds == pytest.approx(seconds, rel=1e-9)
+    assert prediction.gib == pytest.approx(gib, rel=1e-9)
+
+
+def test_a_changed_cluster_changes_the_prediction_and_not_the_case(cases: Cases) -> None:
+    case = cases.of(job_of())
+
+    def halved(cluster: ClusterSpec) -> ClusterSpec:
+        device = replace(cluster.device, sustained_fraction=cluster.device.sustained_fraction / 2, memory_bytes=2**20)
+        return replace(cluster, device=device)
+
+    slow, own = case.predict(halved), case.predict()
+    assert own.seconds * 1.2 < slow.seconds < own.seconds * 2
+    assert own.fits
+    assert not slow.fits
+    assert case.predict() == own
+
+
+def test_ranks_of_a_stage_are_neighbours_and_pipelines_cross_nodes() -> None:
+    ranks = layout_of(job_of()).modules[0].ranks
+    assert ranks.shape == (8, 4, 2)
+    assert ranks[0].tolist() == [[0, 1], [16, 17], [32, 33], [48, 49]]
+    assert ranks[1, 0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stages", "expected"),
+    [
+        (8, 1, [10]),
+        (8, 4, [3, 2, 2, 3]),
+        (126, 64, [2] * 64),
+        (60, 8, [9, 8, 8, 8, 7, 7, 7, 8]),
+    ],
+)
+def test_blocks_are_spread_evenly(blocks: int, stages: int, expected: list[int]) -> None:
+    assert [*layers_of_stages(blocks, stages)] == expected
+    assert sum(expected) == blocks + 2
+
+
+def test_a_cluster_is_resized_in_whole_nodes() -> None:
+    base = ClusterSpec.from_config(Composer().run(("cluster=a40x64",)).cluster)
+    large, small, pair = (resized(base, gpus, {"network": 1e9}) for gpus in (128, 4, 2))
+    assert (large.num_nodes, large.num_ranks, large.tiers[-1].num_ranks) == (32, 128, 128)
+    assert large.tiers[-1].bandwidth_bytes_per_s == 1e9
+    assert [tier.name for tier in small.tiers] == ["nvlink", "pcie"]
+    assert [tier.name for tier in pair.tiers] == ["nvlink"]
+    assert (pair.num_ranks, pair.tiers[0].num_ranks) == (2, 2)
