@@ -47,13 +47,13 @@ def test_splitting_loses_no_sample_and_levels_sizes(rng: np.random.Generator, nu
             [0, 1, 1],
             [0, 0, 1],
             "equal",
-            r"rank 0 has 1 samples in 1 microbatches, which cannot be split into 2 .*counts=assigned",
+            r"rank 0 has 1 samples in 1 microbatches, which cannot be split into 2. .*counts=assigned",
         ),
         (
             [0, 0, 1],
             [0, 1, 0],
             "fixed",
-            r"rank 0 has 2 samples in 2 microbatches, which cannot be split into 1 .*counts=equal",
+            r"rank 0 has 2 samples in 2 microbatches, which cannot be split into 1. .*counts=equal",
         ),
     ],
 )
