@@ -77,7 +77,8 @@ def test_cells_name_the_fastest_and_show_the_correlation_of_every_row(monkeypatc
     assert len(table) == 3 * (len(MODELS) + 1)
     assert message_of(figure) == (
         f"Alpha is fastest in {2 * len(MODELS)} of {3 * len(MODELS)} cells; the first row's fastest stays fastest, or "
-        f"not significantly slower, in {len(MODELS)} of {2 * len(MODELS)} cells; rank correlation at least -1.00 (second)."
+        f"not significantly slower, in {len(MODELS)} of {2 * len(MODELS)} cells; "
+        "rank correlation at least -1.00 (second)."
     )
 
 
