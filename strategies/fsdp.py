@@ -55,10 +55,10 @@ class FsdpPlanner:
         """
         job = profile.job
         if job.request.pp not in (None, 1):
-            raise IncompatibleError(f"layout.pp={job.request.pp}: sharded weights have one stage; 1 or null")
+            raise IncompatibleError(f"layout.pp={job.request.pp}: must be 1 or null with sharded weights")
         if job.framework.encoder_optimizers > 1:
             raise IncompatibleError(
-                f"encoder_optimizers={job.framework.encoder_optimizers}: sharded weights are on all ranks once; 1"
+                f"encoder_optimizers={job.framework.encoder_optimizers}: must be 1 with sharded weights"
             )
         samples, later = profile.draw(self.profile_samples), getattr(make_program, "choose_recomputation", False)
         return chosen_layout(
@@ -86,9 +86,9 @@ def sharded_degrees(job: Job) -> list[Degrees]:
     ]
     if not found:
         raise UserError(
-            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: with sharded weights DP is what TP and CP "
-            f"leave of the {job.cluster.num_ranks} ranks; it must be a multiple of layout.dp, and microbatch_size must "
-            f"divide a replica's part of global_batch={job.global_batch}"
+            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: no layout fits. With sharded weights DP is "
+            f"{job.cluster.num_ranks} / (TP x CP); it must be a multiple of layout.dp, and microbatch_size must divide "
+            f"global_batch={job.global_batch} / DP"
         )
     return found
 

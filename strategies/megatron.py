@@ -133,7 +133,7 @@ class MegatronPlanner:
                 llm, turns = profile.job.model.llm, schedule.virtual_stages
                 raise UserError(
                     f"strategy.planner.virtual_stages={turns} split={self.split}: the {len(llm.layers) - 2} blocks of "
-                    f"{llm.name} cannot be spread over the stages of any layout that was asked for"
+                    f"{llm.name} cannot be spread over the stages of any requested layout"
                 )
             return rising_candidates(drafts)
 

@@ -116,8 +116,8 @@ def _interleaved(job: Job, degrees: Degrees, recompute: Sequence[bool], virtual_
     model = job.model
     if len(model.modules) > 2 or model.generators:
         raise IncompatibleError(
-            f"strategy.planner.placement=interleaved: model={model.name} has {len(model.modules)} modules, and only an "
-            f"encoder and an LLM form one chain of layers"
+            f"strategy.planner.placement=interleaved: model={model.name} has {len(model.modules)} modules; allowed are "
+            "an LLM and one encoder"
         )
     parameters = [np.array([layer.parameters for layer in module.layers], np.float64) for module in model.modules]
     count = degrees.pp * virtual_stages

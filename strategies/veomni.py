@@ -42,8 +42,8 @@ class EncoderBalance:
         for module, placed in zip(job.model.encoders, encoders, strict=True):
             if placed.dp != llm.dp:
                 raise IncompatibleError(
-                    f"layout: {placed.module} has dp={placed.dp}, {llm.module} has dp={llm.dp}: items are balanced "
-                    f"over the replicas of the LLM, so both need one"
+                    f"layout: {placed.module} has dp={placed.dp}, {llm.module} has dp={llm.dp}: must be equal, "
+                    f"because items are balanced over the LLM's replicas"
                 )
             units = module.units(shapes)
             step = microbatch[shapes.item_sample[units]]

@@ -23,7 +23,10 @@ BAD_INPUT = [
     ("layout.TP=2", "layout.TP=2: unknown key (did you mean layout.tp=2?)"),
     ("workload=ChartQA", "workload=ChartQA: unknown (did you mean chartqa?)"),
     ("strategy=Entrain", "did you mean entrain?"),
-    ("workload=mine.parquet", "workload=mine.parquet: must be a name; use workload=trace workload.path=mine.parquet"),
+    (
+        "workload=mine.parquet",
+        "workload=mine.parquet: must be a name, not a path. For a file, use workload=trace",
+    ),
     ("workload=/my/file.parquet", "use workload=trace workload.path=/my/file.parquet"),
     ("--multirun workload=./mine.parquet,chartqa", "use workload=trace workload.path=./mine.parquet"),
     ("model=./mine.yaml", "use --config-dir FOLDER model=NAME, with NAME.yaml in FOLDER/model"),
@@ -91,16 +94,16 @@ BAD_INPUT = [
     ("workload=trace workload.path=/nonexistent.parquet", "/nonexistent.parquet"),
     ("strategy=megatron,entrain", "--multirun"),
     ("strategy.planner._target_=entrain_bench_strategies.nope.Nope", "entrain_bench_strategies.nope.Nope"),
-    ("--multirun hydra.launcher.n_jobs=4", "n_jobs=4: hydra/launcher=basic has no such key; add a launcher"),
-    ("hydra.launcher.n_jobs=4", "launches the cells of a sweep; add --multirun"),
+    ("--multirun hydra.launcher.n_jobs=4", "n_jobs=4: hydra/launcher=basic has no such key. Add a launcher"),
+    ("hydra.launcher.n_jobs=4", "launches the runs of a sweep. Add --multirun"),
     ("--multirun hydra/launcher=joblibb", "did you mean joblib?"),
     ("--multirun hydra/launcher=joblib hydra.launcher.n_jobs=0", "n_jobs=0: must be an integer of at least 1, or -1"),
     ("--multirun hydra/launcher=ray hydra.launcher.num_cpus=a", "num_cpus=a: must be an integer of at least 1, or -1"),
     ("--multirun hydra/launcher=ray hydra.launcher.n_jobs=2", "n_jobs=2: hydra/launcher=ray has no such key"),
-    ("--multirun hydra.launcher.address=head:6379", "a launcher that has, such as hydra/launcher=ray"),
-    ("hydra/launcher=ray", "hydra/launcher=ray: launches the cells of a sweep; add --multirun"),
+    ("--multirun hydra.launcher.address=head:6379", "a launcher that has it, such as hydra/launcher=ray"),
+    ("hydra/launcher=ray", "hydra/launcher=ray: launches the runs of a sweep. Add --multirun"),
     ("results_dir=/dev/null/x", "writable"),
-    ("+=x", "+=x: names no key"),
+    ("+=x", "+=x: has no key"),
     ("+layout.pp=${oc.env:PATH}", "must be null or an integer"),
     ("workload.max_image_tokens=1e308", "at most 1073741824"),
     ("model.tokens.audio_frames_per_s=1e18", "positive, from 9.3e-10 to 1073741824"),
@@ -116,7 +119,7 @@ BAD_INPUT = [
     (
         "strategy=hetero_noncolocated model=qwen25vl_llama3_1b cluster.num_nodes=16384 global_batch=512 layout.dp=null "
         "layout.tp=null layout.cp=null",
-        "fix layout.tp, layout.cp or layout.dp",
+        "Set layout.tp, layout.cp or layout.dp",
     ),
 ]
 

@@ -108,9 +108,7 @@ class TraceWorkload:
         from .dataset.samples import samples_of
 
         if self.text is not None:
-            raise UserError(
-                "workload.text: draws other texts than the samples have; must be null with harness.data=files"
-            )
+            raise UserError("workload.text: must be null with harness.data=files, which reads the samples' own texts")
         own_shapes = partial(self._shapes, rules=rules)
         truncates = self.on_overlong == OnOverlong.TRUNCATE
         return samples_of(self._file(), rules, vocab_size, moved, own_shapes, truncates)
@@ -125,8 +123,8 @@ class TraceWorkload:
             row, many = longer[0], f"{longer.size} of {len(shapes)} rows are longer"
             raise UserError(
                 f"workload.path={self.path}: row {row + 1} (sample {shapes.name_of(row)}) has {shapes.llm_tokens[row]} "
-                f"LLM tokens, the model takes at most {context_tokens}, and {many}; "
-                "workload.on_overlong=truncate shortens them, drop leaves them out"
+                f"LLM tokens, but the model takes at most {context_tokens}; {many}. "
+                "Set workload.on_overlong=truncate or drop"
             )
 
     def _shapes(self, columns: TraceColumns, rules: TokenRules) -> SampleShapes:

@@ -11,13 +11,16 @@ from typing import Protocol
 
 import pandas as pd
 
-from entrain_bench.answers.case import Case, SeedGroup, StrategyResult, cases_of
-from entrain_bench.answers.comparison import Overall, overall, place_of, with_result
+from entrain_bench.answers.case import Case, Own, SeedGroup, StrategyResult, cases_of
+from entrain_bench.answers.comparison import Overall, Times, overall, place_of, with_result
+from entrain_bench.answers.posterior import KEY, Chance, chances, drawn_times, job_of, split_draws, variant_of
 from entrain_bench.answers.text import name_of
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
 CHOICE = "strategy="
+# Labels that name a run under a draw.
+NAMED = ("strategy", "workload", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Answer:
         known: strategies that could have run, by name.
         lost: planned runs without a record, by their overrides.
         headings: of the labels that cases and groups are named by; empty for those that they do not have in common.
+        draws: runs under posterior draws of the hardware constants, which are in no case.
     """
 
     records: Sequence[Record]
@@ -67,11 +71,13 @@ class Answer:
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
     headings: Sequence[str] = ()
+    draws: Sequence[Record] = ()
 
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """The answer of some records; ``lost`` are planned runs without one."""
-        return cls(records, cases_of(records), known_strategies(records), lost)
+        usual, draws = split_draws(records)
+        return cls(usual, cases_of(usual), known_strategies(records), lost, draws=draws)
 
     def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
         """The answer of some of the cases."""
@@ -110,13 +116,27 @@ class Answer:
         return name_of(case.job, self.varying)
 
     def points(self) -> Iterator[Point]:
-        """Every run, group by group."""
+        """Every run, group by group, then those under draws."""
         for case in self.cases:
             for result in case.results:
                 where = self.case_name(case)
                 name = " ".join(filter(None, (self.variant(result.group), where)))
                 for seed, record in sorted(result.group.runs.items()):
                     yield Point(record, f"{name} seed {seed}", result.standing.gains.get(seed), where)
+        for record in self.draws:
+            job = name_of({each: str(text) for each, text in record.labels.items()}, [*NAMED, "seed"])
+            yield Point(record, f"{job} {KEY} {record.config[KEY]}", None)
+
+    @cached_property
+    def _drawn(self) -> Mapping[str, Mapping[str, Times]]:
+        """Times under draws by job and variant."""
+        return drawn_times(self.draws)
+
+    def chances(self, case: Case) -> dict[Own, Chance]:
+        """P(fastest) and leads of the groups of a case, the most probable first; empty without draws."""
+        firsts = {own: next(iter(group.runs.values())) for own, group in case.groups.items()}
+        drawn = {own: self._drawn.get(job_of(first), {}).get(variant_of(first)) for own, first in firsts.items()}
+        return chances({own: times for own, times in drawn.items() if times})
 
     @cached_property
     def variants(self) -> list[str]:

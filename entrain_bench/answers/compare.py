@@ -87,7 +87,8 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     identity = [name for name in before.columns if name not in _BESIDE]
     for table in (before, after):
         if twice := table[table.duplicated(identity)][[*NAMING]].to_numpy().tolist():
-            raise UserError(f"table: has a run twice ({' '.join(twice[0])})")
+            what = f"duplicate run {' '.join(map(str, twice[0]))}"
+            raise UserError(f"table: {what}. Each run must have one row; delete the duplicate or make the table again")
     old, new = (
         {tuple(row[name] for name in identity): row for row in table.to_dict("records")} for table in (before, after)
     )

@@ -127,28 +127,36 @@ def fitted_only(data: pd.DataFrame) -> pd.DataFrame:
     return data[~(data[KEY] > 0)].reset_index(drop=True) if KEY in data else data
 
 
-def split_draws(records: Sequence[Record]) -> tuple[list[Record], dict[str, dict[str, Times]]]:
-    """Records with their draws taken out: runs that differ in ``OF_DRAWS`` from a run with the fitted constants.
-
-    Returns:
-        The other records, and of the draws the seconds an iteration by ``job_of``, strategy and draw.
-    """
+def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """The records, and those of them that are draws: of a job that has fitted runs and draws of several strategies."""
     usual = {job_of(record) for record in records if not record.config.get(KEY)}
-    others, found = [], dict[str, dict[str, dict[int, float | None]]]()
+    variants: dict[str, set[str]] = {}
     for record in records:
-        draw, job = record.config.get(KEY), job_of(record) if record.config.get(KEY) else ""
-        if draw and job in usual:
-            own = found.setdefault(job, {}).setdefault(str(record.labels["strategy"]), {})
-            own[int(draw)] = record.metrics[TIME] if record.status == "ok" else None
-        else:
-            others.append(record)
-    return others, {job: {**by_strategy} for job, by_strategy in found.items()}
+        if record.config.get(KEY) and (job := job_of(record)) in usual:
+            variants.setdefault(job, set()).add(variant_of(record))
+    is_draw = [bool(record.config.get(KEY)) and len(variants.get(job_of(record), ())) > 1 for record in records]
+    pairs = [*zip(records, is_draw, strict=True)]
+    return [record for record, drawn in pairs if not drawn], [record for record, drawn in pairs if drawn]
+
+
+def drawn_times(draws: Sequence[Record]) -> dict[str, dict[str, dict[int, float | None]]]:
+    """Seconds an iteration of runs under draws by ``job_of``, ``variant_of`` and draw; None without a result."""
+    found: dict[str, dict[str, dict[int, float | None]]] = {}
+    for record in draws:
+        own = found.setdefault(job_of(record), {}).setdefault(variant_of(record), {})
+        own[int(record.config[KEY])] = record.metrics[TIME] if record.status == "ok" else None
+    return found
 
 
 def job_of(record: Record) -> str:
-    """What a run has in common with its draws."""
+    """What a run has in common with its draws and with other strategies."""
     config = {key: value for key, value in record.config.items() if key not in OF_DRAWS}
     return json.dumps([record.labels["harness"], config], sort_keys=True, default=repr)
+
+
+def variant_of(record: Record) -> str:
+    """What a run has in common with its draws, but not with other strategies or variants of its own."""
+    return json.dumps([record.labels["strategy"], record.config["strategy"]], sort_keys=True, default=repr)
 
 
 def interval(spread: Spread) -> str:

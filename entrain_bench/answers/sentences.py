@@ -14,6 +14,7 @@ from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, OPEN, with_result
 from entrain_bench.answers.labels import OURS
 from entrain_bench.answers.leads import lead_of, lead_sentence
+from entrain_bench.answers.posterior import Chance, posterior_sentences
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import MAX_NAMES, count, listing, name_of, speedup, spell_seeds, times
 from entrain_bench.records.records import Record
@@ -29,13 +30,13 @@ WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its
 def sentences(answer: Answer) -> list[str]:
     """What an answer says, one statement each; nothing where there is nothing to compare."""
     contested = [case for case in answer.cases if case.contested]
-    found = [*_winners(answer, contested), *_ours(contested), *_over_cases(answer)]
+    found = [*_winners(answer, contested), *_ours(contested), *posterior(answer, contested), *_over_cases(answer)]
     if contested:
         found += [*_trust(answer, contested), *_unequal_seeds(answer, contested), *_failed(answer, contested)]
     if answer.not_run and len(answer.ran) > 1:
         found.append(f"Not run: {', '.join(answer.not_run)}.")
     if answer.lost:
-        planned = count(len(answer.records) + len(answer.lost), "planned run")
+        planned = count(len(answer.records) + len(answer.draws) + len(answer.lost), "planned run")
         found.append(f"{len(answer.lost)} of {planned} left no record: {listing(answer.lost)}.")
     return found
 
@@ -156,6 +157,14 @@ def _ours(cases: Sequence[Case]) -> Iterator[str]:
             yield from filter(None, [lead_sentence(leads, name, "case")])
 
 
+def posterior(answer: Answer, cases: Sequence[Case]) -> list[str]:
+    """P(fastest) of the strategy that is the fastest in most draws, and of ours; nothing without draws."""
+    drawn = [(case, found) for case in cases if (found := answer.chances(case))]
+    names = {own: answer.variant(case.groups[own]) for case, found in drawn for own in found}
+    ours = [own for own in names if any(own in case.groups and case.groups[own].family == OURS for case, _ in drawn)]
+    return posterior_sentences([found for _, found in drawn], names, ours, "case")
+
+
 def _trust(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
     """Who is behind by chance perhaps: compared at one seed only, or not significantly slower."""
     pairs = [
@@ -216,6 +225,7 @@ def answer_json(answer: Answer, results_dir: str) -> list[dict[str, Any]]:
 
 def _case(answer: Answer, case: Case, results_dir: str) -> dict[str, Any]:
     outcome, first, good = outcome_of(answer, case) if case.contested else ("nothing to compare", (), ())
+    drawn = answer.chances(case)
     return {
         "job": dict(case.job),
         "seeds": case.comparison.seeds,
@@ -223,12 +233,12 @@ def _case(answer: Answer, case: Case, results_dir: str) -> dict[str, Any]:
         "outcome": outcome,
         "fastest": [*first],
         "as_good": [*good],
-        "strategies": [_result(answer, result) for result in case.results],
+        "strategies": [_result(answer, result, drawn.get(tuple(result.group.own.values()))) for result in case.results],
         "commands": commands_of(case.records, results_dir),
     }
 
 
-def _result(answer: Answer, result: StrategyResult) -> dict[str, Any]:
+def _result(answer: Answer, result: StrategyResult, chance: Chance | None) -> dict[str, Any]:
     standing, runs = result.standing, []
     for seed, record in sorted(result.group.runs.items()):
         reason = {"reason": record.reason} if record.reason else {}
@@ -240,8 +250,15 @@ def _result(answer: Answer, result: StrategyResult) -> dict[str, Any]:
         "iteration_time_s": _interval(standing.time),
         "speedup": _interval(standing.speedup),
         "time_over_fastest": _interval(standing.behind),
+        **({"posterior": _chance(chance)} if chance else {}),
         "runs": runs,
     }
+
+
+def _chance(found: Chance) -> dict[str, Any]:
+    """P(fastest) over draws of the hardware constants, and the lead over the fastest other with its 90% interval."""
+    lead = {"median": found.lead.median, "low": found.lead.low, "high": found.lead.high} if found.lead else None
+    return {"p_fastest": found.probability, "num_draws": found.num_draws, "lead": lead}
 
 
 def _interval(found: Interval | None) -> dict[str, Any] | None:

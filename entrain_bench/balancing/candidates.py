@@ -251,7 +251,9 @@ def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Can
             problem = problem or error
     if not found:
         name = profile.job.model.name
-        raise problem or UserError(f"layout: model={name} has too few layers for the stages of a replica")
+        raise problem or UserError(
+            f"layout: model={name} has too few layers for the stages of a replica. Lower layout.pp"
+        )
     return found
 
 

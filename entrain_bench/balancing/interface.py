@@ -138,8 +138,8 @@ class Strategy:
         for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
             if model.generators and not getattr(part, "handles_generators", False):
                 raise IncompatibleError(
-                    f"model={model.name}: has a generator ({model.generators[0].name}), which strategy.{name} "
-                    f"{type(part).__name__} has no rule for"
+                    f"model={model.name}: has a generator ({model.generators[0].name}), which strategy/{name} "
+                    f"{type(part).__name__} does not support. Use another strategy or model"
                 )
 
     def program(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:

@@ -63,15 +63,16 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     """
     chain = chain_of_turns(model, layout)
     if chain is None:
-        raise IncompatibleError("schedule: these stages do not go round the ranks in turn as an interleaved pipeline's")
+        needed = "the interleaved schedule needs virtual stages that go round the ranks in order"
+        raise IncompatibleError(f"schedule: {needed} (strategy.planner.virtual_order=loop)")
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     places = microbatches_per_replica(layout, chunks, freed)
     uneven = np.flatnonzero(places[model.llm_index] % chain.num_ranks)
     if uneven.size:
         raise IncompatibleError(
-            f"schedule: {places[model.llm_index][uneven[0]]} microbatches of a replica: must be a multiple of the "
-            f"{chain.num_ranks} ranks of a pipeline of virtual stages"
+            f"schedule: a replica has {places[model.llm_index][uneven[0]]} microbatches; with virtual stages the "
+            f"number must be a multiple of {chain.num_ranks}, the pipeline's ranks"
         )
     slots = []
     for rows, last, per_replica, own in zip(chunks, freed, places, chain.places, strict=True):

@@ -50,7 +50,7 @@ def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
         shared = np.intersect1d(layout.blocks[one].lanes, layout.blocks[other].lanes).size
         if shared and layout.modules[one].dp != layout.modules[other].dp:
             names = f"{layout.modules[one].module} and {layout.modules[other].module}"
-            raise IncompatibleError(f"schedule: {names} share ranks but not their DP; a chain of stages needs one DP")
+            raise IncompatibleError(f"schedule: {names} share ranks, so they need the same DP in a chain of stages")
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
     lanes = np.concatenate(first)
     distinct, appearance = np.unique(lanes, return_index=True)
@@ -60,7 +60,9 @@ def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     for index, later in [*((i, llm) for i in range(llm)), *((llm, j) for j in range(llm + 1, len(behind)))]:
         if behind[index].min() < behind[later].max():
             begins, ends = layout.modules[later].module, layout.modules[index].module
-            raise IncompatibleError(f"schedule: {begins}'s stages begin before {ends}'s end, so they form no chain")
+            raise IncompatibleError(
+                f"schedule: stages of {begins} start before the last of {ends}, so they form no chain"
+            )
     return behind
 
 
@@ -68,7 +70,8 @@ def _refuse_virtual_stages(layout: Layout) -> None:
     for placed in layout.modules:
         if placed.stages_per_rank > 1:
             raise IncompatibleError(
-                f"schedule: a rank holds {placed.stages_per_rank} stages of {placed.module}; this order takes one"
+                f"schedule: a rank holds {placed.stages_per_rank} stages of {placed.module}, but this schedule "
+                "supports one"
             )
 
 
@@ -232,7 +235,7 @@ def check_colocated(layout: Layout) -> None:
     for placed in encoders:
         if not is_colocated(placed, llm) or placed.pp > 1:
             raise IncompatibleError(
-                f"layout: a colocated schedule needs {placed.module} in one stage on exactly the ranks of {llm.module}"
+                f"layout: a colocated schedule needs {placed.module} in one stage on the same ranks as {llm.module}"
             )
 
 
@@ -266,5 +269,5 @@ def check_routes(
             raise IncompatibleError(
                 f"assignment: sample {shapes.name_of(owner[first])} is in {module.name} microbatch "
                 f"{labels.microbatch[first]} and already in {llm.module} microbatch "
-                f"{consumer.microbatch[owner[first]]}; this schedule runs microbatches in order"
+                f"{consumer.microbatch[owner[first]]}, but this schedule runs microbatches in order"
             )

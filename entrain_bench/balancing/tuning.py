@@ -164,7 +164,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     if entered:
         return entered[0]
     name = profile.job.model.name
-    nothing = UserError(f"layout: model={name} has too few layers for the stages of a replica")
+    nothing = UserError(f"layout: model={name} has too few layers for the stages of a replica. Lower layout.pp")
     raise (trials.refused[-1:] or problems[:1] or [nothing])[0]
 
 

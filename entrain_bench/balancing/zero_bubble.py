@@ -113,7 +113,8 @@ class ZeroBubbleV(ZeroBubble):
         valley = valley_of(profile.job.model, layout)
         if valley is None:
             raise IncompatibleError(
-                "schedule: ZB-V needs two stages a rank, down the ranks and back up (strategy.planner.virtual_order=v)"
+                "schedule: ZB-V needs two stages per rank, down the ranks and back up. Set "
+                "strategy.planner.virtual_stages=2 strategy.planner.virtual_order=v"
             )
 
         def make(most: int) -> Program:

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
-from entrain_bench.answers.documents.posterior import posterior_output
+from entrain_bench.answers.documents.posterior import drawn_cells, posterior_output, read_plan
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_of, tables_output
 from entrain_bench.answers.text import count as plural
@@ -117,7 +117,10 @@ def make(
         with suppress(OSError):
             pending.touch()
         for experiment, sweeps in () if ended else experiments_of(output).items():
-            found = [record for key in study.cells_by_key(sweeps) if (record := results.read(key))]
+            keys = [*study.cells_by_key(sweeps)]
+            if experiment == read_plan().sweep:
+                keys += [cell.key for cell in drawn_cells(study)]
+            found = [record for key in keys if (record := results.read(key))]
             files = drawn_from(made, experiment, results) if output in made else []
             logs.append(logging.submit(log_to_mlflow, results, found, experiment, mlflow_uri, files))
 

@@ -42,12 +42,12 @@ FILE = "recommendation.yaml"
 EVERY_STRATEGY = "strategy=glob(*)"
 # Of the configuration tree: which strategies start first.
 STARTING_ORDER = "race.yaml"
-# Strategies are compared as they are, in simulation, and a plan is what comes out.
+# A recommendation compares unmodified strategies in simulation and writes a plan.
 REFUSED = {
-    "plan": "is what comes out; entrain-bench plan=FILE runs one",
-    "figure": "says nothing about a job",
-    "hydra": "says nothing about a job",
-    "harness": "must be simulate, which strategies are compared in; leave it out",
+    "plan": "is the output of recommend. To run a plan, use entrain-bench plan=FILE",
+    "figure": "is not a key of a training job. Leave it out",
+    "hydra": "is not a key of a training job. Leave it out",
+    "harness": "must be simulate, because recommend compares simulations. Leave it out",
 }
 
 
@@ -152,10 +152,10 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool, usual: Ma
             raise UserError(f"{text}: {REFUSED[group]}")
         if group == "strategy" and key != "strategy":
             raise UserError(
-                f"{text}: changes every strategy; name yours in a YAML of your --config-dir, or leave it out"
+                f"{text}: would change every strategy. Leave it out, or put your strategy in a YAML of --config-dir"
             )
         if several and key != "strategy":
-            raise UserError(f"{text}: must be one value; several are taken of strategy only")
+            raise UserError(f"{text}: must be one value; only strategy takes several")
     given, chosen = {**keys}, keys.pop("strategy", EVERY_STRATEGY)
     keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] != "null"}
     names, every = (
@@ -172,7 +172,7 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool, usual: Ma
     if within:
         nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}
         if not nodes:
-            raise UserError(f"{chosen}: none of these runs within {megatron.NAME}")
+            raise UserError(f"{chosen}: {megatron.NAME} runs none of these strategies unmodified")
         texts += [text for text in megatron.OVERRIDES if text.partition("=")[0] not in keys]
         for name, node in nodes.items():
             stated = node[megatron.KEY]

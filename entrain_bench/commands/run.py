@@ -52,15 +52,15 @@ def main(request: Request[NoKeys]) -> int:
         with one_line_errors(request.overrides):
             check_overrides(request.overrides)
             _, given = given_of(request.overrides, [config_tree()])
-            require(given.is_nothing, CFG, shown, "left out with a model or cluster that no YAML file states")
+            require(given.is_nothing, CFG, shown, "left out, because model or cluster has no YAML file")
         _hand_to_hydra(request)
         return 0
     if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
-        raise UserError("figure: names a sweep; add --multirun")
+        raise UserError("figure: is a sweep. Add --multirun")
     if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
-        raise UserError(f"{launching[0]}: launches the cells of a sweep; add --multirun")
+        raise UserError(f"{launching[0]}: launches the runs of a sweep. Add --multirun")
     if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UserError("--multirun: not under torchrun, whose ranks train one run; start the sweep without it")
+        raise UserError("--multirun: cannot run under torchrun, which trains one run. Start the sweep without torchrun")
     composer = Composer(request.config_dir)
     if request.multirun:
         return _sweep(composer, request)
@@ -129,7 +129,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
     if lost := len(keys) - len(records):
-        raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} cells left no record")
+        raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 

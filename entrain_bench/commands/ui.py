@@ -54,7 +54,7 @@ def main(request: Request[Keys]) -> int:
     port, results = request.keys.port, Results(Path(request.keys.results_dir))
     found = links(results, f"http://{HOST}:{port}")
     if not found:
-        raise UserError(f"results_dir={results.root}: no runs are logged there; run some (make quick)")
+        raise UserError(f"results_dir={results.root}: contains no runs. Run some first, for example make quick")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -97,7 +97,7 @@ class Verification:
         # Every record file; the records among them; of those the cells that today's code makes under the same keys.
         self._files = record_files(root / "runs")
         if not self._files:
-            raise UserError(f"results_dir={root}: must hold runs; give a folder that a sweep has written")
+            raise UserError(f"results_dir={root}: contains no runs. Name a folder that a sweep has written")
         self._records: list[Record] = []
         self._cells: dict[str, Cell] = {}
         self._others: set[str] = set()

@@ -74,7 +74,7 @@ def one_line_errors(
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         extra, installed = name.partition("_")[0], {other.partition("_")[0] for other in error.options or ()}
         if group == LAUNCHER and extra in LAUNCHER_EXTRAS - installed:
-            raise UserError(f"{group}={name}: not installed; pip install -e '.[{extra}]' adds it") from error
+            raise UserError(f"{group}={name}: not installed. Run pip install -e '.[{extra}]'") from error
         if error.options:
             raise unknown_choice(group or "config", name, error.options) from error
         raise UserError(first_line(error)) from error
@@ -99,7 +99,7 @@ def _translate(error: Exception, overrides: Sequence[str], config_name: str, key
         reason = next(filter(None, lines), "does not fit the configuration")
         return UserError(f"{key}={value}: {reason}" if value else f"{key}: {reason}")
     if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return UserError(f"{found.group(1)}: several values make a sweep: add --multirun")
+        return UserError(f"{found.group(1)}: several values make a sweep. Add --multirun")
     return UserError(first_line(error))
 
 
@@ -109,7 +109,7 @@ def _refuse_path(missing: str) -> None:
     if group in GROUP_KEYS and (Path(path).suffix or path.startswith(("/", "."))):
         named = f"use --config-dir FOLDER {group}=NAME, with NAME.yaml in FOLDER/{group}"
         use = f"use workload=trace workload.path={path}" if group == "workload" else named
-        raise UserError(f"{group}={path}: must be a name; {use}")
+        raise UserError(f"{group}={path}: must be a name, not a path. For a file, {use}")
 
 
 def _unknown_key(key: str, overrides: Sequence[str], config_name: str, keys: Iterable[str]) -> UserError:
@@ -140,7 +140,7 @@ def _unknown_to_launcher(key: str, overrides: Sequence[str]) -> UserError:
     chosen = next((text for text in overrides if text.startswith(f"{LAUNCHER}=")), f"{LAUNCHER}=basic")
     other = "ray" if key.rpartition(".")[2] in RAY_KEYS else "joblib"
     return UserError(
-        f"{_given(key, overrides)}: {chosen} has no such key; add a launcher that has, such as {LAUNCHER}={other}"
+        f"{_given(key, overrides)}: {chosen} has no such key. Add a launcher that has it, such as {LAUNCHER}={other}"
     )
 
 

@@ -71,7 +71,7 @@ class Given:
             except KeyError as error:
                 group = change.key_or_group.partition(".")[0]
                 raise UserError(
-                    f"{change.input_line}: {group}={found[group]['name']} has no such key with a single value"
+                    f"{change.input_line}: {group}={found[group]['name']} has no such key, or it holds several values"
                 ) from error
         return found
 
@@ -79,7 +79,8 @@ class Given:
         """The run itself; ``UserError`` if it trains a model that is only simulated."""
         if self.model is not None and config.harness["_target_"] != SIMULATED:
             raise UserError(
-                f"model={self.model['name']}: is simulated only; use harness=simulate, or a model of experiments/model"
+                f"model={self.model['name']}: can only be simulated. Use harness=simulate, or a model of "
+                "experiments/model"
             )
         return config
 
@@ -113,9 +114,7 @@ def given_of(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[tuple[s
         elif replaced.get(group) and is_inside(override):
             changes.append(override)
         elif group == MODEL and model is not None:
-            raise UserError(
-                f"{text}: is not supported with {chosen[MODEL]}; change single values, such as model.name=x"
-            )
+            raise UserError(f"{text}: is not supported with {chosen[MODEL]}. Set single values, such as model.name=x")
         else:
             rest.append(text)
     return tuple(rest), Given(model, num_gpus, tuple(changes))
@@ -134,10 +133,10 @@ def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
             found.append(text)
             continue
         if other := next((one for one in overrides if one.startswith(("workload=", "workload.path="))), None):
-            raise UserError(f"{text}: sets workload=trace workload.path={value}; leave {other} out")
+            raise UserError(f"{text}: means workload=trace workload.path={value}. Leave {other} out")
         if not all(name.strip("'\"[] ").endswith(".parquet") for name in value.split(",")):
             scan = "entrain-bench trace source=NAME source.path=FILE output=mine.parquet"
-            raise UserError(f"{text}: must be a shape trace, a Parquet file; `{scan}` makes one of a dataset")
+            raise UserError(f"{text}: must be a shape trace (a Parquet file). To make one of a dataset, run `{scan}`")
         found += [f"workload={TRACE}", f"workload.path={value}"]
     return tuple(found)
 
@@ -199,7 +198,7 @@ def _base(text: str, count: int, device: str, words: str, folders: Sequence[Path
         memory = MEMORY.fullmatch(word)
         fits = int(memory[1]) == MEMORY_GB.get(device) if memory else word in WORDS
         if not fits:
-            raise UserError(f"{text}: {word} is not known of {device}; leave it out, or use --config-dir with a YAML")
+            raise UserError(f"{text}: {device} has no variant {word}. Leave it out, or use --config-dir with a YAML")
     if has(f"{device}x{count}"):
         return f"{device}x{count}", None
     if not has(f"{device}{NODE}"):

@@ -48,7 +48,7 @@ def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:
     given = [text for text in overrides if text not in files]
     for text in given:
         if re.split(r"[./=]", text, maxsplit=1)[0] in OF_THE_PLAN:
-            raise UserError(f"{text}: is decided by plan={path}; must be left out")
+            raise UserError(f"{text}: the plan decides it (plan={path}). Leave it out")
     keys = [parse(text).key_or_group for text in given]
     own = [text for text in plan_overrides(checked_plan(path), path) if not _replaced(text, keys)]
     return (*own, *given)

@@ -61,11 +61,11 @@ def check_overrides(overrides: Iterable[str]) -> None:
         override = parse(text)
         group = override.key_or_group
         if not group:
-            raise UserError(f"{text}: names no key")
+            raise UserError(f"{text}: has no key. Write KEY=VALUE")
         if group.startswith("hydra") and not OF_LAUNCHER.fullmatch(group):
             raise UserError(
-                f"{text}: is not supported; of Hydra's keys hydra/launcher and hydra.launcher.* are. A folder of "
-                "yours is named by --config-dir"
+                f"{text}: is not supported. Of Hydra's keys only hydra/launcher and hydra.launcher.* are. To use a "
+                "folder of YAML files, pass --config-dir"
             )
         if group not in GROUP_KEYS and "/" not in group:
             continue

@@ -54,7 +54,7 @@ def check_targets(node: Any, where: str = "") -> None:
             packages = ", ".join(sorted(OWN_PACKAGES))
             raise UserError(f"{path}={value}: must be a class of {packages} or of a folder named by --config-dir")
         if key != TARGET and str(key).startswith("_"):
-            raise UserError(f"{path}={value}: is not supported; of keys with _ in front there is {TARGET} alone")
+            raise UserError(f"{path}={value}: is not supported. {TARGET} is the only key that starts with _")
         check_targets(value, path)
 
 

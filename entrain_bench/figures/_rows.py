@@ -112,17 +112,15 @@ def check_names(cells: Sequence[Cell]) -> None:
         for cell in cells:
             name, values = str(labels_of(cell.config)[group]), getattr(cell.config, group)
             if seen.setdefault(name, values) != values:
-                raise UserError(f"{group}: several are called {name}; must have names of their own")
+                raise UserError(f"{group}: two entries share the name {name}. Give each entry a unique name")
 
 
 def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
     group = re.split(r"[./]", key)[0]
     if group in NOT_OF_A_RUN:
-        raise UserError(f"{key}: says nothing about a run; must be left out")
+        raise UserError(f"{key}: is not a key of a run. Leave it out")
     inside = [other for other in compared if other.startswith(f"{key}.")]
     for other in inside or ([key] if key in compared and key not in REPLACED else []):
-        raise UserError(
-            f"{key}: figure {figure} compares values of {other} itself ({compared[other]}); must be left out"
-        )
+        raise UserError(f"{key}: figure {figure} already compares values of {other} ({compared[other]}). Leave it out")
     if several and group not in REPLACED:
-        raise UserError(f"{key}: must be one value; a figure takes several of {' and '.join(REPLACED)} only")
+        raise UserError(f"{key}: must be one value; only {' and '.join(REPLACED)} take several in a figure")

@@ -34,7 +34,7 @@ def share_png(answer: Answer, results_dir: str) -> bytes:
     """
     gains = speedups_of(answer)
     if len(gains) < 2:
-        raise UserError("share=true: needs results of at least two strategies in one setting; run another strategy")
+        raise UserError("share=true: needs results of at least two strategies for the same job. Run another strategy")
     return small_png(lambda: draw(answer, gains, results_dir))
 
 

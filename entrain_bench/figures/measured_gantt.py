@@ -59,7 +59,7 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     """A panel a view; the measured and the replayed one share a time axis, that of the measured iteration."""
     if data.actions.empty:
-        raise UserError("no run of the sweep has a timeline")
+        raise UserError("figure=measured_gantt: no run of the sweep has a timeline")
     bars = {str(view): slowest_replica(rows) for view, rows in data.actions.groupby("view", sort=False)}
     shown = pd.concat(bars.values(), ignore_index=True)
     colours = colours_of(shown)

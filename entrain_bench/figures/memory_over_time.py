@@ -53,7 +53,7 @@ def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> Runs:
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     """A panel a strategy, trace and model, a line a lane of one replica; one trace and model fill several rows."""
     if "memory_bytes" not in data.actions:
-        raise UserError("no timeline of the sweep holds memory")
+        raise UserError("figure=memory_over_time: no timeline of the sweep has memory")
     labels, traces, models = (names(data.table, column) for column in ("strategy", "workload", "model"))
     lanes = {key: peak_replica(rows) for key, rows in data.actions.groupby([*CASE, "strategy"], sort=False)}
     cases = [*data.table[CASE].drop_duplicates().itertuples(index=False, name=None)]

@@ -10,7 +10,7 @@ their 95% intervals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pandas as pd
@@ -54,17 +54,20 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     _draw_correlations(right, table[table["workload"] == ALL].set_index("row"), rows)
     slower = Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")
     legend_above(figure, [slower])
-    say(figure, _message(table))
+    say(figure, _message(table, grid.strategies))
     return figure, table
 
 
-def _message(table: pd.DataFrame) -> str:
-    """In how many cells the first row's fastest stays as good, and the least correlation of a row."""
+def _message(table: pd.DataFrame, labels: Mapping[str, str]) -> str:
+    """The strategy that is fastest most often, the first row's fastest, and the lowest correlation of a row."""
     cells, together = table[table["workload"] != ALL], table[table["workload"] == ALL]
+    wins = cells.loc[cells["winner"] != "", "winner"].tolist()
+    most = max(labels, key=wins.count)
+    first = f"{labels[most]} is fastest in {wins.count(most)} of {len(cells)} cells"
     changed = cells[cells["row"] != cells["row"].iloc[0]]
+    kept = f"the first row's fastest stays fastest, or not significantly slower, in {changed['firm'].sum()}"
     least = together.dropna(subset="tau").sort_values("tau", kind="stable").to_dict("records")[:1]
-    kept = f"{changed['firm'].sum()} of {len(changed)} cells"
-    said = f"The usual fastest stays fastest, or not significantly slower, in {kept}"
+    said = f"{first}; {kept} of {len(changed)} cells"
     return said + "".join(f"; rank correlation at least {row['tau']:.2f} ({row['row']})" for row in least) + "."
 
 

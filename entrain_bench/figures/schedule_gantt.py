@@ -56,7 +56,7 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     """A row a strategy: its whole schedule over one time axis for all, and a part of it enlarged."""
     if data.actions.empty:
-        raise UserError("no run of the sweep has a timeline")
+        raise UserError("figure=schedule_gantt: no run of the sweep has a timeline")
     labels = names(data.table, "strategy")
     bars = {str(name): slowest_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
     colours = colours_of(pd.concat(bars.values()))

@@ -23,8 +23,7 @@ def check_program(program: Program) -> None:
     for index, placed in enumerate(program.layout.modules):
         if placed.sharded and program.splits_backward(index):
             raise IncompatibleError(
-                f"strategy.scheduler: splits the backward of {placed.module}, whose weights are sharded; those take "
-                "whole backwards"
+                f"strategy.scheduler: cannot split the backward of {placed.module}, because its weights are sharded"
             )
     shapes = program.shapes
     for module, chunks in zip(program.model.modules, program.chunks, strict=True):

@@ -115,7 +115,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     if isinstance(executor, Trainer):
-        require(not config.action_noise, "action_noise", config.action_noise, "0 where the harness trains")
+        require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
     profile = Profile(*known, config.seed, *wrong)
@@ -223,7 +223,7 @@ def run_experiment(
     setting = prepare(config, source)
     if isinstance(setting.executor, Trainer):
         if source is not None:
-            raise UserError(f"harness={config.harness['label']}: takes its samples from the configured workload")
+            raise UserError(f"harness={config.harness['label']}: cannot take other samples than those of its workload")
         return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)))
     job, strategy, profile = setting.job, setting.strategy, setting.profile
     setting.shared.batch(0, config.seed)
@@ -256,5 +256,5 @@ def _believable(outcome: RunResult) -> RunResult:
     try:
         check_results(outcome.metrics, outcome.iterations)
     except ValueError as error:
-        raise ExecutionError(f"the run ended with metrics that cannot be: {error}") from error
+        raise ExecutionError(f"the run has invalid metrics: {error}") from error
     return outcome

@@ -80,7 +80,7 @@ def _result(ray: Any, done: Any, field: str) -> Any:
     except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
         return Died()
     except errors.RayError as error:
-        raise UserError(f"{field}: a worker cannot run jobs ({_last_line(error)})") from error
+        raise UserError(f"{field}: a Ray worker failed to start ({_last_line(error)})") from error
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def _connected(ray: Any, num_processes: int, address: str | None, field: str) ->
             ray.init(address or stack.enter_context(own), log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
             place = f"{field} at {address}" if address else field
-            raise UserError(f"{place}: no Ray cluster can be used ({_last_line(error)})") from error
+            raise UserError(f"{place}: cannot connect to a Ray cluster ({_last_line(error)})") from error
         stack.callback(ray.shutdown)
         yield _limited(int(ray.cluster_resources().get("CPU", 1)), num_processes)
 
@@ -111,7 +111,7 @@ def _import_ray(address: str | None, field: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UserError(f"{field}: not installed; pip install -e '.[ray]' adds it") from error
+        raise UserError(f"{field}: not installed. Run pip install -e '.[ray]'") from error
     return ray
 
 

@@ -29,7 +29,8 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
     if not isinstance(sampler, BalancedBatchSampler):
         raise UserError(f"loader: batch_sampler={type(sampler).__name__}: must be a BalancedBatchSampler")
     if sampler.num_microbatches is None:
-        raise UserError("counts: must be fixed: accelerate and Trainer accumulate as many microbatches in every step")
+        why = "accelerate and Trainer accumulate the same number of microbatches in every step"
+        raise UserError(f"counts: must be fixed, because {why}")
     require(
         accumulation_steps == sampler.num_microbatches,
         "gradient_accumulation_steps",

@@ -57,7 +57,7 @@ def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Deal
         UserError: for a layout with several stages, and for timings that are not those of the microbatches.
     """
     if any(placed.pp > 1 for placed in layout.modules) or len({placed.dp for placed in layout.modules}) > 1:
-        raise UserError("observe: layout: must have one stage and one DP for all modules; only there a rank times them")
+        raise UserError("observe: layout: must have one stage and one DP, because a rank times whole microbatches")
     names = [module.name for module in model.modules]
     require(sorted(timings) == sorted(names), "observe: timings of", sorted(timings), f"of {sorted(names)}")
     assignment = as_assignment(dealt, model, shapes)
@@ -102,9 +102,8 @@ def values_of(part: Any) -> Any:
         return [values_of(value) for value in part]
     if isinstance(part, np.generic | np.ndarray):
         return part.tolist()
-    raise UserError(
-        f"strategy.assigner: holds a {type(part).__name__}: must be dataclasses of plain values to be saved"
-    )
+    plain = "To be saved, it must be made of dataclasses and plain values"
+    raise UserError(f"strategy.assigner: holds a {type(part).__name__}. {plain}")
 
 
 def with_values(part: Any, values: Any, where: str) -> Any:
@@ -114,7 +113,7 @@ def with_values(part: Any, values: Any, where: str) -> Any:
         fits = isinstance(values, Mapping) and sorted(values) == sorted(["is", *known])
         if not fits or values["is"] != type(part).__name__:
             found = values.get("is", "") if isinstance(values, Mapping) else ""
-            raise UserError(f"state: {where}={found}: must be of a {type(part).__name__}, as in this sampler")
+            raise UserError(f"state: {where}={found}: must be {type(part).__name__}, as in this sampler")
         new = {name: with_values(getattr(part, name), values[name], f"{where}.{name}") for name in known}
         return replace(part, **new)
     if part is None and isinstance(values, Mapping) and "is" in values:

@@ -54,11 +54,12 @@ def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_m
     for rank, microbatches in enumerate(of_rank):
         samples = sum(map(len, microbatches))
         if not samples:
-            raise UserError(f"strategy.assigner: rank {rank} has no sample of a global batch; it could not take part")
+            why = f"rank {rank} received no sample of a global batch, but every rank needs one"
+            raise UserError(f"strategy.assigner: {why}. Raise global_batch, or use another strategy")
         if count and not len(microbatches) <= count <= samples:
             raise UserError(
                 f"counts={counts}: rank {rank} has {samples} samples in {len(microbatches)} microbatches, which cannot "
-                f"become {count} by splitting; counts={EQUAL if counts == FIXED else ASSIGNED} asks for less"
+                f"be split into {count}. Use counts={EQUAL if counts == FIXED else ASSIGNED}"
             )
     return tuple(tuple(split(rows, count)) for rows in of_rank)
 

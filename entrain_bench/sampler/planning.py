@@ -69,7 +69,7 @@ def plan_batches(
     require(global_batch % (world_size * microbatch_size) == 0, "global_batch", global_batch, allowed)
     for text in overrides:
         key = text.partition("=")[0]
-        require(key not in OWN_KEYS, "overrides", text, f"without {key}, which is an argument or follows from one")
+        require(key not in OWN_KEYS, "overrides", text, f"without {key}, which an argument sets")
     if isinstance(layout, str) and layout not in (DATA_PARALLEL, PLANNED):
         raise unknown_choice("layout", layout, (DATA_PARALLEL, PLANNED))
     if counts not in COUNTS:
@@ -84,8 +84,8 @@ def plan_batches(
     assert isinstance(listed, ListedShapes)
     if listed.num_dropped:
         raise UserError(
-            f"shapes={shapes}: {listed.num_dropped} rows were dropped by workload.on_overlong, so that rows are no "
-            "longer indices of the dataset; leave them out of the trace and the dataset"
+            f"shapes={shapes}: workload.on_overlong dropped {listed.num_dropped} rows, so row numbers no longer equal "
+            "indices of the dataset. Remove these rows from the trace and the dataset"
         )
     job.model.check_shapes(listed.shapes)
     setting.strategy.check_generators(job.model)
@@ -93,7 +93,7 @@ def plan_batches(
         layout = setting.plan() if layout == PLANNED else one_stage(job, world_size)
     check_layout(layout, job.model, job.cluster)
     dp = layout.modules[job.model.llm_index].dp
-    require(dp == world_size, "world_size", world_size, f"{dp}, the replicas of the layout's LLM")
+    require(dp == world_size, "world_size", world_size, f"{dp}, the number of LLM replicas of the layout")
     count = global_batch // (dp * microbatch_size)
     name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
     return BatchPlan(setting, layout, listed.shapes, counts, count, name)

@@ -110,7 +110,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self.global_batch = global_batch
         num_samples = len(self._plan.shapes)
         self.num_iterations = num_samples // global_batch
-        require(self.num_iterations >= 1, "global_batch", global_batch, f"at most {num_samples}, the samples there are")
+        require(self.num_iterations >= 1, "global_batch", global_batch, f"at most {num_samples}, the number of samples")
         self._stream: dict[str, Any] = {
             "samples": fingerprint(self._plan.shapes),
             "seed": seed,
@@ -240,10 +240,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         ahead = self._furthest - first + 1
         if ahead > 0:
             raise UserError(
-                f"learning_lag={self._lag}: must be at least {self._lag + ahead}: the loader has taken {ahead} of the "
-                f"iterations that observing iteration {iteration} was to change"
+                f"learning_lag={self._lag}: must be at least {self._lag + ahead}, because the loader already took "
+                f"{ahead} of the iterations that observing iteration {iteration} would change"
             )
-        require(first > self._lessons.first[-1], "observe: iteration", iteration, "later than the one observed before")
+        require(first > self._lessons.first[-1], "observe: iteration", iteration, "later than the last observed one")
         setting, strategy = self._plan.setting, self._lessons.strategies[-1]
         batch = self._plan.shapes.take(self._samples(self._epoch)[iteration])
         dealt = self._deal(self._epoch, iteration)
@@ -284,10 +284,15 @@ class BalancedBatchSampler(Sampler[list[int]]):
         keys = {"epoch", "iteration", "microbatch", "plan", "lessons", *STREAM}
         require(keys <= {*state}, "state", sorted(state), f"what state_dict returns: {sorted(keys)}")
         for name in STREAM:
-            require(state[name] == self._stream[name], f"state: {name}", state[name], f"{self._stream[name]} as here")
+            require(
+                state[name] == self._stream[name],
+                f"state: {name}",
+                state[name],
+                f"{self._stream[name]}, as in this sampler",
+            )
         place = state["microbatch"]
         same = place == 0 or state["plan"] == self._plan.name
-        require(same, "state: microbatch", place, "0, the start of an iteration, where the plan is another")
+        require(same, "state: microbatch", place, "0 (the start of an iteration), because the plan differs")
         if state["lessons"] and self.learns:
             self._lessons = self._lessons.restored(state["lessons"])
         else:
@@ -328,7 +333,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         if not (dist.is_available() and dist.is_initialized()):
             missing = "rank" if rank is None else "world_size"
-            raise UserError(f"{missing}=None: must be given where torch.distributed is not initialized")
+            raise UserError(f"{missing}=None: must be given, because torch.distributed is not initialized")
         rank = dist.get_rank() if rank is None else rank
         world_size = dist.get_world_size() if world_size is None else world_size
     require(0 <= rank < world_size, "rank", rank, f"0..{world_size - 1}, one of world_size")

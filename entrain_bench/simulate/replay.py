@@ -28,5 +28,6 @@ def replay(program: Program, measured: pd.DataFrame) -> pd.DataFrame:
     nothing = np.zeros(program.num_actions)
     replayed = timeline_frame(Timeline(program, start, end, nothing, wait, np.zeros(program.layout.num_lanes)))
     if not replayed[LABELS].equals(measured[LABELS].reset_index(drop=True)):
-        raise UserError("timeline: is of another program than the configuration gives")
+        what = "recorded for a different program than this configuration gives"
+        raise UserError(f"timeline: {what}. Train again, or use the configuration of the recorded run")
     return replayed

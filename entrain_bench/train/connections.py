@@ -28,4 +28,4 @@ def check_connections(environment: Mapping[str, str]) -> None:
     """Raise ``UserError`` for a number of queues that measures something else, or that CUDA does not have."""
     given = environment.get(VARIABLE, str(MOST_CONNECTIONS))
     fits = given.isdecimal() and 2 <= int(given) <= MOST_CONNECTIONS
-    require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}: with 1 messages and computing take turns")
+    require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}; with 1, messages block computation")

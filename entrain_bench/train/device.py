@@ -20,7 +20,8 @@ def device_of(settings: TrainSettings) -> torch.device:
     local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
     if local_ranks > found:
-        raise UserError(f"harness.num_ranks={settings.num_ranks}: {local_ranks} ranks on a machine with {found} GPUs")
+        need = f"{local_ranks} ranks need {local_ranks} GPUs, but this machine has {found}"
+        raise UserError(f"harness.num_ranks={settings.num_ranks}: {need}")
     return torch.device("cuda", local)
 
 
@@ -29,7 +30,7 @@ def find_device(name: str, key: str = "device") -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError(f"{key}=cuda: this machine has no CUDA device; cpu runs the same over gloo")
+        raise UserError(f"{key}=cuda: this machine has no CUDA device. Use {key}=cpu")
     return torch.device("cuda", 0)
 
 

@@ -92,13 +92,13 @@ class TrainSettings:
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
         if generators := self.truth.model.generators:
             raise IncompatibleError(
-                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=train cannot "
-                f"train; harness=simulate can"
+                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=train does "
+                "not support. Use harness=simulate"
             )
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:
             raise UserError(
-                f"harness.num_ranks={self.num_ranks}: must be the {cluster.num_ranks} ranks of cluster={cluster.name}"
+                f"harness.num_ranks={self.num_ranks}: must be {cluster.num_ranks}, the ranks of cluster={cluster.name}"
             )
 
     def rate_at(self, iteration: int, num_iterations: int) -> float:

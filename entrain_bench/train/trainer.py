@@ -34,5 +34,5 @@ class DistributedTrainer(TrainSettings):
         if alone:
             return start_ranks(config, self, progress)
         if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
-            raise UserError(f"harness.num_ranks={self.num_ranks}: must be the {world} ranks that torchrun started")
+            raise UserError(f"harness.num_ranks={self.num_ranks}: must be {world}, the ranks that torchrun started")
         return run_torchrun_rank(config, self, progress)

@@ -126,7 +126,7 @@ class BraidPlanner:
             attempt(coming)
         if not found:
             raise IncompatibleError(
-                f"strategy.planner: model={profile.job.model.name} has no layout that fits memory with these degrees"
+                f"strategy.planner: model={profile.job.model.name} has no layout with these degrees that fits in memory"
             )
         for seconds, shape in found:
             yield Candidate(seconds, place(profile.job, shape, split_layers(work, shape).layers))

@@ -273,7 +273,8 @@ class BraidScheduler(Recomputation):
         for own in layout.modules:
             if own.sharded:
                 raise IncompatibleError(
-                    f"schedule: weights of {own.module} are sharded; Braid orders replicas one by one"
+                    f"schedule: Braid does not support sharded weights ({own.module}), because it orders each replica "
+                    "separately"
                 )
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes

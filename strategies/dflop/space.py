@@ -56,10 +56,10 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     asked, ranks = job.request, job.cluster.num_ranks
     if not job.model.encoders:
         raise IncompatibleError(
-            f"strategy.planner: dflop splits GPUs between encoder and LLM; {job.model.name} has none"
+            f"model={job.model.name}: has no encoder, but strategy/planner=dflop splits GPUs between encoder and LLM"
         )
     if (asked.cp or 1) > 1:
-        raise IncompatibleError(f"layout.cp={asked.cp}: strategy.planner dflop has no context parallelism")
+        raise IncompatibleError(f"layout.cp={asked.cp}: must be 1 or null with strategy/planner=dflop")
     node, batch = job.cluster.gpus_per_node, job.global_batch
     if asked.tp:
         require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")

@@ -45,7 +45,7 @@ class DipAssigner:
         """
         job, dp = profile.job, layout.modules[0].dp
         if any(placed.dp != dp for placed in layout.modules):
-            raise IncompatibleError("strategy.assigner: DIP's sub-microbatches need one DP for all modules")
+            raise IncompatibleError("strategy.assigner: DIP needs the same DP for all modules")
         # As Megatron's sampler: consecutive samples fill a microbatch, microbatches go round the replicas.
         group = np.arange(len(shapes)) // job.microbatch_size
         labels = []

@@ -109,7 +109,7 @@ class DipPlanner:
                 seconds = believed_s(profile, order(batch, layout))
             except DeadlockError as error:
                 raise IncompatibleError(
-                    "strategy.scheduler: cannot order modules that all run on the same ranks, as DIP places them"
+                    "strategy.scheduler: cannot order modules on the same ranks, where strategy/planner=dip places them"
                 ) from error
             except IncompatibleError:
                 # Other orders may take one stage a rank only.

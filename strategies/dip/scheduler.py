@@ -65,7 +65,7 @@ class DipScheduler(Recomputation):
         """
         if any(np.any(np.diff(blocks.offsets) != 1) for blocks in layout.blocks):
             raise IncompatibleError(
-                "strategy.scheduler: DIP's interleaver needs one TP x CP for modules on the same ranks"
+                "strategy.scheduler: DIP's interleaver needs the same TP x CP for modules on the same ranks"
             )
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         if not self.chooses_recomputation or profile.job.request.recompute is not None:

@@ -320,7 +320,7 @@ def unit_replicas(
     llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[group]}
     if len(dps) > 1:
         names = ", ".join(module.module for module in layout.modules[group])
-        raise IncompatibleError(f"strategy.assigner=disttrain: {names} form one group, but their DP differs")
+        raise IncompatibleError(f"strategy/assigner=disttrain: {names} form one group, so they need the same DP")
     if not dps or (unit_dp := dps.pop()) == llm_dp:
         return None
     brokers = gcd(unit_dp, llm_dp)

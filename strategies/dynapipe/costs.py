@@ -62,7 +62,7 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Co
     model = profile.job.model
     behind = stages_behind(layout, model.llm_index)
     if len({placed.dp for placed in layout.modules}) > 1:
-        raise IncompatibleError("strategy: DynaPipe replicates a pipeline as a whole; its modules need one DP")
+        raise IncompatibleError("strategy: DynaPipe replicates whole pipelines, so all modules need the same DP")
     num_stages = 1 + max(int(own.max()) for own in behind)
     shape = num_stages, len(model.modules)
     forward, backward = np.zeros(shape), np.zeros(shape)

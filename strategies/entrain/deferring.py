@@ -51,7 +51,7 @@ class DeferringAssigner:
                 sample = shapes.name_of(owner[np.flatnonzero(~together)[0]])
                 raise IncompatibleError(
                     f"strategy.assigner.base={type(self.base).__name__}: puts {module.name} items of sample {sample} "
-                    "in another microbatch than the sample, so that its LLM work cannot be deferred from there"
+                    "and the sample in different microbatches; deferral needs them in the same one"
                 )
         _, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
         encoder, deferred = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)

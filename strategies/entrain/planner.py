@@ -72,9 +72,10 @@ class EntrainPlanner:
             if degrees.pp > (self.encoder_stages or 1) or not profile.job.model.encoders
         ]
         if not usable and self.encoder_stages:
-            raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: must leave the LLM a stage")
+            needed = "must be below layout.pp, because the LLM needs a stage"
+            raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: {needed}")
         if not usable:
-            raise UserError("layout.pp=1: must be at least 2, a stage for the encoders and one for the LLM")
+            raise UserError("layout.pp=1: must be at least 2: one stage for the encoders and one for the LLM")
         if profile.tuning_budget is None:
             stable = {degrees: self._num_samples(profile, degrees) for degrees in usable}
             draw = profile.draw

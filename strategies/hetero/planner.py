@@ -155,7 +155,9 @@ def _encoder_degrees(job: Job, encoder_tp: int | None) -> list[int]:
 
 def _check_request(job: Job) -> None:
     if not job.model.encoders:
-        raise IncompatibleError(f"model={job.model.name}: has no encoder to give degrees of its own")
+        raise IncompatibleError(
+            f"model={job.model.name}: has no encoder, so encoder and LLM cannot have different degrees"
+        )
     node, asked = job.cluster.gpus_per_node, job.request
     if asked.tp:
         require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
@@ -175,7 +177,7 @@ def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
     if len(pairs) * job.cluster.num_ranks > MAX_PLACED_RANKS:
         raise UserError(
             f"layout: {len(pairs)} degrees of encoder and LLM on the {job.cluster.num_ranks} ranks of "
-            f"cluster={job.cluster.name} are more than can be searched; fix layout.tp, layout.cp or layout.dp"
+            f"cluster={job.cluster.name} are too many to search. Set layout.tp, layout.cp or layout.dp"
         )
     return pairs
 

@@ -59,7 +59,7 @@ class GraphAwareScheduler(WarmUp):
         for placed in encoders:
             if not is_disjoint(placed, llm):
                 raise IncompatibleError(
-                    f"layout: a non-colocated schedule needs {placed.module} on ranks that {llm.module} does not hold"
+                    f"layout: a disjoint schedule needs {placed.module} and {llm.module} on different ranks"
                 )
         check_routes(profile.job.model, shapes, layout, assignment, in_order=True)
         return self.in_chain(shapes, layout, assignment, profile)

@@ -166,8 +166,8 @@ class PostBalancing:
         for index, (module, placed) in enumerate(zip(job.model.encoders, encoders, strict=True)):
             if placed.dp != llm.dp:
                 raise IncompatibleError(
-                    f"layout: {placed.module} has dp={placed.dp}, {llm.module} has dp={llm.dp}: phases are balanced "
-                    f"over the same replicas"
+                    f"layout: {placed.module} has dp={placed.dp}, {llm.module} has dp={llm.dp}: must be equal, "
+                    f"because phases are balanced over the same replicas"
                 )
             units = module.units(shapes)
             owner = shapes.item_sample[units]

@@ -38,7 +38,7 @@ def test_runs_that_are_gone_and_new_are_told_apart_by_what_differs() -> None:
 
 
 def test_tables_that_cannot_be_compared() -> None:
-    with pytest.raises(UserError, match="has a run twice"):
+    with pytest.raises(UserError, match="duplicate run"):
         drifts(table({}, {}), table({}))
 
 

@@ -96,7 +96,7 @@ def test_a_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     mine = [*SMALL, "workload=trace", f"workload.path={tmp_path}/mine.parquet", f"results_dir={tmp_path}/results"]
     mine += ["global_batch=8", "microbatch_size=1", "model.modules.llm.context_tokens=60"]
     assert run_command(mine) == 2
-    assert "row 3 (sample c) has 70 LLM tokens, the model takes at most 60" in capsys.readouterr().err
+    assert "row 3 (sample c) has 70 LLM tokens, but the model takes at most 60" in capsys.readouterr().err
     assert run_command([*mine, "workload.on_overlong=drop"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[-2:] == [

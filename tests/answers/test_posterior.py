@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.posterior import (
     Chance,
     Spread,
@@ -19,6 +23,12 @@ from entrain_bench.answers.posterior import (
     posterior_sentences,
     times_of,
 )
+from entrain_bench.answers.sentences import answer_json, sentences
+from entrain_bench.config import constants
+from entrain_bench.config.constants import draws_text, read_draws
+from entrain_bench.records.records import Record, new_record
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.specs.cluster import Speed
 
 TIMES = {"a": {1: 1.0, 2: 2.0, 3: 1.0, 4: 1.5}, "b": {1: 2.0, 2: 1.0, 3: 1.5, 4: None}, "c": {1: 3.0}}
 
@@ -102,3 +112,54 @@ def test_tables_are_split_by_draw() -> None:
 @pytest.mark.parametrize(("ratio", "edge"), [(1.0, False), (1.1, False), (1.101, True), (0.9, False), (0.89, True)])
 def test_more_than_a_tenth_is_an_edge(ratio: float, edge: bool) -> None:
     assert is_edge(ratio) is edge
+
+
+def records_of(*overrides: str) -> list[Record]:
+    """Records of a sweep on a tiny job; a run's time is 2 s, and 1 s for megatron in even draws."""
+    cells = compose_cells(["model=tiny", "cluster=tiny", "strategy=megatron,entrain", *overrides], multirun=True)
+    found = []
+    for cell in cells:
+        fast = cell.config.strategy["name"] == "megatron" and cell.config.constants % 2 == 0
+        found.append(replace(new_record(cell, "ok"), metrics={"iteration_time_s": 1.0 if fast else 2.0}))
+    return found
+
+
+@pytest.fixture
+def draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of four draws in place of the suite's."""
+    monkeypatch.setattr(constants, "config_tree", lambda: tmp_path)
+    read_draws.cache_clear()
+    (tmp_path / "posterior.csv").write_text(draws_text({"A40": {draw: Speed(gemm=0.9) for draw in range(1, 5)}}))
+
+
+@pytest.mark.usefixtures("draws")
+def test_an_answer_takes_draws_out_of_its_cases() -> None:
+    drawn = records_of("constants=1,2,3,4", "action_noise=0.02", "seed=7")
+    answer = Answer.of([*records_of("seed=0,1"), *drawn])
+    (case,) = answer.cases
+    assert case.comparison.seeds == [0, 1]
+    assert len(answer.draws) == 8
+    found = {answer.variant(case.groups[own]): chance for own, chance in answer.chances(case).items()}
+    # In odd draws both take as long, and the first counts.
+    assert [(name, each.num_fastest) for name, each in found.items()] == [("megatron", 4), ("entrain", 0)]
+    said = " ".join(sentences(answer))
+    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00 and a speedup of" in said
+    (values,) = answer_json(answer, "results")
+    assert values["strategies"][0]["posterior"] == {
+        "p_fastest": 1.0,
+        "num_draws": 4,
+        "lead": {"median": 1.0, "low": 1.0, "high": 2.0},
+    }
+    assert sum(1 for _ in answer.points()) == 12
+
+
+@pytest.mark.usefixtures("draws")
+def test_draws_of_another_job_or_of_one_strategy_alone_are_runs_of_their_own() -> None:
+    usual = records_of("seed=0")
+    other = records_of("seed=0", "constants=1", "global_batch=256")
+    alone = [record for record in records_of("seed=0", "constants=1") if record.labels["strategy"] == "entrain"]
+    for drawn in (other, alone):
+        answer = Answer.of([*usual, *drawn])
+        assert not answer.draws
+        assert len(answer.cases) == 2
+        assert not any(map(answer.chances, answer.cases))

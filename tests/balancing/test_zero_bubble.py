@@ -260,9 +260,9 @@ def test_layouts_that_do_not_suit_are_refused() -> None:
     shapes, assignment = uniform_batch(model, 4)
     profile = profile_of(tiny_job(model), shapes)
     chain, valley = chain_layout(model, 1, 3, 4), v_layout(model, 2, 4)
-    with pytest.raises(IncompatibleError, match="two stages a rank, down the ranks and back up"):
+    with pytest.raises(IncompatibleError, match="two stages per rank, down the ranks and back up"):
         ZeroBubbleV().schedule(shapes, chain, assignment, profile)
-    with pytest.raises(IncompatibleError, match="holds 2 stages of llm; this order takes one"):
+    with pytest.raises(IncompatibleError, match="holds 2 stages of llm, but this schedule supports one"):
         ZeroBubbleH1().schedule(shapes, valley, assignment, profile)
     colocated = Layout(tuple(placed(module, [[[0], [1]]]) for module in model.modules), 4)
     with pytest.raises(IncompatibleError, match="form no chain"):

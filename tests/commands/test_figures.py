@@ -51,7 +51,8 @@ def test_what_is_inside_of_a_replaced_choice_goes_with_it() -> None:
 
 def test_every_row_of_a_figure_has_the_users_job() -> None:
     sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
-    common = (SHOWN, f"strategy={SYSTEMS}", "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(8)")
+    shown = "+figure.strategies=[all,main]"
+    common = (shown, f"strategy={SYSTEMS}", "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(4)")
     assert dict(sweeps) == {label: (*common, *row) for label, row in rows_of("robustness").items()}
     # What a row chooses is not swept as well.
     usual, alone = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"]).values()
@@ -75,25 +76,28 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
         ("workload=coco", "workload=coco: needs the name of a figure; choices: ablation, allocations, "),
         (
             "iteration_time seed=0",
-            "seed: figure iteration_time compares values of seed itself (range(8)); must be left",
+            "seed: figure iteration_time already compares values of seed (range(8)). Leave",
         ),
-        ("throughput strategy=entrain", f"strategy: figure throughput compares values of strategy itself ({SYSTEMS})"),
-        ("context_length workload=coco", "workload: figure context_length compares values of workload.sequence_tokens"),
-        ("sensitivity strategy=dip", "compares values of strategy.planner.encoder_stages itself (null,2,3,4,5,6,7)"),
-        ("robustness speed.gemm=0.5", "figure robustness compares values of speed.gemm itself (in its rows); must be"),
+        ("throughput strategy=entrain", f"strategy: figure throughput already compares values of strategy ({SYSTEMS})"),
+        (
+            "context_length workload=coco",
+            "workload: figure context_length already compares values of workload.sequence_tokens",
+        ),
+        ("sensitivity strategy=dip", "already compares values of strategy.planner.encoder_stages (null,2,3,4,5,6,7)"),
+        ("robustness speed.gemm=0.5", "figure robustness already compares values of speed.gemm (in its rows). Leave"),
         (
             "quick global_batch=8,16",
-            "global_batch: must be one value; a figure takes several of workload and model only",
+            "global_batch: must be one value; only workload and model take several in a figure",
         ),
-        ("quick figure=warmup", "figure: says nothing about a run; must be left out"),
-        ("quick hydra/launcher=joblib", "hydra/launcher: says nothing about a run"),
+        ("quick figure=warmup", "figure: is not a key of a run. Leave it out"),
+        ("quick hydra/launcher=joblib", "hydra/launcher: is not a key of a run"),
         ("quick workload=coco workload=sroie", "workload=sroie: workload must be given once"),
-        ("quick workload=coco workload.max_image_tokens=99,100", "workload: several are called coco; must have names"),
+        ("quick workload=coco workload.max_image_tokens=99,100", "workload: two entries share the name coco. Give"),
         ("quick coco", "figure=coco: unknown; choices: ablation"),
         ("quick workload=cocoa", "workload=cocoa: unknown (did you mean coco?)"),
         ("quick workload=trace", "workload.path: must be given"),
         ("quick workload=trace workload.path=no.parquet", "workload.path=no.parquet: does not exist"),
-        ("quick workload=coco model.modules.llm.context_tokens=500", "LLM tokens, the model takes at most 500, and "),
+        ("quick workload=coco model.modules.llm.context_tokens=500", "LLM tokens, but the model takes at most 500;"),
         ("quick layout.tq=1", "layout.tq=1: unknown key (did you mean layout.tp=1?)"),
         ("quick results_dir=/dev/null/x workload=coco", "must be a writable folder"),
     ],

@@ -68,8 +68,8 @@ def test_a_counted_cluster_can_be_changed() -> None:
     [
         ("12xh100", "cluster=12xh100: must be from 1 to 8 GPUs, or a multiple of 8"),
         ("0xh100", "cluster=0xh100: must be"),
-        ("8xa100-40g", "cluster=8xa100-40g: 40g is not known of a100"),
-        ("8xh100-pcie", "cluster=8xh100-pcie: pcie is not known of h100"),
+        ("8xa100-40g", "cluster=8xa100-40g: a100 has no variant 40g"),
+        ("8xh100-pcie", "cluster=8xh100-pcie: h100 has no variant pcie"),
         ("8xb200", "cluster=8xb200: unknown; choices:"),
         ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
     ],
@@ -139,7 +139,7 @@ def test_models_of_both_kinds_in_a_sweep(folder: Path) -> None:
         ("model/tokens=llavaov", "model/tokens=llavaov: is not supported with model="),
         ("+model.label=x", r"\+model\.label=x: is not supported with model="),
         ("model.modules={}", "is not supported with model="),
-        ("harness=train", "is simulated only"),
+        ("harness=train", "can only be simulated"),
     ],
 )
 def test_what_cannot_be_combined_with_a_given_model(override: str, line: str, folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_cannot_be_combined_with_a_given_model(override: str, line: str, fo
 
 
 def test_yaml_files_are_still_to_be_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="must be a name; use --config-dir"):
+    with pytest.raises(UserError, match=r"must be a name, not a path. For a file, use --config-dir"):
         compose(f"model={tmp_path}/mine.yaml")
 
 
@@ -167,8 +167,8 @@ def test_data_stands_for_a_trace() -> None:
     [
         (["data=x.jsonl"], r"data=x\.jsonl: must be a shape trace.*entrain-bench trace source=NAME"),
         (["data=x.parquet,y.tar"], "must be a shape trace"),
-        (["data=x.parquet", "workload=chartqa"], "sets workload=trace .*; leave workload=chartqa out"),
-        (["workload.path=y.parquet", "data=x.parquet"], "leave workload.path=y.parquet out"),
+        (["data=x.parquet", "workload=chartqa"], "means workload=trace .*. Leave workload=chartqa out"),
+        (["workload.path=y.parquet", "data=x.parquet"], "Leave workload.path=y.parquet out"),
     ],
 )
 def test_data_that_is_no_trace(overrides: list[str], line: str) -> None:
@@ -184,7 +184,7 @@ def test_a_command_takes_data(capsys: pytest.CaptureFixture[str]) -> None:
 def test_hydra_shows_choices_that_are_files_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in (f"model={folder}", "cluster=16xh100"):
         assert run_command(["--cfg", "job", text]) == 2
-        assert "--cfg=job: must be left out with a model or cluster" in capsys.readouterr().err
+        assert "--cfg=job: must be left out, because model or cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

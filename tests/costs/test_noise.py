@@ -78,5 +78,5 @@ def test_a_run_takes_its_noise_from_its_seed_and_plans_as_without() -> None:
     assert plain[0].describe() == noisy[0].describe()
     assert plain[2] != noisy[2]
     assert noisy[2] == planned("action_noise=0.1")[2]
-    with pytest.raises(UserError, match=r"action_noise=0.1: must be 0 where the harness trains"):
+    with pytest.raises(UserError, match=r"action_noise=0.1: must be 0 with harness=train"):
         prepare(compose(*TINY, "harness=train", "action_noise=0.1"))

@@ -179,7 +179,7 @@ def test_backwards_are_whole() -> None:
     shapes, assignment = uniform_batch(MODEL, 2, dp=2)
     behind = stages_behind(layout)
     program = chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind)
-    with pytest.raises(IncompatibleError, match="scheduler: splits the backward of vision, whose weights are sharded"):
+    with pytest.raises(IncompatibleError, match="scheduler: cannot split the backward of vision"):
         Simulator(CostTruth(MODEL, CLUSTER, FrameworkOptions()), 1e12).execute(program)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.tree import choices
 from entrain_bench.figures import _rows
 from entrain_bench.figures._rows import cells_of, rows_of, sweeps_of
 from entrain_bench.figures._style import message_of
@@ -74,9 +75,23 @@ def test_cells_name_the_fastest_and_show_the_correlation_of_every_row(monkeypatc
     # The order is reversed in the last row, once for each model.
     assert [shown.count(text) for text in ("Alpha", "Beta", "-1.00")] == [4, 2, 2]
     assert len(table) == 3 * (len(MODELS) + 1)
-    assert f"in {len(MODELS)} of {2 * len(MODELS)} cells; rank correlation at least -1.00 (second)" in message_of(
-        figure
+    assert message_of(figure) == (
+        f"Alpha is fastest in {2 * len(MODELS)} of {3 * len(MODELS)} cells; the first row's fastest stays fastest, or "
+        f"not significantly slower, in {len(MODELS)} of {2 * len(MODELS)} cells; "
+        "rank correlation at least -1.00 (second)."
     )
+
+
+def test_a_figure_without_results_counts_none() -> None:
+    table = changes(["alpha"], TRACES[:1], ["usual"]).assign(status="failed", iteration_time_s=None)
+    figure, _ = drawn("robustness", table)
+    assert message_of(figure).startswith("Alpha is fastest in 0 of ")
+
+
+def test_every_family_is_compared() -> None:
+    cells = compose_cells(("figure=robustness", "workload=coco", "seed=0"), multirun=True)
+    compared = {cell.config.strategy["name"] for cell in cells}
+    assert compared == {*choices("strategy")} - {"megatron_rigid"}
 
 
 @pytest.mark.wide

@@ -130,9 +130,9 @@ def test_what_a_file_says_is_part_of_a_runs_key(file: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["layout.tp=2"], "layout.tp=2: is decided by plan="),
-        (["strategy.planner.path=x"], "strategy.planner.path=x: is decided by plan="),
-        (["microbatch_size=1"], "microbatch_size=1: is decided by plan="),
+        (["layout.tp=2"], "layout.tp=2: the plan decides it (plan="),
+        (["strategy.planner.path=x"], "strategy.planner.path=x: the plan decides it (plan="),
+        (["microbatch_size=1"], "microbatch_size=1: the plan decides it (plan="),
         (["plan=other.yaml"], "plan=other.yaml: plan must be given once"),
         (["cluster=a40x64", "model=qwen25vl_llama3_1b"], "layout.vision.layers_per_stage=10: must be 34 layers in all"),
     ],
@@ -158,5 +158,5 @@ def test_a_sampler_follows_a_plan(file: Path, tmp_path: Path) -> None:
     assert (one.global_batch, one.num_microbatches, one.num_iterations) == (8, 2, 2)
     both = [index for rank in range(2) for row in one.microbatches(0, rank=rank) for index in row]
     assert len({*both}) == 8
-    with pytest.raises(UserError, match="world_size=4: must be 2, the replicas of the layout's LLM"):
+    with pytest.raises(UserError, match="world_size=4: must be 2, the number of LLM replicas of the layout"):
         BalancedBatchSampler.from_plan(trace, file, rank=0, world_size=4)

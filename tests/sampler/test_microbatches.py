@@ -42,18 +42,18 @@ def test_splitting_loses_no_sample_and_levels_sizes(rng: np.random.Generator, nu
 @pytest.mark.parametrize(
     ("replica", "microbatch", "counts", "message"),
     [
-        ([0, 0], [0, 1], "assigned", "rank 1 has no sample of a global batch"),
+        ([0, 0], [0, 1], "assigned", "rank 1 received no sample of a global batch"),
         (
             [0, 1, 1],
             [0, 0, 1],
             "equal",
-            r"rank 0 has 1 samples in 1 microbatches, which cannot become 2 .*counts=assigned",
+            r"rank 0 has 1 samples in 1 microbatches, which cannot be split into 2. .*counts=assigned",
         ),
         (
             [0, 0, 1],
             [0, 1, 0],
             "fixed",
-            r"rank 0 has 2 samples in 2 microbatches, which cannot become 1 .*counts=equal",
+            r"rank 0 has 2 samples in 2 microbatches, which cannot be split into 1. .*counts=equal",
         ),
     ],
 )

@@ -164,11 +164,11 @@ def test_between_iterations_the_strategy_and_the_ranks_may_change() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 1}, "state: seed=0: must be 1 as here"),
+        ({"seed": 1}, "state: seed=0: must be 1, as in this sampler"),
         ({"shuffle": False}, "state: shuffle=True: must be False"),
         ({"global_batch": 8}, "state: global_batch=16: must be 8"),
         ({"data": random_samples(np.random.default_rng(1), SAMPLES)}, "state: samples="),
-        ({"strategy": "megatron"}, "state: microbatch=1: must be 0, the start of an iteration"),
+        ({"strategy": "megatron"}, "state: microbatch=1: must be 0 .the start of an iteration"),
     ],
 )
 def test_a_state_of_something_else_is_refused(change: dict[str, Any], message: str) -> None:
@@ -223,7 +223,7 @@ def test_rows_that_are_dropped_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     pd.DataFrame({"text_tokens": [5, 10**6, 7, 8]}).to_parquet(path)
     # Silence would shift every index behind it.
-    with pytest.raises(UserError, match="1 rows were dropped"):
+    with pytest.raises(UserError, match="dropped 1 rows"):
         sampler("megatron", data=path, world_size=1, global_batch=2, overrides=("workload.on_overlong=drop",))
 
 

@@ -128,5 +128,5 @@ def test_a_large_encoder_has_chunks_of_its_own() -> None:
 def test_what_cannot_be_one_chain_is_refused() -> None:
     with pytest.raises(UserError, match="virtual_stages=1: must be at least 2"):
         RigidPlanner(virtual_stages=1)
-    with pytest.raises(UserError, match="only an encoder and an LLM form one chain"):
+    with pytest.raises(UserError, match="allowed are an LLM and one encoder"):
         interleaved(tiny_model(audio=2))

@@ -77,7 +77,7 @@ def test_a_patch_by_hand() -> None:
 
 
 def test_an_input_that_is_no_patch_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match="takes 1000 features a token"):
+    with pytest.raises(IncompatibleError, match="takes 1000 features per token"):
         PatchRules.of(1000, 14, 2, None, "model.modules.vision")
     assert PatchRules.of(588, 14, 1, None, "").mean == HALVES[0]
     assert QWEN.mean == CLIP[0]

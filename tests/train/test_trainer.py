@@ -26,12 +26,12 @@ from support.train.runs import configuration
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [
-        (["harness.num_ranks=2"], UserError, "harness.num_ranks=2: must be the 4 ranks of cluster=tiny"),
-        (["cluster=a40x64"], UserError, "harness.num_ranks=4: must be the 64 ranks of cluster=a40x64"),
+        (["harness.num_ranks=2"], UserError, "harness.num_ranks=2: must be 4, the ranks of cluster=tiny"),
+        (["cluster=a40x64"], UserError, "harness.num_ranks=4: must be 64, the ranks of cluster=a40x64"),
         (
             ["model=mllm_9b", "workload=laion_packed"],
             IncompatibleError,
-            "model=mllm_9b: has a generator .*harness=train cannot",
+            "model=mllm_9b: has a generator .*harness=train does not",
         ),
         (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
         (
@@ -60,7 +60,7 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
         device_of(trainer("cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match=r"harness.num_ranks=4: 4 ranks on a machine with 2 GPUs"):
+    with pytest.raises(UserError, match=r"harness.num_ranks=4: 4 ranks need 4 GPUs, but this machine has 2"):
         device_of(trainer("cuda"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")

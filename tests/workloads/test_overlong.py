@@ -103,8 +103,8 @@ def test_the_default_names_row_and_sample(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         write(tmp_path, "error", [10, 6, 7, 30]).source(RULES)
     assert str(caught.value) == (
-        f"workload.path={tmp_path}/mine.parquet: row 3 (sample q2) has 11 LLM tokens, the model takes at most 10, and "
-        "2 of 4 rows are longer; workload.on_overlong=truncate shortens them, drop leaves them out"
+        f"workload.path={tmp_path}/mine.parquet: row 3 (sample q2) has 11 LLM tokens, but the model takes at most 10; "
+        "2 of 4 rows are longer. Set workload.on_overlong=truncate or drop"
     )
     assert len(write(tmp_path, "error", [10, 6]).source(RULES).shapes) == 2
     assert len(write(tmp_path, "error", [99]).source(replace(RULES, context_tokens=None)).shapes) == 1

@@ -35,7 +35,7 @@ def data_files(path: str, suffixes: Sequence[str], take: Take) -> list[DataFile]
     found = sorted(Path(name) for name in glob.iglob(pattern, recursive=True))  # noqa: PTH207
     files = [file for file in found if file.name.endswith(tuple(suffixes)) and file.is_file()]
     if not files:
-        what = "has no" if place.is_dir() else "does not exist; must be a folder, a file or a pattern of"
+        what = "has no" if place.is_dir() else "does not exist. Must be a folder, a file or a pattern of"
         raise UserError(f"source.path={path}: {what} {' or '.join(suffixes)} files")
     base = place if place.is_dir() else _common(files)
     return [DataFile(file, file.relative_to(base).as_posix()) for file in files[: take.of(len(files))]]

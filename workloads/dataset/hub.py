@@ -55,7 +55,7 @@ class HubSource(FieldSource):
         try:
             import datasets
         except ImportError as error:
-            raise UserError("source=hub: datasets is not installed; pip install -e '.[data]' adds it") from error
+            raise UserError("source=hub: datasets is not installed. Run pip install -e '.[data]'") from error
         # They say the same several times.
         for name in ("datasets", "huggingface_hub"):
             logging.getLogger(name).setLevel(logging.CRITICAL)

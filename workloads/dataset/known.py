@@ -88,7 +88,7 @@ def _check_read(kind: str, chosen: str | None, rows: Sequence[Mapping[str, Any]]
         name = _file_name(value)
         if _kind_of(name) == kind and not any(map(str.isspace, name)):
             raise UserError(
-                f"source.{kind}={chosen or AUTO}: reads nothing, but the field {field} names {kind} ({name[:60]}). "
+                f"source.{kind}={chosen or AUTO}: finds no {kind}, but the field {field} names some ({name[:60]}). "
                 f"Set source.{kind}={field}, or null to leave them out"
             )
 

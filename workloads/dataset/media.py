@@ -258,7 +258,7 @@ def library(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise UserError(f"{name}: not installed; pip install -e '.[data]' adds it") from error
+        raise UserError(f"{name}: not installed. Run pip install -e '.[data]'") from error
 
 
 def one_line(error: Exception) -> str:

@@ -70,7 +70,7 @@ def _load(name: str) -> Any:
 
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UserError(f"tokenizer={name}: does not exist; must be a tokenizer.json, {BYTES} or null")
+        raise UserError(f"tokenizer={name}: does not exist. Must be the path of a tokenizer.json, {BYTES} or null")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     # The library has no exception of its own.

@@ -9,6 +9,7 @@ from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
 from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.comparison import FAILED
+from entrain_bench.answers.posterior import interval
 from entrain_bench.answers.report.decision import decision
 from entrain_bench.answers.report.evidence import (
     Anchor,
@@ -41,6 +42,11 @@ SURE = (
 HOW = (
     "Speedup over {base}: geometric mean over models and workloads at every seed, then over seeds with its 95% "
     "confidence interval. Strategies that lack a result have no mean, and cases in which {base} lacks one are left out."
+)
+PROBABLE = "P(fastest)"
+PROBABLE_WORDS = (
+    "P(fastest) is the share of posterior draws of the hardware constants in which the strategy is the fastest; each "
+    "draw has plans and a seed of its own. Brackets hold its speedup over the fastest other strategy in 90% of draws."
 )
 PARTS = (
     "Means over seeds, in seconds of an iteration. Busy and idle are a GPU's average share: together they are the "
@@ -127,6 +133,7 @@ def _answer(main: Answer, notes: Sequence[str], anchor: Anchor) -> Section:
         _table(main, anchor, ["workload", "model"]),
         f"Setting: {setting}; {f'{shared}; ' if shared else ''}seeds {consecutive(seeds)}.",
         SURE,
+        *([PROBABLE_WORDS] if any(map(main.chances, main.cases)) else []),
     ]
     return Section("answer", "Every case", blocks)
 
@@ -141,13 +148,36 @@ def _others(others: Answer, anchor: Anchor) -> Section | None:
 
 def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
     names = [name for name in naming if name in answer.cases[0].job]
+    drawn = any(answer.chances(case) for case in answer.cases)
     rows = []
     for case in answer.cases:
         failed = "; ".join(_without(answer, case)) or "none"
         runs = Text(f"{len(case.records)}", link=anchor(case))
         job, seeds = (case.job[name] for name in names), consecutive(case.comparison.seeds)
-        rows.append(row(*job, *_verdict(answer, case), failed, seeds, runs))
-    return Table([*names, "use", "speedup", "as good", "why", "without result", "seeds", "runs"], rows, ["runs"])
+        use, gain, *rest = _verdict(answer, case)
+        chance = [_probable(answer, case)] if drawn else []
+        rows.append(row(*job, use, gain, *chance, *rest, failed, seeds, runs))
+    heading = [
+        *names,
+        "use",
+        "speedup",
+        *([PROBABLE] if drawn else []),
+        "as good",
+        "why",
+        "without result",
+        "seeds",
+        "runs",
+    ]
+    return Table(heading, rows, ["runs"])
+
+
+def _probable(answer: Answer, case: Case) -> str:
+    """P(fastest) of the fastest strategy, and the 90% interval of its speedup over the fastest other."""
+    found = answer.chances(case)
+    chance = found.get(case.best[0]) if case.best else None
+    if chance is None:
+        return NOTHING
+    return f"{chance.probability:.2f}" + (f" ({interval(chance.lead)})" if chance.lead else "")
 
 
 def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:

@@ -11,7 +11,7 @@ from entrain_bench.answers.case import Case, SeedGroup
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, is_known, results_word
 from entrain_bench.answers.report.page import Fact, Facts
 from entrain_bench.answers.report.spent import baseline_group, spent, spent_by_class
-from entrain_bench.answers.sentences import NO_RESULT, ONE_SEED, WON, losses, outcome_of
+from entrain_bench.answers.sentences import NO_RESULT, ONE_SEED, WON, losses, outcome_of, posterior
 from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.answers.text import TIME_WORDS, count, listing, seconds, speedup, spell_seeds
 from entrain_bench.base.errors import UserError
@@ -39,6 +39,7 @@ def decision(answer: Answer, results_dir: str) -> Facts:
     found = [
         Fact("Use", _use(answer)),
         Fact("Gain", f"{gain}." if (gain := gain_text(answer)) else ""),
+        Fact("If constants are off", " ".join(posterior(answer, answer.cases))),
         Fact("Why", why(answer)),
         Fact("Not run", _not_run(answer)),
         Fact("Where it runs today", _where(answer)),

@@ -287,7 +287,7 @@ def _tags(record: Record) -> dict[str, str]:
 def _parent(
     answer: Answer, name: str, results: Results, files: Sequence[Path], pictures: Mapping[str, Artifact]
 ) -> Entry:
-    words, records = summary_markdown(name, answer, str(results.root)), answer.records
+    words, records = summary_markdown(name, answer, str(results.root)), [*answer.records, *answer.draws]
     made = [moment for record in records if (moment := made_ms(record)) is not None]
     started_ms, duration_ms = (min(made), max(made) - min(made)) if made else (None, 0)
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}

@@ -187,7 +187,7 @@ def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int
         shares = {action: max(load[core] for lane in lanes_of[action] for core in cores[lane]) for action in left_s}
         steps_s = [left_s[action] * shares[action] for action in left_s] + upcoming
         if not steps_s:
-            raise DeadlockError("program: deadlock")
+            raise DeadlockError("program: deadlock; no action can start, but some have not run")
         step_s = min(steps_s)
         now += step_s
         for action in [*left_s]:

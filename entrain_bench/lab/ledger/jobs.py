@@ -9,8 +9,9 @@ from typing import Any
 
 from entrain_bench.lab.ledger.book import Book, Family, Machine, Source
 from entrain_bench.lab.ledger.rows import LedgerRow
+from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.module_layers import ModuleConfig, Role
+from entrain_bench.specs.module_layers import FUSED, ModuleConfig, Role
 
 # Sizes without which there is no job; feed-forward width and key-value heads have usual values.
 NEEDED = ("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "microbatch_size", "global_batch")
@@ -18,6 +19,9 @@ NEEDED = ("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "
 USUAL_FFN = 4
 HALF_PRECISION = ("bf16", "fp16")
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
+# Generations of kernels by words of `attention_kernel`; where only a family is named, it may be any of these.
+GENERATIONS = {"flashattention 3": FLASH3, "flashattention 2": FLASH2, "flashattention 1": FLASH1}
+NO_VERSION = "version not"
 # Words of `note`.
 REPEATED = "same value as in"
 # Words of `zero_stage` after its number.
@@ -103,6 +107,8 @@ def _completed(row: LedgerRow, source: Source) -> tuple[LedgerRow, dict[str, Any
     empty = {name for name in (*source.given, *source.open) if getattr(row, name) in (None, "")}
     given = {name: value for name, value in source.given.items() if name in empty}
     opened = {name: values for name, values in source.open.items() if name in empty - {*given}}
+    if NO_VERSION in row.attention_kernel:
+        opened["attention_kernel"] = ("FlashAttention 1", "FlashAttention 2")
     for name, needed in (("sequence_parallel", row.tp != 1), ("vpp", row.pp != 1)):
         if not needed:
             opened.pop(name, None)
@@ -187,6 +193,8 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
     module["source"] = ""
     settings = {**source.framework, **(source.pipelined if pp > 1 else {})}
     settings["distributed_optimizer"] = not zero.startswith("0")
+    settings["attention_kernel"] = _generation(row)
+    settings["norm_kernel"] = row.rmsnorm_kernel or FUSED
     settings["sequence_parallel"] = tp > 1 and row.sequence_parallel is not False
     return LedgerJob(
         tuple(module.items()),
@@ -206,6 +214,12 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
         sharded,
         FrameworkOptions(**settings),
     )
+
+
+def _generation(row: LedgerRow) -> str | None:
+    """Generation of a row's attention kernels; None if it names none: the device's own."""
+    kernel = row.attention_kernel.lower()
+    return next((found for words, found in GENERATIONS.items() if kernel.startswith(words)), None)
 
 
 def _is_unfused(row: LedgerRow) -> bool:

@@ -148,7 +148,8 @@ def model_of(job: LedgerJob) -> ModelSpec:
             replace(layer, attention=replace(layer.attention, causal=False)) if layer.attention else layer
             for layer in layers
         ]
-    return ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
+    model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
+    return model.with_norm_kernel(job.framework.norm_kernel)
 
 
 def layout_of(job: LedgerJob) -> Layout:

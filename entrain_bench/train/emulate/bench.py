@@ -47,9 +47,10 @@ class Bench:
     def __post_init__(self) -> None:
         self.device = find_device(self.device_name, "harness.device")
         if self.device.type == "cpu" and torch.cuda.is_available():
-            raise UserError("harness.device=cpu: megatron-core takes the GPU it sees; CUDA_VISIBLE_DEVICES= hides it")
+            why = "megatron-core uses a visible GPU"
+            raise UserError(f"harness.device=cpu: {why}. Hide it with CUDA_VISIBLE_DEVICES= before the command")
         if dist.is_initialized():
-            raise ExecutionError("harness=emulate: this process is a rank of others already")
+            raise ExecutionError("harness=emulate: torch.distributed is already initialized in this process")
 
     def measure(
         self, program: Program, shapes: Sequence[StageShape], orders: Sequence[LaneOrder]
@@ -69,7 +70,7 @@ class Bench:
                 self._at = "an optimizer step"
                 return seconds, [self._time_optimizer(trained) for trained in stages]
         except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError(f"memory: the device is too small for {self._at} (harness=emulate)") from error
+            raise OutOfMemoryError(f"memory: the device ran out of memory in {self._at} (harness=emulate)") from error
         finally:
             torch.set_num_threads(num_threads)
 

@@ -151,8 +151,8 @@ class Emulator:
         require(self.num_repetitions >= 1, "harness.num_repetitions", self.num_repetitions, "at least 1")
         if generators := self.truth.model.generators:
             raise IncompatibleError(
-                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=emulate cannot "
-                f"run; harness=simulate can"
+                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=emulate does "
+                "not support. Use harness=simulate"
             )
 
     def execute(self, program: Program) -> Timeline:
@@ -169,8 +169,8 @@ class Emulator:
             self.truth.framework.check_executable(module, placed.cp, "emulate")
         if program.remade:
             raise IncompatibleError(
-                "strategy.scheduler.memory: harness=emulate measures no recomputation by chunk; harness=simulate "
-                "and train know it, =module does without"
+                "strategy.scheduler.memory: harness=emulate does not support recomputation by chunk. Set "
+                "strategy.scheduler.memory=module, or use harness=simulate or train"
             )
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)

@@ -40,8 +40,8 @@ class PatchRules:
         frames, rest = divmod(width, CHANNELS * pixels**2)
         if rest or not frames:
             raise IncompatibleError(
-                f"{where}: takes {width} features a token, which are not {CHANNELS} colours of patches of "
-                f"{pixels} x {pixels} pixels (model.tokens.patch_pixels)"
+                f"{where}: takes {width} features per token; must be a multiple of {CHANNELS} colors x {pixels} x "
+                f"{pixels} pixels of a patch (model.tokens.patch_pixels)"
             )
         mean, std = CLIP if checkpoint == "qwen25vl_vision" else HALVES
         return cls(pixels, frames, merged, mean, std)

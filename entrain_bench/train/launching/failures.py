@@ -137,7 +137,7 @@ def _after_silence(work: Path, exit_codes: Mapping[int, int | None], waited_s: f
     running = [rank for rank, code in exit_codes.items() if code is None]
     if silent := silent_rank(work, running, SILENT_PART * waited_s):
         rank, silent_s = silent
-        return ExecutionError(f"rank {rank}: showed no sign of life for {silent_s:.0f} s (stopped, or hung); {cause}")
+        return ExecutionError(f"rank {rank}: did not respond for {silent_s:.0f} s (stopped or hung); {cause}")
     return ExecutionError(cause)
 
 

@@ -34,7 +34,8 @@ def num_producers(settings: TrainSettings, num_ranks: int) -> int:
     if settings.preprocessing != "processes":
         return 0
     if sys.platform != "linux":
-        raise UserError(f"harness.preprocessing=processes: shares memory as Linux does; thread works on {sys.platform}")
+        fix = f"On {sys.platform} use harness.preprocessing=thread"
+        raise UserError(f"harness.preprocessing=processes: requires Linux (shared memory). {fix}")
     if settings.preprocessing_processes is not None:
         return settings.preprocessing_processes
     return max(1, min(len(os.sched_getaffinity(0)) - num_ranks, PRODUCERS_PER_RANK * num_ranks))

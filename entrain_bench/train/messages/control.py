@@ -44,7 +44,8 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
         if isinstance(error, ExecutionError) or not _WAITED.search(line):
             raise
         rank = os.environ.get("RANK", "0")
-        raise ExecutionError(f"rank {rank}: waited longer than {setting}={timeout_s:g} for another ({line})") from error
+        waited = f"waited longer than {setting}={timeout_s:g} s for another rank"
+        raise ExecutionError(f"rank {rank}: {waited} ({line})") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,11 @@ def transformer_config(
     """
     config = module.config
     if config.linear_bias and not config.qkv_bias:
-        raise IncompatibleError(f"model.modules.{module.name}: linear_bias needs qkv_bias to train")
+        where = f"model.modules.{module.name}.linear_bias=true"
+        raise IncompatibleError(f"{where}: training needs qkv_bias=true with it")
     if config.gated_mlp and activation_of(config) != "silu":
         raise IncompatibleError(
-            f"model.modules.{module.name}.activation={config.activation}: gated blocks train with silu"
+            f"model.modules.{module.name}.activation={config.activation}: must be silu to train gated blocks"
         )
     return TransformerConfig(
         num_layers=config.num_layers,

@@ -40,7 +40,9 @@ def input_width(module: ModuleSpec) -> int:
     first = module.layers[0].gemms[0]
     width = first.k * first.rows_per_token
     if width != int(width):
-        raise IncompatibleError(f"model.modules.{module.name}.embed_gemms[0]: k * rows_per_token={width} is no integer")
+        raise IncompatibleError(
+            f"model.modules.{module.name}.embed_gemms[0]: k x rows_per_token={width}: must be whole"
+        )
     return int(width)
 
 
@@ -93,8 +95,8 @@ def _fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) 
     whole = stride == int(stride) and width == int(width)
     if not whole or stride < 1 or (1 < width < stride):
         raise IncompatibleError(
-            f"{where}: k={gemm.k}, rows_per_token={gemm.rows_per_token} do not follow from rows of {channels} "
-            f"channels, {rows_per_token} a token"
+            f"{where}: k={gemm.k} rows_per_token={gemm.rows_per_token}: cannot follow a product with {channels} "
+            f"channels and {rows_per_token} rows per token"
         )
     return Fold(int(width), int(stride), max(1, int(rows_per_token)))
 
@@ -179,10 +181,11 @@ class EncoderEmbedding(torch.nn.Module):
             activate_last=bias and not on_grid(module),
         )
         if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
-            raise IncompatibleError(f"{where}: the last must give one row of hidden_size={config.hidden_size} a token")
+            needed = f"one row of hidden_size={config.hidden_size} per token"
+            raise IncompatibleError(f"{where}: the last product must return {needed}")
         self.halo_tokens = sum(fold.halo_tokens for fold in self.products.folds)
         if module.config.window_tokens and self.halo_tokens:
-            raise IncompatibleError(f"{where}: windows of a picture need patches that do not overlap")
+            raise IncompatibleError(f"{where}: window_tokens needs patches that do not overlap")
         count = module.config.learned_positions
         self.positions = Parameter(torch.empty(count, config.hidden_size)) if count else None
         self.module = module.name
@@ -226,7 +229,7 @@ class Projector(torch.nn.Module):
         rows, products = (config.hidden_size, 1.0), whole_tokens(config)
         self.products = Products(gemms, *rows, products, groups, where=where, bias=True, activate_last=False)
         if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.halo_tokens]:
-            raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector cannot overlap tokens")
+            raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector's product must not overlap tokens")
         self.groups, self.cp = groups, groups.cp
 
     def forward(self, hidden: Tensor, pack: Pack, arrangement: Arrangement | None) -> Tensor:

@@ -82,7 +82,7 @@ def arrangement_of(module: ModuleSpec, pack: Pack) -> Arrangement | None:
     if odd := [grid for grid in pack.grids if any(size % _side(merged) for size in grid)]:
         size = "{} x {}".format(*odd[0])
         raise IncompatibleError(
-            f"model.modules.{module.name}: a picture of {size} patches is not made of squares of {merged}"
+            f"model.modules.{module.name}: cannot merge an image of {size} patches in squares of {merged} patches"
         )
     return arrange(pack.lengths, pack.grids, merged, config.window_tokens)
 
@@ -112,7 +112,7 @@ def merge_tokens(module: ModuleSpec) -> int:
     rows = module.layers[-1].gemms[-1].rows_per_token
     if (merge := round(1 / rows)) < 1 or not math.isclose(merge * rows, 1):
         raise IncompatibleError(
-            f"model.modules.{module.name}.head_gemms: the last rows_per_token={rows} is not 1 / an integer"
+            f"model.modules.{module.name}.head_gemms: the last rows_per_token={rows} must be 1 / an integer"
         )
     return merge
 

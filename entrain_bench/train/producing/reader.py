@@ -124,8 +124,8 @@ class Reader:
             if self._lines[number].poll(self._timeout_s):
                 return receive(self._lines[number])
         except (EOFError, OSError) as error:
-            raise ExecutionError(f"producer {number}: is gone") from error
-        raise ExecutionError(f"producer {number}: nothing came for harness.timeout_s={self._timeout_s:g}")
+            raise ExecutionError(f"producer {number}: closed its connection") from error
+        raise ExecutionError(f"producer {number}: sent nothing for harness.timeout_s={self._timeout_s:g} s")
 
     def _say(self, number: int, message: Any) -> None:
         self._said[number].put(to_bytes(message))

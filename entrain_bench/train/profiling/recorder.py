@@ -73,7 +73,7 @@ class ProfileRecorder:
         )
         known = read_profile(path, f"output={path}") if path.exists() else None
         if known and (found := subject.difference(known.subject)):
-            raise UserError(f"output={path}: is a profile of {found}; choose another file, or remove it")
+            raise UserError(f"output={path}: holds a profile with {found}. Choose another file, or remove it")
         constants = constants_of(settings, dtype, device, known.constants if known else None)
         new = DeviceProfile(subject, constants, datetime.now(UTC).date().isoformat())
         profile = replace(known, constants=constants, finished=False) if known else new

@@ -86,5 +86,6 @@ def check_model(model: ModelSpec) -> None:
     """Raise ``UserError`` for a model whose layers the training runtime does not have."""
     if model.generators:
         raise IncompatibleError(
-            f"model={model.name}: has a generator ({model.generators[0].name}), whose layers training does not have"
+            f"model={model.name}: has a generator ({model.generators[0].name}), which entrain-bench profile does not "
+            "support"
         )

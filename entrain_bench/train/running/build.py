@@ -52,7 +52,7 @@ def build_runtime(
         job.framework.check_executable(module, given.cp, "train")
         if given.offload:
             raise IncompatibleError(
-                f"layout.{given.module}.offload: harness=train keeps weights on the device; harness=simulate prices it"
+                f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
             )
     model, dtype = job.model, dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device, apart=settings.p2p_groups == PER_CHANNEL)

@@ -83,8 +83,8 @@ class Checkpoints:
         for name, value in self.identity.items():
             if stored.get(name) != value:
                 raise UserError(
-                    f"harness.checkpoint_dir={self.folder}: its checkpoint is of another {name} "
-                    f"({_short(stored.get(name))}; this run has {_short(value)}); choose another folder"
+                    f"harness.checkpoint_dir={self.folder}: its checkpoint has another {name} "
+                    f"({_short(stored.get(name))}; this run has {_short(value)}). Choose another folder"
                 )
         require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
         try:
@@ -131,13 +131,13 @@ class Checkpoints:
                 found.append((file.parent, meta))
             elif "identity" in meta:
                 raise UserError(
-                    f"harness.checkpoint_dir={self.folder}: {file.parent.name} is of another version; "
-                    "choose another folder"
+                    f"harness.checkpoint_dir={self.folder}: {file.parent.name} was written by another version. "
+                    "Choose another folder"
                 )
         return found
 
     def _damaged(self, path: Path) -> UserError:
-        return UserError(f"harness.checkpoint_dir={self.folder}: damaged checkpoint {path.name}; remove it")
+        return UserError(f"harness.checkpoint_dir={self.folder}: checkpoint {path.name} is damaged. Remove it")
 
 
 def state_of(stages: Stages, *, all_copies: bool = False) -> dict[str, Boxes]:

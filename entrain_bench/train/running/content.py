@@ -75,8 +75,8 @@ class FromFiles:
                 pixels = self.samples.picture(shapes, item)
                 if len(pixels) not in (1, patches.frames):
                     raise IncompatibleError(
-                        f"model.modules.{module.name}: a patch spans {patches.frames} frames, an item of a video has "
-                        f"{len(pixels)} (model.tokens.temporal_patch_frames)"
+                        f"model.modules.{module.name}: a patch spans {patches.frames} frames, but a video item has "
+                        f"{len(pixels)}. Check model.tokens.temporal_patch_frames"
                     )
                 write_patches(pixels, patches, rows)
 
@@ -102,8 +102,8 @@ def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, se
         return MadeUp(seed, vocab_size)
     if not isinstance(workload, Readable):
         raise UserError(
-            f"harness.data={FILES}: workload={workload.name} knows shapes alone; workload=trace of what "
-            "entrain-bench trace wrote has samples"
+            f"harness.data={FILES}: workload={workload.name} has shapes only. Use workload=trace with a trace that "
+            "entrain-bench trace made"
         )
     for module in model.encoders:
         check_input(module, model.tokens)
@@ -120,8 +120,8 @@ def check_input(module: ModuleSpec, rules: TokenRules) -> None:
     frames, rest = divmod(SOUND_HZ, HOP * rules.audio_frames_per_s)
     if first.k % KERNEL or first.rows_per_token != FRAMES_OF_TOKEN or rest or frames != FRAMES_OF_TOKEN:
         raise IncompatibleError(
-            f"model.modules.{module.name}: harness.data={FILES} makes {FRAMES_OF_TOKEN} log-mel frames a token, "
-            f"{KERNEL} in a row, at model.tokens.audio_frames_per_s={SOUND_HZ // HOP // FRAMES_OF_TOKEN}"
+            f"model.modules.{module.name}: harness.data={FILES} needs {FRAMES_OF_TOKEN} log-mel frames per token, a "
+            f"first kernel of {KERNEL}, and model.tokens.audio_frames_per_s={SOUND_HZ // HOP // FRAMES_OF_TOKEN}"
         )
 
 

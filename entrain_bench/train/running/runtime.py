@@ -133,8 +133,8 @@ class Runtime:
         during, _ = Memory(program.model, self.settings.framework, self.dtype.itemsize).over_program(program)
         predicted = during[program.lane_offsets[lane] + index]
         return OutOfMemoryError(
-            f"memory: rank {plan.rank} ran out at {program.view(action)} (action {action}), predicted to need "
-            f"{predicted / 2**30:.2f} GiB; lower memory_fraction plans with less"
+            f"memory: rank {plan.rank} ran out of memory at {program.view(action)} (action {action}); predicted need: "
+            f"{predicted / 2**30:.2f} GiB. To plan with less, lower memory_fraction"
         )
 
 

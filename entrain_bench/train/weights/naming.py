@@ -152,9 +152,7 @@ SCHEMES: dict[str, Scheme] = {
 def scheme_of(module: ModuleSpec) -> Scheme:
     """How a module's tensors are named; ``IncompatibleError`` for an architecture that has no scheme."""
     if not module.config.checkpoint:
-        raise IncompatibleError(
-            f"model.modules.{module.name}.checkpoint: not stated, so no published weights can be read"
-        )
+        raise IncompatibleError(f"model.modules.{module.name}.checkpoint: missing, so published weights cannot be read")
     return SCHEMES[module.config.checkpoint]
 
 

@@ -51,7 +51,7 @@ class Checkpoint:
             raise UserError(f"harness.weights={folder}: {INDEX} is damaged") from error
         for file in sorted({*files.values()}):
             if Path(file).name != file or not (folder / file).is_file():
-                raise UserError(f"harness.weights={folder}: {INDEX} names {file}, which is no file of the folder")
+                raise UserError(f"harness.weights={folder}: {INDEX} names {file}, which is not in the folder")
         return cls(folder, {name: folder / file for name, file in files.items()})
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
             raise UserError(f"{where}: {min(names)}{more} {problem} model={model.name}")
     for name, shape in expected.items():
         if (given := checkpoint.shape(name)) != shape:
-            raise UserError(f"{where}: {name} has the shape {[*given]}, model={model.name} needs {[*shape]}")
+            raise UserError(f"{where}: {name} has the shape {[*given]}, but model={model.name} needs {[*shape]}")
     _check_positions(checkpoint, model, roots)
     return roots
 
@@ -153,9 +153,7 @@ def _check_positions(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> 
         if width != module.config.hidden_size or not torch.allclose(
             given, sinusoids(torch.arange(rows), width), rtol=0.0, atol=_ROUNDED
         ):
-            raise UserError(
-                f"harness.weights={checkpoint.folder}: {name} holds other positions than Whisper's sinusoids"
-            )
+            raise UserError(f"harness.weights={checkpoint.folder}: {name} differs from Whisper's sinusoidal positions")
 
 
 def _shard(checkpoint: Checkpoint, named: NamedParameter, stored: Stored) -> Tensor:

@@ -100,7 +100,7 @@ def test_what_a_generator_waits_for_by_hand() -> None:
 def test_a_generator_ahead_of_the_llms_end_is_no_chain() -> None:
     vision, llm, out = MODEL.modules
     layout = Layout((placed(vision, [[[0]]]), placed(llm, [[[1], [2]]]), placed(out, [[[1]]])), 1)
-    with pytest.raises(IncompatibleError, match="image_out's stages begin before llm's end"):
+    with pytest.raises(IncompatibleError, match="stages of image_out start before the last of llm"):
         stages_behind(layout, MODEL.llm_index)
 
 
@@ -192,11 +192,11 @@ def test_a_part_that_knows_no_generators_refuses_them() -> None:
     profile = profile_of(tiny_job(MODEL), samples((10, [40])))
     entrain = Strategy("entrain", EntrainPlanner(), EntrainAssigner(), EntrainScheduler())
     with pytest.raises(
-        IncompatibleError, match=r"has a generator \(image_out\), which strategy.planner EntrainPlanner"
+        IncompatibleError, match=r"has a generator \(image_out\), which strategy/planner EntrainPlanner"
     ):
         entrain.plan(profile)
     mixed = Strategy("mixed", DistTrainPlanner(), EntrainAssigner(), DistTrainScheduler())
-    with pytest.raises(IncompatibleError, match=r"strategy\.assigner EntrainAssigner has no rule"):
+    with pytest.raises(IncompatibleError, match=r"strategy/assigner EntrainAssigner does not support"):
         mixed.plan(profile)
 
 

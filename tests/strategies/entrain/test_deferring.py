@@ -75,7 +75,7 @@ def test_encoder_microbatches_stay_and_the_heaviest_llm_microbatch_gets_no_heavi
 
 
 def test_items_cut_away_from_their_sample_are_refused() -> None:
-    with pytest.raises(IncompatibleError, match="base=DipAssigner: puts vision items of sample 1 in another microb"):
+    with pytest.raises(IncompatibleError, match="base=DipAssigner: puts vision items of sample 1 and"):
         deferred((100, [40]), (100, [40]), (100, [40]), (100, [40]), base=DipAssigner(efficiency=0.01))
 
 

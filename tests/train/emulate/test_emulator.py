@@ -256,7 +256,7 @@ def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) 
         (
             ["model=mllm_9b", "workload=synthetic"],
             IncompatibleError,
-            "model=mllm_9b: has a generator .* harness=emulate cannot",
+            "model=mllm_9b: has a generator .* harness=emulate does not",
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[U
 
 def test_recomputation_by_chunk_is_refused() -> None:
     emulator, program = emulated("strategy=megatron")
-    with pytest.raises(IncompatibleError, match="harness=emulate measures no recomputation by chunk"):
+    with pytest.raises(IncompatibleError, match="harness=emulate does not support recomputation by chunk"):
         emulator.execute(recompute_all(program))
 
 

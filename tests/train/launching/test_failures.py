@@ -76,8 +76,8 @@ def test_what_a_dead_rank_printed_is_kept(tmp_path: Path) -> None:
     assert str(error.__cause__) == "last output of rank 1:\nWatchdog caught collective operation timeout"
 
 
-WAITED = "rank 0: waited longer than harness.timeout_s=10 for another (Timed out)"
-SILENT = "rank 2: showed no sign of life for 9 s (stopped, or hung); "
+WAITED = "rank 0: waited longer than harness.timeout_s=10 s for another rank (Timed out)"
+SILENT = "rank 2: did not respond for 9 s (stopped or hung); "
 
 
 @pytest.mark.parametrize(

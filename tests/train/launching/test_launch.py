@@ -43,7 +43,7 @@ def troubled(what: str, *overrides: str) -> RunConfig:
         ("raise", "^rank 0: KeyError: 'x'$"),
         ("exit", "^rank 0: exited with code 3$"),
         ("abort", "^rank 0: was killed by SIGABRT$"),
-        ("sleep", r"^rank \d: waited longer than harness.planning_timeout_s=3 for another \("),
+        ("sleep", r"^rank \d: waited longer than harness.planning_timeout_s=3 s for another rank \("),
     ],
 )
 def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
@@ -204,8 +204,8 @@ def test_a_rank_that_is_stopped_is_named(temporary: Path) -> None:
         run_experiment(config)
     stopper.join()
     assert re.match(
-        r"rank 2: showed no sign of life for \d+ s \(stopped, or hung\); "
-        r"rank [013]: waited longer than harness\.\w+=12 for another \(",
+        r"rank 2: did not respond for \d+ s \(stopped or hung\); "
+        r"rank [013]: waited longer than harness\.\w+=12 s for another rank \(",
         str(failed.value),
     )
     assert nothing_left(temporary)

@@ -66,7 +66,7 @@ def test_producers_take_the_cores_that_ranks_leave(
 
 def test_memory_that_is_shared_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(UserError, match=r"^harness.preprocessing=processes: shares memory as Linux does; thread works"):
+    with pytest.raises(UserError, match=r"^harness.preprocessing=processes: requires Linux \(shared memory\). On"):
         num_producers(settings_of(APART), 2)
 
 

@@ -13,8 +13,8 @@ from entrain_bench.train.messages.control import named_wait
     [
         (
             RuntimeError("[gloo/buffer.cc:81] Timed out waiting 3000ms\nfor recv operation"),
-            "rank 0: waited longer than harness.timeout_s=3 for another ([gloo/buffer.cc:81] Timed out waiting 3000ms "
-            "for recv operation)",
+            "rank 0: waited longer than harness.timeout_s=3 s for another rank ([gloo/buffer.cc:81] Timed out waiting "
+            "3000ms for recv operation)",
         ),
         (RuntimeError("Connection closed by peer"), "Connection closed by peer"),
         (ExecutionError("rank 1: timed out"), "rank 1: timed out"),

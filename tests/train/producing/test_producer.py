@@ -202,13 +202,13 @@ def test_a_producer_that_does_not_listen_holds_up_neither_the_rank_nor_the_other
     # The first one has heard nothing yet, the second all.
     said = [from_bytes(pairs[1][1].recv_bytes()) for _ in range(2) if pairs[1][1].poll(TIMEOUT_S)]
     assert said == [{"lane": 0}, {"make": {"common": of_size(2**18), "asked": [["of_size", 1]]}}]
-    with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
+    with pytest.raises(ExecutionError, match=r"^producer 0: sent nothing for harness.timeout_s=0.05 s$"):
         next(values)
     for _, theirs in pairs:
         theirs.close()
 
 
-@pytest.mark.parametrize(("dies", "message"), [(False, "nothing came for harness.timeout_s=0.05"), (True, "is gone")])
+@pytest.mark.parametrize(("dies", "message"), [(False, "sent nothing for harness.timeout_s=0.05 s"), (True, "is gone")])
 def test_a_producer_that_ends_between_an_answer_and_its_memory_is_named(dies: bool, message: str) -> None:
     ours, theirs = Pipe()
     reader = Reader([ours], 0, 0.05, leads=True)
@@ -274,9 +274,9 @@ def test_a_producer_that_is_gone_or_silent_is_named() -> None:
     ours, theirs = Pipe()
     reader = Reader([ours], 0, 0.05, leads=True)
     values = load(reader, [("value", 0), ("value", 1)])
-    with pytest.raises(ExecutionError, match=r"^producer 0: nothing came for harness.timeout_s=0.05$"):
+    with pytest.raises(ExecutionError, match=r"^producer 0: sent nothing for harness.timeout_s=0.05 s$"):
         next(values)
     theirs.close()
     values = load(reader, [("value", 0)])
-    with pytest.raises(ExecutionError, match=r"^producer 0: is gone$"):
+    with pytest.raises(ExecutionError, match=r"^producer 0: closed its connection$"):
         next(values)

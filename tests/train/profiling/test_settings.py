@@ -38,7 +38,7 @@ BAD_OPTIONS = [
     ("precision=0", "precision=0.0: must be in (0, 1)"),
     ("point_s=0", "point_s=0.0: must be positive"),
     ("peak_bf16_flops=-1", "peak_bf16_flops=-1.0: must be positive"),
-    ("model=mllm_9b", "has a generator (generator), whose layers training does not have"),
+    ("model=mllm_9b", "has a generator (generator), which entrain-bench profile does not"),
     ("strategy=entrain", "strategy"),
 ]
 
@@ -65,7 +65,7 @@ def test_the_profile_of_another_device_is_not_continued(tmp_path: Path, capsys: 
     before = path.read_bytes()
     assert run_command(["profile", "model=tiny", f"output={path}"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "is a profile of device=made up; choose another file, or remove it" in line
+    assert "holds a profile with device=made up. Choose another file, or remove it" in line
     assert path.read_bytes() == before
 
 

@@ -15,7 +15,7 @@ from support.train.runs import CPU, DISJOINT, configuration
 
 
 def test_offloaded_modules_are_refused() -> None:
-    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train keeps weights on the device"):
+    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train cannot offload weights"):
         run_ranks(_offloaded, 1, configuration(*DISJOINT))
 
 

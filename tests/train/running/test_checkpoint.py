@@ -73,11 +73,11 @@ def _refusal(config: str) -> str:
 def test_checkpoints_continue_exactly_and_only_their_own_run(tmp_path: Path) -> None:
     configs = {"float32": configuration(*FOUR_ITERATIONS)}
     for found in run_ranks(_checkpoints, 4, configs, tmp_path):
-        assert "its checkpoint is of another seed (0; this run has 1)" in found["seed"]
-        assert "its checkpoint is of another dtype (float32; this run has bfloat16)" in found["dtype"]
+        assert "its checkpoint has another seed (0; this run has 1)" in found["seed"]
+        assert "its checkpoint has another dtype (float32; this run has bfloat16)" in found["dtype"]
         assert found["short"] == "iterations=3: must be at least the 4 of the checkpoint"
-        assert found["damaged data"].endswith("damaged checkpoint iteration_00000004; remove it")
-        assert found["meta"].endswith("damaged checkpoint iteration_00000004; remove it")
+        assert found["damaged data"].endswith("checkpoint iteration_00000004 is damaged. Remove it")
+        assert found["meta"].endswith("checkpoint iteration_00000004 is damaged. Remove it")
 
 
 @pytest.mark.slow

@@ -227,11 +227,11 @@ def test_a_bad_image_ends_training_with_its_name(tmp_path: Path) -> None:
     [
         (["harness.data=cloud"], r"^harness.data=cloud: unknown; choices: files, made_up"),
         (["harness.data=made_up", "harness.data_path=/x"], r"^harness.data_path=/x: must be null with .*=made_up$"),
-        (["workload=synthetic"], r"^harness.data=files: workload=synthetic knows shapes alone; workload=trace"),
+        (["workload=synthetic"], r"^harness.data=files: workload=synthetic has shapes only. Use workload=trace"),
         (["workload.path=chartqa_test.parquet"], r"lists shapes only. harness.data=files needs"),
         (["harness.data_path=/nowhere"], r"^harness.data_path=/nowhere: the scanned data was not found"),
         (["model.modules.llm.vocab_size=200"], r"^tokenizer=bytes: has ids up to 255. .* below .*vocab_size=200$"),
-        (["model.modules.vision.embed_gemms.0.k=1000"], r"^model.modules.vision: takes 1000 features a token"),
+        (["model.modules.vision.embed_gemms.0.k=1000"], r"^model.modules.vision: takes 1000 features per token"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(images: Path, overrides: list[str], what: str) -> None:
@@ -247,7 +247,7 @@ def test_an_audio_encoder_of_another_input_is_refused(sounds: Path) -> None:
     audio = model.module("audio")
     check_input(audio, model.tokens)
     with pytest.raises(
-        IncompatibleError, match=r"^model.modules.audio: harness.data=files makes 2 log-mel frames a token"
+        IncompatibleError, match=r"^model.modules.audio: harness.data=files needs 2 log-mel frames per token"
     ):
         check_input(audio, replace(model.tokens, audio_frames_per_s=25.0))
 

@@ -106,8 +106,8 @@ def _out_of_memory(_: int, config: str) -> str:
 @pytest.mark.wide
 def test_out_of_memory_names_the_action_and_its_bytes() -> None:
     (line,) = run_ranks(_out_of_memory, 1, configuration(*ONE_RANK))
-    assert line.startswith("memory: rank 0 ran out at forward of llm microbatch 0 on stage 0 of replica 0 (action ")
-    assert "predicted to need 0." in line
+    assert line.startswith("memory: rank 0 ran out of memory at forward of llm microbatch 0 on stage 0 of replica 0")
+    assert "predicted need: 0." in line
 
 
 def _losses(_: int, configs: list[str]) -> list[list[float]]:

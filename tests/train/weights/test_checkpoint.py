@@ -154,5 +154,5 @@ def test_a_module_whose_names_are_not_known_is_refused(alone: StageGroups, tmp_p
     written(small_model(), alone, tmp_path)
     config = module_config("tiny_llm", num_layers=2, vocab_size=96, checkpoint="")
     unnamed = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS})
-    with pytest.raises(IncompatibleError, match=r"model.modules.llm.checkpoint: not stated"):
+    with pytest.raises(IncompatibleError, match=r"model.modules.llm.checkpoint: missing"):
         check_tensors(Checkpoint.open(tmp_path), unnamed)

@@ -101,7 +101,7 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
         opened(workload, 100)
     with pytest.raises(UserError, match=r"^workload.path=chartqa_test.parquet|lists shapes only"):
         TraceWorkload(path="chartqa_test.parquet").samples(RULES, 1024, Moved())
-    with pytest.raises(UserError, match=r"^workload.text: draws other texts"):
+    with pytest.raises(UserError, match=r"^workload.text: must be null with harness.data=files"):
         replace(workload, text=5).samples(RULES, 1024, Moved())
     table = pq.read_table(tmp_path / "t.parquet")
     scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
