@@ -20,6 +20,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 from .layout import others
+from .packs import pack_assignment
 from .work import chunk_layers_s, chunk_tokens, shares_of, stage_work, unit_layers_s
 
 # Chunks that cost so many times as much as a replica's mean one are placed before the others.
@@ -54,6 +55,8 @@ class BraidAssigner:
         Raises:
             IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
         """
+        if layout.modules[0].widths:
+            return pack_assignment(shapes, layout, profile)
         model, index_of_llm = profile.job.model, profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())

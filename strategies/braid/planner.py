@@ -15,13 +15,14 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.tuning import chosen_layout, default_job
+from entrain_bench.balancing.tuning import Candidates, chosen_layout, default_job
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .layout import Shape, Work, place, shapes_of, split_layers
+from .packs import believed_s, layouts_with_widths
 
 # Replicas whose schedules are believed where a layout has more of them.
 DRAFT_REPLICAS = 16
@@ -89,7 +90,23 @@ class BraidPlanner:
                 layers = split_layers(work, shape).layers
                 yield Candidate(rating_s, place(each.job, shape, layers))
 
-        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=quick)
+        return chosen_layout(
+            profile, candidates, make_program, self.num_trials, self._with_widths(profile), quick=quick
+        )
+
+    def _with_widths(self, profile: Profile) -> list[Candidates]:
+        """Layouts whose groups have several widths, for jobs that leave all degrees free; none for others."""
+        asked = profile.job.request
+        if any((asked.tp, asked.cp, asked.pp, asked.dp)):
+            return []
+        samples = profile.draw(profile.job.global_batch)
+        found = [
+            Candidate(believed_s(samples, layout, profile), layout)
+            for layout in layouts_with_widths(profile.job)
+            if has_room(profile, layout)
+        ]
+        rising = sorted(found, key=lambda each: decisive(each.estimated_s))
+        return [lambda _: iter(rising)] if rising else []
 
     def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
         """Drafts of the best shapes of every width, of all with the same degrees, then of those next to the fastest."""

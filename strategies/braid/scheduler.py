@@ -27,6 +27,7 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
+from .packs import packed_program
 from .replicas import Replica, recomputing, replicas_of
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
@@ -270,6 +271,8 @@ class BraidScheduler(Recomputation):
         Raises:
             IncompatibleError: if weights are sharded, for replicas would have to run their passes in one order.
         """
+        if layout.modules[0].widths:
+            return packed_program(shapes, layout, assignment, profile)
         for own in layout.modules:
             if own.sharded:
                 raise IncompatibleError(

@@ -1,0 +1,287 @@
+"""Samples to groups of ranks, each as wide as its length asks for; compiled.
+
+A pack is what a group of ranks takes through encoder, LLM and back before it goes on. Wide packs come first, so that
+narrower groups nest inside them and all ranks are busy to the end. Inside a pack every module chooses a width of its
+own, at most the pack's, and deals its units out over so many narrower groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import decisive, matmul
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.compiled import njit
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+
+# Exchanges with the busiest rank, at most.
+EXCHANGES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What units of all modules are believed to take at every width; modules one after the other.
+
+    Attributes:
+        width: ranks of a group at each degree ``[degrees]``, all modules' degrees one after the other.
+        first_degree: first degree of each module ``[modules + 1]``.
+        seconds: both passes that a unit adds to a pack at a degree ``[degrees, units]``; only a module's own count.
+        chunk_s: what a pack costs besides ``[degrees]``.
+        again_s: what recomputation adds to its backward ``[degrees, units]``.
+        bytes_: what it keeps on each rank of its group from forward to backward ``[degrees, units]``.
+        lean_bytes: likewise if all that can be is recomputed ``[degrees, units]``.
+        running_bytes: what it needs besides while a pass of it runs, recomputation included ``[degrees, units]``.
+        first_unit: first unit of each module ``[modules + 1]``.
+        offsets, units: units of each sample and module, CSR ``[samples * modules + 1]``.
+    """
+
+    width: IntArray
+    first_degree: IntArray
+    seconds: FloatArray
+    chunk_s: FloatArray
+    again_s: FloatArray
+    bytes_: FloatArray
+    lean_bytes: FloatArray
+    running_bytes: FloatArray
+    first_unit: IntArray
+    offsets: IntArray
+    units: IntArray
+
+
+def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
+    """Believed work of a batch at all widths of a layout, by the profile's estimates."""
+    modules, num_samples = profile.job.model.modules, len(shapes)
+    llm = profile.job.model.llm_index
+    hidden_bytes = 2.0 * profile.job.model.llm.config.hidden_size
+    counts = [len(module.units(shapes)) for module in modules]
+    first_unit = offsets_from_counts(np.array(counts))
+    first_degree = offsets_from_counts(np.array([len(placed.degrees) for placed in layout.modules]))
+    seconds, again_s, bytes_, lean, running = np.zeros((5, int(first_degree[-1]), int(first_unit[-1])))
+    chunk_s, width, owners = np.zeros(int(first_degree[-1])), np.zeros(int(first_degree[-1]), np.int64), []
+    for index, (module, placed) in enumerate(zip(modules, layout.modules, strict=True)):
+        units = module.units(shapes)
+        mine, lengths = slice(int(first_unit[index]), int(first_unit[index + 1])), module.lengths(shapes, units)
+        owners.append(module.owners(shapes, units))
+        kinds = module.kind_counts(placed.layers_per_stage)[0]
+        for degree, (tp, cp) in enumerate(placed.degrees):
+            row = int(first_degree[index]) + degree
+            width[row] = tp * cp
+            forward, backward = packed_units_s(module, shapes, tp, cp, profile)
+            seconds[row, mine] = matmul(forward + backward, kinds)
+            again_s[row, mine] = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
+            chunk_s[row] = float(matmul(profile.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
+            for held, recompute in ((bytes_, False), (lean, True)):
+                kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
+                held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
+            running[row, mine] = lengths * (float(extra[0]) + (index == llm) * 2 * hidden_bytes)
+    key = np.concatenate([own * len(modules) + index for index, own in enumerate(owners)])
+    order = np.argsort(key, kind="stable")
+    offsets = offsets_from_counts(np.bincount(key, minlength=num_samples * len(modules)))
+    return Work(width, first_degree, seconds, chunk_s, again_s, bytes_, lean, running, first_unit, offsets, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Where samples go.
+
+    Attributes:
+        width: of each sample's group ``[samples]``.
+        first: first rank of its group, among those of a stage ``[samples]``.
+        end_s: when the last rank is done, by belief.
+    """
+
+    width: IntArray
+    first: IntArray
+    end_s: float
+
+
+def priced(work: Work, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, FloatArray]:
+    """Seconds and bytes of each sample as a pack of its own on a group of each width ``[widths, samples]``.
+
+    It recomputes the share of its layers that ``room_bytes`` have no room for; bytes above that say that it fits not
+    even if it recomputes all.
+    """
+    units = work.seconds, work.again_s, work.bytes_, work.lean_bytes, work.running_bytes
+    columns = np.ascontiguousarray(np.stack(units))
+    rows = work.first_degree, work.offsets, work.units
+    seconds, again_s, held, lean, running = _priced(work.width, work.chunk_s, columns, *rows, widths, num_samples)
+    share = np.clip((held + running - room_bytes) / np.maximum(held - lean, 1.0), 0.0, 1.0)
+    return seconds + share * again_s, held + running - share * (held - lean)
+
+
+def dealt(
+    seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room_bytes: float, limit_s: float
+) -> Deal:
+    """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
+
+    Args:
+        seconds, bytes_: of each sample on each width ``[widths, samples]``.
+        widths: narrow to wide ``[widths]``.
+        num_ranks: of a stage.
+        room_bytes: for what a rank keeps.
+        limit_s: of a sample.
+    """
+    cost = decisive(seconds * widths[:, None])
+    good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
+    level = np.where(good, cost, np.inf).argmin(axis=0)
+    fits = np.where(bytes_ <= room_bytes, decisive(seconds), np.inf)
+    fallback = np.where(np.isfinite(fits).any(axis=0), fits.argmin(axis=0), len(widths) - 1)
+    level = np.where(good.any(axis=0), level, fallback)
+    mine = decisive(seconds[level, np.arange(seconds.shape[1])])
+    order = np.lexsort((np.arange(len(mine)), -mine, -level))
+    first, load = _placed(order, level, mine, widths, num_ranks)
+    narrow = np.flatnonzero(level == 0)
+    groups = num_ranks // int(widths[0])
+    own = first[narrow] // int(widths[0])
+    start = load.reshape(groups, -1).max(axis=1) - np.bincount(own, mine[narrow], groups)
+    own, end_s = _exchanged(own, mine[narrow], start, EXCHANGES)
+    first[narrow] = own * int(widths[0])
+    return Deal(widths[level], first, float(end_s))
+
+
+def split(
+    work: Work, samples: IntArray, module: int, num_modules: int, width: int
+) -> tuple[int, IntArray, IntArray] | None:
+    """How a pack's units of a module are dealt out: degree of the module, units, place of each; None without units.
+
+    The degree that is through first, of those at most as wide as the pack.
+    """
+    rows = samples * num_modules + module
+    units = np.concatenate([work.units[work.offsets[row] : work.offsets[row + 1]] for row in rows])
+    if not len(units):
+        return None
+    low, high = int(work.first_degree[module]), int(work.first_degree[module + 1])
+    best, place = _split(units, work.seconds[low:high], work.chunk_s[low:high], work.width[low:high], width)
+    return int(best), units - int(work.first_unit[module]), np.asarray(place)
+
+
+@njit()
+def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
+    """Busiest of so many groups if units go, longest first, to the least loaded; their groups go to ``place``."""
+    if count == 1 or len(units) == 1:
+        place[: len(units)] = 0
+        total = 0.0
+        for unit in units:
+            total += seconds[unit]
+        return total
+    load = np.zeros(min(count, len(units)))
+    own = np.empty(len(units))
+    for index in range(len(units)):
+        own[index] = -seconds[units[index]]
+    for index in np.argsort(own, kind="mergesort"):
+        group = load.argmin()
+        place[index] = group
+        load[group] += seconds[units[index]]
+    return load.max()
+
+
+@njit()
+def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def]
+    best, best_s = -1, np.inf
+    chosen, place = np.zeros(len(units), np.int64), np.zeros(len(units), np.int64)
+    for degree in range(len(width)):
+        if width[degree] > most:
+            continue
+        span = _span(units, seconds[degree], most // width[degree], place) + chunk_s[degree]
+        if span < best_s * (1 - 1e-9):
+            best, best_s = degree, span
+            chosen[:] = place
+    return best, chosen
+
+
+@njit()
+def _priced(width, chunk_s, columns, first_degree, offsets, units, widths, num_samples):  # type: ignore[no-untyped-def]
+    """Of each sample on each width ``[5, widths, samples]``, of columns of units ``[5, degrees, units]``.
+
+    Seconds, seconds of recomputation, bytes kept and kept at least add up over modules, bytes of running passes do not.
+    """
+    seconds, modules = columns[0], len(first_degree) - 1
+    found = np.zeros((5, len(widths), num_samples))
+    place = np.zeros(len(units) + 1, np.int64)
+    for level in range(len(widths)):
+        for sample in range(num_samples):
+            for module in range(modules):
+                row = sample * modules + module
+                own = units[offsets[row] : offsets[row + 1]]
+                if not len(own):
+                    continue
+                best = np.full(5, np.inf)
+                for degree in range(first_degree[module], first_degree[module + 1]):
+                    if width[degree] > widths[level]:
+                        continue
+                    count = widths[level] // width[degree]
+                    span = _span(own, seconds[degree], count, place)
+                    if level == 0:
+                        # Many share a pack, which groups of a narrower width share evenly.
+                        span = 0.0
+                        for unit in own:
+                            span += seconds[degree, unit] / count
+                    else:
+                        span += chunk_s[degree]
+                    if span < best[0] * (1 - 1e-9):
+                        best[0] = span
+                        load = np.zeros((5, count))
+                        for index in range(len(own)):
+                            load[:, place[index]] += columns[:, degree, own[index]]
+                        for column in range(1, 5):
+                            best[column] = load[column].max()
+                found[:4, level, sample] += best[:4]
+                found[4, level, sample] = max(found[4, level, sample], best[4])
+    return found
+
+
+@njit()
+def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untyped-def]
+    """First rank of each sample's group, and the load of each rank: every sample on the least loaded of its width."""
+    load, first = np.zeros(num_ranks), np.zeros(len(order), np.int64)
+    for sample in order:
+        width = widths[level[sample]]
+        best, best_s = 0, np.inf
+        for start in range(0, num_ranks - width + 1, width):
+            own = 0.0
+            for rank in range(start, start + width):
+                own = max(own, load[rank])
+            if own < best_s:
+                best, best_s = start, own
+        first[sample] = best
+        load[best : best + width] = best_s + seconds[sample]
+    return first, load
+
+
+@njit()
+def _exchanged(own, seconds, start, rounds):  # type: ignore[no-untyped-def]
+    """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
+    own, load = own.copy(), start.copy()
+    for sample in range(len(own)):
+        load[own[sample]] += seconds[sample]
+    for _ in range(rounds):
+        top, low = load.argmax(), load.argmin()
+        gain, one, other = 1e-9 * load[top], -1, -1
+        for sample in range(len(own)):
+            if own[sample] != top:
+                continue
+            after = max(load[top] - seconds[sample], load[low] + seconds[sample])
+            if load[top] - after > gain * (1 + 1e-9):
+                gain, one, other = load[top] - after, sample, -1
+            for partner in range(len(own)):
+                less = seconds[sample] - seconds[partner]
+                if own[partner] == top or less <= gain:
+                    continue
+                after = max(load[top] - less, load[own[partner]] + less)
+                if load[top] - after > gain * (1 + 1e-9):
+                    gain, one, other = load[top] - after, sample, partner
+        if one < 0:
+            break
+        goal = low if other < 0 else own[other]
+        moved = seconds[one] - (seconds[other] if other >= 0 else 0.0)
+        load[top] -= moved
+        load[goal] += moved
+        own[one] = goal
+        if other >= 0:
+            own[other] = top
+    return own, load.max()
