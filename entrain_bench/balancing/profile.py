@@ -65,7 +65,7 @@ class Profile:
     tuning_budget: int | None = None
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
-    _means: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
+    _means: dict[str, tuple[float, float, float]] = field(init=False, default_factory=dict)
     _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int, bool], PackTimes] = field(init=False, default_factory=dict)
 
@@ -123,8 +123,26 @@ class Profile:
 
         With ``split`` a pass of its own makes the weights' gradients.
         """
-        times = self._truth.layer_times
-        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
+        times, lengths = self._truth.layer_times, np.asarray(lengths)
+        return times.layers_s(
+            module, times.loads(module, lengths, offsets, self._labelled(module, lengths)), tp, cp, split
+        )
+
+    def _labelled(self, module: ModuleSpec, lengths: IntArray) -> IntArray | None:
+        """Labelled tokens of sequences of these lengths with the workload's mean share; None where none are told."""
+        if module.layers[-1].labelled is None:
+            return None
+        return np.rint(lengths * self._mean(module)[2]).astype(np.int64)
+
+    def _mean(self, module: ModuleSpec) -> tuple[float, float, float]:
+        """Units of a module in a mean sample, their mean length, and the share of LLM tokens that have a label."""
+        if module.name not in self._means:
+            samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
+            lengths = module.lengths(samples, module.units(samples))
+            share = float(samples.labelled_tokens.sum() / samples.llm_tokens.sum())
+            mean = float(lengths.mean()) if len(lengths) else 0.0
+            self._means[module.name] = len(lengths) / len(samples), mean, share
+        return self._means[module.name]
 
     @property
     def memory(self) -> Memory:
@@ -248,11 +266,7 @@ class Profile:
         self, module: ModuleSpec, placed: ModuleLayout, num_microbatches: int
     ) -> tuple[FloatArray, FloatArray]:
         """Measured forward and backward seconds of every layer on a mean microbatch of a replica ``[layers]``."""
-        if module.name not in self._means:
-            samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
-            lengths = module.lengths(samples, module.units(samples))
-            self._means[module.name] = len(lengths) / len(samples), float(lengths.mean()) if len(lengths) else 0.0
-        units, length = self._means[module.name]
+        units, length, _ = self._mean(module)
         count = round(units * self.job.global_batch / (placed.dp * num_microbatches))
         key = (module.name, max(1, count), placed.tp, placed.cp)
         if key not in self._passes:

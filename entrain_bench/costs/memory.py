@@ -102,16 +102,20 @@ class Memory:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
 
         Sharded weights are fp32, for the optimizer, and cast when they are gathered; so are sharded gradients, in
-        whatever type they are reduced.
+        whatever type they are reduced. A head over labelled tokens has a chunk of logits in both passes,
+        which the allocator keeps.
         """
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
+        logits = np.zeros(placed.pp)
+        logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * copies))
+            return np.asarray(held / (shards * copies)) + logits
         sharing = copies // self.framework.optimizer_instances(module, copies)
-        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
+        states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
+        return np.asarray(states + logits)
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None

@@ -15,6 +15,7 @@ from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
+ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
 NORM_KERNELS = (FUSED, UNFUSED)
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
@@ -41,8 +42,12 @@ class FrameworkOptions:
         encoder_cp: whether context parallelism splits the sequences of encoders, too. If not, every rank of a
             context-parallel group encodes all of them and hands on its part of the result, as in that code; gradients,
             each of a part, add up over data and context parallelism as ever.
-        cp_split: what context parallelism cuts into pieces for its ranks: each ``sample`` (in encoders each item), so
-            that all ranks have the same work, or the whole ``pack`` that is a microbatch, so that they have not.
+        cp_split: what context parallelism cuts into 2 x CP pieces, of which each rank takes one from the front and one
+            from the end: each ``sample`` (in encoders each item), so that all ranks have the same work, or the whole
+            ``pack`` that is a microbatch, so that they have not (``specs/context_pieces.py``).
+        head_tokens: positions whose logits the LLM's head computes: ``all``, with the loss of those without a label
+            masked, as Megatron-LM does, or ``labelled``: those that have one, ``LOGIT_CHUNK_TOKENS`` at a time, whose
+            logits are computed again in backward.
         encoder_optimizers: copies of each encoder's sharded optimizer states (megatron-core's
             ``num_distributed_optimizer_instances``), at most; their number must divide the ranks that hold the same
             weights, so it is the greatest common divisor.
@@ -68,6 +73,7 @@ class FrameworkOptions:
     encoder_sp: bool = True
     encoder_cp: bool = True
     cp_split: str = SAMPLE
+    head_tokens: str = ALL
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
@@ -82,6 +88,8 @@ class FrameworkOptions:
             raise unknown_choice("p2p", self.p2p, P2P)
         if self.cp_split not in CP_SPLITS:
             raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
+        if self.head_tokens not in HEAD_TOKENS:
+            raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
         if self.recompute_granularity not in GRANULARITIES:
             raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
         if self.grad_dtype not in GRAD_DTYPES:

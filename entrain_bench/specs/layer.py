@@ -23,6 +23,8 @@ UNFUSED_NORM_TRAFFIC_BYTES = (
     + 2 * BF16_BYTES
     - 2 * BF16_BYTES
 )
+# Labelled positions whose logits exist at a time, where a head has those of labelled positions only.
+LOGIT_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class Layer:
             divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
+        labelled: what the layer does for labelled tokens only, as a layer of its own that always runs again in
+            backward (``labelled_head``); None: all it does is for all tokens.
         remade: what recomputation covers of the layer, as a layer of its own; None: all of it.
         learns: whether it has weight gradients and optimizer states.
         backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
@@ -124,6 +128,7 @@ class Layer:
     cast_bytes_per_token: float = 0.0
     recomputed: bool = True
     remade: Layer | None = None
+    labelled: Layer | None = None
     learns: bool = True
     backward_share: float = 1.0
 
@@ -146,12 +151,14 @@ class Layer:
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
+        labelled = self.labelled and self.labelled.frozen(passes_gradients)
         if passes_gradients:
             remade = self.remade and self.remade.frozen(passes_gradients)
-            return replace(self, remade=remade, learns=False, backward_share=0.5)
+            return replace(self, remade=remade, labelled=labelled, learns=False, backward_share=0.5)
         return replace(
             self,
             remade=None,
+            labelled=labelled,
             learns=False,
             backward_share=0.0,
             activation_bytes_per_token=0.0,
@@ -219,7 +226,7 @@ class Layer:
         if not self.learns:
             return 0.0
         total = 0.0
-        for gemm in self.gemms:
+        for gemm in (*self.gemms, *(self.labelled.gemms if self.labelled else ())):
             inside, outside = (gemm.k / gemm.taps, gemm.n) if gemm.row_parallel else (gemm.n, gemm.k / gemm.taps)
             total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
         return total * element_bytes
@@ -244,3 +251,10 @@ class Layer:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
         return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)
+
+    def logit_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes of the logits of a labelled head that exist at a time on a rank of ``tp``; 0 for other layers."""
+        if self.labelled is None:
+            return 0.0
+        kept = self.labelled.kept_bytes(tp, False, element_bytes) + self.labelled.working_bytes(tp, element_bytes)
+        return LOGIT_CHUNK_TOKENS * kept

@@ -103,6 +103,12 @@ class SampleShapes:
         """LLM sequence length of each sample ``[samples]``: its text and the projected tokens of its items."""
         return self._llm_tokens
 
+    @property
+    def labelled_tokens(self) -> IntArray:
+        """Tokens of each sample that have a label ``[samples]``: as many as text tokens with a token before them."""
+        starts_with_text = np.diff(self.item_offsets) == 0
+        return np.asarray(self.text_tokens - (starts_with_text & (self.text_tokens > 0)))
+
     def encoder_tokens(self, modalities: Sequence[str]) -> IntArray:
         """Encoder tokens of each sample over the given modalities ``[samples]``."""
         chosen = self.items_of(modalities)

@@ -18,6 +18,7 @@ from entrain_bench.program.assignment import ModuleAssignment, group_chunks, sam
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.variants import with_cross_entropy
 from support.builders import (
     chain_layout,
     even,
@@ -286,7 +287,7 @@ def test_layers_spread_evenly() -> None:
     [("unfused", 4 / 2, 2 / 2), ("fused", 2 / 2, 0), ("eager", 2 + 4 + 4, 4 + 4)],
 )
 def test_bytes_of_a_loss_by_hand(kind: str, kept: float, working: float) -> None:
-    model = MODEL.with_cross_entropy(kind)
+    model = with_cross_entropy(MODEL, kind)
     memory, place = Memory(model), placed(model.llm, [[[0, 1], [2, 3]]], tp=2)
     found, extra = (each[-1] for each in memory.layer_bytes(model.llm, place))
     gathered, norm = 2 * 128, 2 * 2 * 128 / 2
@@ -302,4 +303,4 @@ def test_gradients_in_bf16_take_half_of_the_buffer_unless_the_model_is_fp32() ->
 def test_a_frozen_head_stays_frozen_under_another_loss() -> None:
     frozen = MODEL.with_frozen(["llm"])
     for kind in ("fused", "eager"):
-        assert frozen.with_cross_entropy(kind) == MODEL.with_cross_entropy(kind).with_frozen(["llm"])
+        assert with_cross_entropy(frozen, kind) == with_cross_entropy(MODEL, kind).with_frozen(["llm"])

@@ -17,8 +17,8 @@ from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, Con
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.model import FULL, FUSED, ModelSpec
-from entrain_bench.specs.module_layers import UNFUSED
+from entrain_bench.specs.model import FULL, ModelSpec
+from entrain_bench.specs.module_layers import FUSED, UNFUSED
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")

@@ -22,6 +22,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.variants import with_norm_kernel
 
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
@@ -149,7 +150,7 @@ def model_of(job: LedgerJob) -> ModelSpec:
             for layer in layers
         ]
     model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
-    return model.with_norm_kernel(job.framework.norm_kernel)
+    return with_norm_kernel(model, job.framework.norm_kernel)
 
 
 def layout_of(job: LedgerJob) -> Layout:

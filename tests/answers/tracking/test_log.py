@@ -216,6 +216,8 @@ def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Resul
         "sequence_parallel",
         "encoder_cp",
         "cp_split",
+        "head_tokens",
+        "norm_kernel",
         "encoder_sp",
         "encoder_optimizers",
         "recompute_granularity",

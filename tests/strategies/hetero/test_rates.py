@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrain_bench.costs.roofline import Roofline, loads_of
+from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 
