@@ -27,7 +27,7 @@ from entrain_bench.answers.tables import compared, run_table
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.schema import NUM_DRAWS
+from entrain_bench.config.schema import NUM_DRAWS, RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, SweepOverrides
@@ -106,6 +106,15 @@ def jobs_of(study: Study, plan: PosteriorPlan) -> list[JobDraws]:
         return []
     comparisons = compared(run_table(cells, study.results), JOB)
     return [_job(study, plan, job, mine, _close(comparisons[job], plan.within)) for job, mine in jobs.items()]
+
+
+def has_draws(config: RunConfig, number: int) -> bool:
+    """Whether the device of a run has so many draws."""
+    try:
+        speed_of(replace(config, constants=number))
+    except UserError:
+        return False
+    return True
 
 
 def _missing(study: Study, plan: PosteriorPlan) -> str:

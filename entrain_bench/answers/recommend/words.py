@@ -13,6 +13,7 @@ from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
 from entrain_bench.answers.console_table import GAP, Column, table_lines
 from entrain_bench.answers.labels import FAMILIES
+from entrain_bench.answers.posterior import posterior_sentence
 from entrain_bench.answers.recommend.recommendation import FURTHER, NUM_CHANGED, Firm, KnobCost, Recommendation
 from entrain_bench.answers.recommend.strategy_race import standings
 from entrain_bench.answers.sentences import ONE_SEED
@@ -46,6 +47,7 @@ def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_di
     for cost in answer.costs:
         yield from _wrapped(_cost_words(answer.best, cost, answer.fresh_seeds[:NUM_CHANGED]), width)
     yield from _wrapped(_headline(answer), width)
+    yield from _wrapped(_drawn_words(answer), width)
     yield from _wrapped(_judged_words(answer), width)
     labels, config = labels_of(answer.config), answer.config
     names = ", ".join(f"{name} {labels[name]}" for name in ("model", "workload", "cluster"))
@@ -110,6 +112,13 @@ def _headline(answer: Recommendation) -> str:
         f"Run {run}: {seconds(time.mean, digits)} s (95% {ends(time, lambda value: seconds(value, digits))}) an "
         f"iteration{over}. {_as_good(answer.comparison)}"
     )
+
+
+def _drawn_words(answer: Recommendation) -> str:
+    """P(fastest) of the recommended strategy, and among whom; empty without posterior draws."""
+    text = posterior_sentence([answer.drawn], answer.best, answer.best)
+    among = listing([answer.best, *(name for name in answer.drawn if name != answer.best)])
+    return f"{text} Compared: {among}, planned again for each draw." if text else ""
 
 
 def _judged_words(answer: Recommendation) -> str:
