@@ -194,7 +194,7 @@ class Profile:
     def _besides_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
     ) -> tuple[FloatArray, IntArray | None]:
-        """Return the seconds that moving weights adds to passes, and passes that start together, by group ``[actions]``.
+        """Return the seconds that moving weights adds to passes, and groups of passes that start together.
 
         Weights move if they are offloaded to the host or sharded. Sharded layers divide a pass in proportion to
         ``layer_s``.

@@ -241,7 +241,7 @@ def test_a_planned_layout_is_the_same_on_every_rank_and_may_be_handed_in() -> No
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"rank": 4}, r"rank=4: must be 0..3"),
-    ({"rank": None}, "rank=None: must be given where torch.distributed is not initialized"),
+    ({"rank": None}, "rank=None: must be given, because torch.distributed is not initialized"),
     ({"world_size": 0}, "rank=0: must be 0..-1|world_size=0: must be"),
     ({"global_batch": 12}, "global_batch=12: must be a multiple of world_size=4 x microbatch_size=2"),
     ({"global_batch": 80}, "global_batch=80: must be at most 70, the number of samples"),
