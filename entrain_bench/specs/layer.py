@@ -10,19 +10,12 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-# An RMSNorm in eager PyTorch, as LLaMA's code has it, runs as: cast to fp32, square, mean, reciprocal root, product,
-# cast back, product with the weight. Bytes of a value that these read and write, less those of one fused kernel: the
-# mean is read once more, its root is one value a token.
+# An RMSNorm in eager PyTorch, as LLaMA's code has it: cast to fp32, square, mean, reciprocal root, product, cast back,
+# product with the weight. Bytes that these read and write of a value, less those of one fused kernel. Forward: 6 + 8 +
+# 4 + 0 + 8 + 6 + 4 - 4, for roots are one value a token. Backward: the weight's gradient 8 and product 4, cast 6, both
+# gradients of the product 8 + 16, the mean's 4, the square's 20, their sum 12, cast 6, less 8.
 UNFUSED_NORM_KERNELS = 7
-UNFUSED_NORM_TRAFFIC_BYTES = (
-    (BF16_BYTES + FP32_BYTES)
-    + 2 * FP32_BYTES
-    + FP32_BYTES
-    + 2 * FP32_BYTES
-    + (FP32_BYTES + BF16_BYTES)
-    + 2 * BF16_BYTES
-    - 2 * BF16_BYTES
-)
+UNFUSED_NORM_BYTES = (32, 76)
 # Labelled positions whose logits exist at a time, where a head has those of labelled positions only.
 LOGIT_CHUNK_TOKENS = 1024
 
@@ -171,12 +164,17 @@ class Layer:
     def with_unfused_norms(self) -> Layer:
         """The layer with RMSNorms of single kernels in fp32; a layer without backward keeps nothing for one."""
         values = self.normed_values_per_token
+        if not values:
+            return self
         returned = self.backward_elementwise_bytes_per_token
-        moved, kept = UNFUSED_NORM_TRAFFIC_BYTES * values, FP32_BYTES * values * (self.backward_share > 0)
+        if returned is None:
+            returned = 2 * self.elementwise_bytes_per_token
+        moved, moved_back = (num_bytes * values for num_bytes in UNFUSED_NORM_BYTES)
+        kept = FP32_BYTES * values * (self.backward_share > 0)
         return replace(
             self,
             elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
-            backward_elementwise_bytes_per_token=None if returned is None else returned + 2 * moved,
+            backward_elementwise_bytes_per_token=returned + moved_back,
             replicated_elementwise_bytes_per_token=self.replicated_elementwise_bytes_per_token + moved,
             num_elementwise_kernels=self.num_elementwise_kernels
             + (UNFUSED_NORM_KERNELS - 1) * round(values / max(self.hidden_size, 1)),
