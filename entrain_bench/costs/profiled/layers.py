@@ -1,4 +1,4 @@
-"""Curves of a profile's layers, fitted to the stages that were timed."""
+"""Fit the curves of a profile's layers to the measured stages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ MEDIAN = 1
 
 @dataclass(frozen=True, slots=True)
 class LayerCurves:
-    """Seconds of one kind of layer at one tensor-parallel degree.
+    """Curves of one layer kind at one tensor-parallel degree, in seconds.
 
     Attributes:
-        layer: of a layer, by ``PASSES``.
-        stage: what a stage takes beside its layers, by ``PASSES``; nothing for layers that are no blocks.
-        tokens: fewest and most that were measured.
-        scores: most scores that were measured.
-        kept_bytes_per_token: what a layer keeps from forward to backward, at most tokens; and with recomputation.
+        layer: curve of a layer, by ``PASSES``.
+        stage: curve of a stage without its layers, by ``PASSES``; 0 for layers that are not blocks.
+        tokens: fewest and most measured tokens.
+        scores: most measured scores.
+        kept_bytes_per_token: bytes per token that a layer keeps from forward to backward in the largest pack, without
+            and with recomputation.
     """
 
     layer: tuple[Curve, ...]
@@ -40,7 +41,7 @@ class LayerCurves:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A pass over a stage as it was measured, and as the curves have it, in seconds."""
+    """Measured and fitted seconds of a pass over a stage."""
 
     point: StagePoint
     name: str
@@ -49,7 +50,7 @@ class Residual:
 
     @property
     def relative(self) -> float:
-        """Error of the curves over what was measured."""
+        """Error of the fit, relative to the measurement."""
         return self.curve_s / self.measured_s - 1.0
 
 
@@ -96,23 +97,23 @@ class _Group:
 
 
 def score_elements(attention: Attention, lengths: IntArray) -> FloatArray:
-    """Score-matrix elements of each sequence ``[sequences]``, without those that a causal mask leaves out."""
+    """Return the elements of each sequence's score matrix that its mask keeps ``[sequences]``."""
     return np.asarray(attention.flops(lengths) / (4.0 * attention.query_width))
 
 
 def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
-    """Sequences, or windows, that each sequence attends in ``[sequences]``."""
+    """Return the number of attention windows of each sequence, 1 without windows ``[sequences]``."""
     window = attention.window_tokens
     return np.asarray(-(-np.asarray(lengths) // window) if window else np.ones(len(lengths)), np.float64)
 
 
 def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[tuple[str, str, int], LayerCurves]:
-    """Curves by module, kind and tensor-parallel degree of all kinds that were measured."""
+    """Return the curves of all measured layer kinds, by module, kind and tensor-parallel degree."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}
 
 
 def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[Residual]:
-    """Every pass that was timed beside its curves."""
+    """Return every measured pass with its fitted seconds."""
     for _, group in _groups(profile, modules):
         for name in group.passes():
             layer, stage = group.curves(name)

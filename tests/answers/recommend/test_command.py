@@ -69,7 +69,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
         "Memory\n",
         "ideal work  ",
         "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
-        "No layout and no order",
+        "Lower bound for any layout and schedule",
         "Robustness",
         "judged on seeds 9 to 20",
     ):
