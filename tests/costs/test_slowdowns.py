@@ -23,6 +23,7 @@ from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention, Gemm
+from entrain_bench.specs.variants import with_norm_kernel
 from support.builders import placed, tiny_cluster, tiny_model, uniform_batch
 
 # 1e12 FLOP/s of products, 5e11 and 4e11 of attention forward and backward, 1e9 bytes/s of memory, launches of 1e-6 s.
@@ -131,10 +132,10 @@ def test_unfused_attention_stores_all_scores() -> None:
 
 
 def test_unfused_norms_move_more_and_keep_an_fp32_copy() -> None:
-    model = MODEL.with_norm_kernel("unfused")
+    model = with_norm_kernel(MODEL, "unfused")
     block, embed = model.llm.kinds[1], model.llm.kinds[0]
     assert embed == LLM.kinds[0]
-    assert model.with_norm_kernel("fused") is model
+    assert with_norm_kernel(model, "fused") is model
     # Two norms over 128 values.
     assert block.activation_bytes_per_token - BLOCK.activation_bytes_per_token == 2 * 128 * 4
     assert block.num_elementwise_kernels == BLOCK.num_elementwise_kernels + 12
