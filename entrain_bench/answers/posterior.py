@@ -122,11 +122,6 @@ def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
     return {job: {**by_strategy} for job, by_strategy in found.items()}
 
 
-def fitted_only(data: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a run table with the fitted constants."""
-    return data[~(data[KEY] > 0)].reset_index(drop=True) if KEY in data else data
-
-
 def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """The records, and those of them that are draws: of a job that has fitted runs and draws of several strategies."""
     usual = {job_of(record) for record in records if not record.config.get(KEY)}

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 
 from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
 from entrain_bench.answers.labels import OURS, families, names
-from entrain_bench.answers.posterior import KEY, Chance, chances, fitted_only, posterior_sentences, times_of
+from entrain_bench.answers.posterior import Chance, chances, posterior_sentences, times_of
 from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
 from entrain_bench.answers.text import count
 from entrain_bench.figures._bars import speedup_over
@@ -42,7 +42,7 @@ from entrain_bench.figures._style import legend_above, say
 
 EXPERIMENT = "iteration_time"
 RUNS = True
-# Posterior runs of its jobs are shown, too.
+# ``draw`` also takes the posterior runs of its jobs.
 DRAWS = True
 JOB = ["model", "workload"]
 CASE = [*JOB, "strategy"]
@@ -58,14 +58,13 @@ KNOBS = {
     "microbatch size": "microbatch_size",
     "tuning": "tuning",
 }
-load = partial(run_table, settings={**KNOBS, KEY: KEY})
+load = partial(run_table, settings=KNOBS)
 
 
-def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """A panel a trace and model, and one a model for all traces."""
-    drawn, data = times_of(data), fitted_only(data)
+def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure, pd.DataFrame]:
+    """A panel a trace and model, and one a model for all traces; ``drawn`` are the runs under posterior draws."""
     labels, traces, models = names(data, "strategy"), names(data, "workload"), names(data, "model")
-    odds = {job: chances(found) for job, found in drawn.items()}
+    odds = {job: chances(found) for job, found in times_of(drawn).items()} if drawn is not None else {}
     headings = (*HEADINGS, PROBABILITY) if odds else HEADINGS
     runs = with_all(data)
     comparisons, table = compared(runs, JOB), summarise(runs)
