@@ -95,7 +95,7 @@ class CostTruth:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_times", self.measured or Roofline(self.cluster, self.framework))
-        object.__setattr__(self, "memory", Memory(self.model, self.framework))
+        object.__setattr__(self, "memory", Memory(self.model, self.framework, device=self.cluster.device))
         object.__setattr__(self, "step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
 
     @property

@@ -33,7 +33,7 @@ OF_DEVICE: Mapping[str, tuple[str, ...]] = {
     "memory": ("memory_efficiency",),
     "launch": ("kernel_launch_s", "host_launch_s"),
     "overlap": ("overlap_cost",),
-    "reserve": (),
+    "reserve": ("allocator_reserve",),
 }
 
 
@@ -58,6 +58,8 @@ class DeviceSpec:
             communication beside computation is free. 1: it hides nothing.
         host_launch_s: time in which the host issues one kernel. A layer never takes less than the host needs for it.
         attention_kernel: generation of kernels that the attention efficiencies are of.
+        allocator_reserve: bytes that the caching allocator holds beyond the tensors, per byte of activations, messages
+            and temporary results. Weights, gradients and optimizer states are allocated once and leave no gaps.
         peak_dtype: what ``peak_bf16_flops`` is of, by torch's name: a profile in another type measures its own peak.
     """
 
@@ -79,6 +81,7 @@ class DeviceSpec:
     overlap_cost: float = 0.0
     host_launch_s: float = 0.0
     attention_kernel: str = FLASH2
+    allocator_reserve: float = 0.0
     peak_dtype: str = "bfloat16"
 
 
@@ -114,7 +117,7 @@ class Speed:
         network: on the bandwidth of all links between nodes.
         launch: on the launch time of a kernel, on the device and on the host.
         overlap: on the slowdown of computation by concurrent communication, which stays at most 1.
-        reserve: on device memory that the allocator holds beyond the charged bytes.
+        reserve: on device memory that the allocator holds beyond the tensors.
     """
 
     gemm: float = 1.0

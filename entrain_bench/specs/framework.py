@@ -17,7 +17,7 @@ P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
-NORM_KERNELS = (FUSED, UNFUSED)
+KERNELS = (FUSED, UNFUSED)
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
@@ -56,6 +56,7 @@ class FrameworkOptions:
         attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
         norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
             (``Layer.with_unfused_norms``).
+        gate_kernel: the same of activations in gated MLPs (``Layer.with_unfused_gates``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
             fp32).
@@ -78,6 +79,7 @@ class FrameworkOptions:
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
     norm_kernel: str = FUSED
+    gate_kernel: str = FUSED
     tp_overlap: float = 0.0
     grad_dtype: str = FP32
     cross_entropy: str = UNFUSED
@@ -98,8 +100,9 @@ class FrameworkOptions:
             raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
         if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
             raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
-        if self.norm_kernel not in NORM_KERNELS:
-            raise unknown_choice("norm_kernel", self.norm_kernel, NORM_KERNELS)
+        for name in ("norm_kernel", "gate_kernel"):
+            if getattr(self, name) not in KERNELS:
+                raise unknown_choice(name, getattr(self, name), KERNELS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
@@ -153,13 +156,11 @@ class FrameworkOptions:
                 f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
                 "harness=simulate prices the others"
             )
-        if self.attention_kernel is not None or self.norm_kernel != FUSED:
-            key, value = ("norm_kernel", self.norm_kernel)
-            if self.attention_kernel is not None:
-                key, value = "attention_kernel", self.attention_kernel
-            raise IncompatibleError(
-                f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
-            )
+        for key, stock in (("attention_kernel", None), ("norm_kernel", FUSED), ("gate_kernel", FUSED)):
+            if (value := getattr(self, key)) != stock:
+                raise IncompatibleError(
+                    f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
+                )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(
                 f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "

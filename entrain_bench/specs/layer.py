@@ -79,6 +79,7 @@ class Layer:
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
         normed_values_per_token: values of hidden states that go through an RMSNorm.
+        gated_values_per_token: values that a gated MLP's activation makes.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
         replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
@@ -112,6 +113,7 @@ class Layer:
     activation_bytes_per_token: float = 0.0
     input_bytes_per_token: float = 0.0
     normed_values_per_token: float = 0.0
+    gated_values_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
@@ -159,6 +161,17 @@ class Layer:
             replicated_bytes_per_token=0.0,
             whole_bytes_per_token=0.0,
             fp32_bytes_per_token=0.0,
+        )
+
+    def with_unfused_gates(self) -> Layer:
+        """The layer with gates of two kernels, activation and product, which keep what passes between them."""
+        moved = 2 * BF16_BYTES * self.gated_values_per_token
+        return replace(
+            self,
+            elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
+            num_elementwise_kernels=self.num_elementwise_kernels + (self.gated_values_per_token > 0),
+            activation_bytes_per_token=self.activation_bytes_per_token + moved / 2 * (self.backward_share > 0),
+            remade=self.remade and self.remade.with_unfused_gates(),
         )
 
     def with_unfused_norms(self) -> Layer:

@@ -1,7 +1,8 @@
-"""Models whose head or norms run otherwise than by default, as the framework's options say."""
+"""Models whose head, norms or gates run otherwise than by default, as the framework's options say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from entrain_bench.specs.framework import LABELLED, FrameworkOptions
@@ -11,11 +12,12 @@ from entrain_bench.specs.module_layers import FUSED, UNFUSED, language_head
 
 
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
-    """The model with the head and the norms that the framework runs, what it recomputes, and what it freezes."""
+    """The model with the head, norms and gates that the framework runs, what it recomputes, and what it freezes."""
     model = with_cross_entropy(model, framework.cross_entropy)
     model = with_labelled_head(model) if framework.head_tokens == LABELLED else model
-    model = with_norm_kernel(model, framework.norm_kernel)
-    return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
+    model = model.with_recomputation(framework.recompute_granularity)
+    model = with_gate_kernel(with_norm_kernel(model, framework.norm_kernel), framework.gate_kernel)
+    return model.with_frozen(framework.freeze)
 
 
 def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
@@ -32,11 +34,16 @@ def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
 
 def with_norm_kernel(model: ModelSpec, kernel: str) -> ModelSpec:
     """The model with norms as ``FrameworkOptions.norm_kernel`` says."""
-    if kernel == FUSED:
-        return model
-    modules = [
-        replace(module, layers=tuple(layer.with_unfused_norms() for layer in module.layers)) for module in model.modules
-    ]
+    return model if kernel == FUSED else _with_layers(model, Layer.with_unfused_norms)
+
+
+def with_gate_kernel(model: ModelSpec, kernel: str) -> ModelSpec:
+    """The model with the activations of gated MLPs as ``FrameworkOptions.gate_kernel`` says."""
+    return model if kernel == FUSED else _with_layers(model, Layer.with_unfused_gates)
+
+
+def _with_layers(model: ModelSpec, changed: Callable[[Layer], Layer]) -> ModelSpec:
+    modules = (replace(module, layers=tuple(map(changed, module.layers))) for module in model.modules)
     return replace(model, modules=tuple(modules))
 
 

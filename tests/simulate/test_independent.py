@@ -51,7 +51,9 @@ FRAMEWORKS = {
     "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
     "eager loss": FrameworkOptions(cross_entropy="eager"),
     "older kernels": FrameworkOptions(attention_kernel="flash1", norm_kernel="unfused", p2p="overlapped"),
-    "unfused kernels": FrameworkOptions(attention_kernel="unfused", norm_kernel="unfused", tp_overlap=0.5),
+    "unfused kernels": FrameworkOptions(
+        attention_kernel="unfused", norm_kernel="unfused", gate_kernel="unfused", tp_overlap=0.5
+    ),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 

@@ -102,6 +102,7 @@ def cluster_with_times(
     for key, value, stock in (
         ("attention_kernel", framework.attention_kernel, None),
         ("norm_kernel", framework.norm_kernel, FUSED),
+        ("gate_kernel", framework.gate_kernel, FUSED),
     ):
         if value != stock:
             raise UserError(

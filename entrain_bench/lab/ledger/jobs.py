@@ -9,7 +9,7 @@ from typing import Any
 
 from entrain_bench.lab.ledger.book import Book, Family, Machine, Source
 from entrain_bench.lab.ledger.rows import LedgerRow
-from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3
+from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.module_layers import FUSED, ModuleConfig, Role
 
@@ -20,7 +20,13 @@ USUAL_FFN = 4
 HALF_PRECISION = ("bf16", "fp16")
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
 # Generations of kernels by words of `attention_kernel`; where only a family is named, it may be any of these.
-GENERATIONS = {"flashattention 3": FLASH3, "flashattention 2": FLASH2, "flashattention 1": FLASH1}
+GENERATIONS = {
+    "flashattention 3": FLASH3,
+    "flashattention 2": FLASH2,
+    "flashattention 1": FLASH1,
+    "pytorch unfused": UNFUSED,
+    "fused softmax": UNFUSED,
+}
 NO_VERSION = "version not"
 # Words of `note`.
 REPEATED = "same value as in"
@@ -171,7 +177,6 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
         (zero.startswith("2"), "gradients sharded in every micro-step (ZeRO-2) are not priced"),
         (SMALL_GROUPS in zero and ALL_RANKS not in zero, "optimizer states sharded over a few ranks are not priced"),
         (sharded and pp > 1, "sharded weights in a pipeline are not priced"),
-        (_is_unfused(row), "attention that keeps its scores is not priced"),
     ):
         if wrong:
             return Unusable(reason)
@@ -192,6 +197,8 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
     # The same model in another row is the same.
     module["source"] = ""
     settings = {**source.framework, **(source.pipelined if pp > 1 else {})}
+    if row.grad_dtype:
+        settings["grad_dtype"] = row.grad_dtype
     settings["distributed_optimizer"] = not zero.startswith("0")
     settings["attention_kernel"] = _generation(row)
     settings["norm_kernel"] = row.rmsnorm_kernel or FUSED
@@ -220,8 +227,3 @@ def _generation(row: LedgerRow) -> str | None:
     """Generation of a row's attention kernels; None if it names none: the device's own."""
     kernel = row.attention_kernel.lower()
     return next((found for words, found in GENERATIONS.items() if kernel.startswith(words)), None)
-
-
-def _is_unfused(row: LedgerRow) -> bool:
-    kernel = row.attention_kernel.lower()
-    return "unfused" in kernel or "softmax" in kernel

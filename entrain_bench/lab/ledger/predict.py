@@ -22,7 +22,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.variants import with_norm_kernel
+from entrain_bench.specs.variants import with_cross_entropy, with_gate_kernel, with_norm_kernel
 
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
@@ -150,7 +150,10 @@ def model_of(job: LedgerJob) -> ModelSpec:
             for layer in layers
         ]
     model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
-    return with_norm_kernel(model, job.framework.norm_kernel)
+    options = job.framework
+    if not job.outputs:
+        model = with_cross_entropy(model, options.cross_entropy)
+    return with_gate_kernel(with_norm_kernel(model, options.norm_kernel), options.gate_kernel)
 
 
 def layout_of(job: LedgerJob) -> Layout:

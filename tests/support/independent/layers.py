@@ -173,6 +173,14 @@ def with_single_kernels(layer: Layer) -> Layer:
     )
 
 
+def with_two_gate_kernels(layer: Layer, config: Mapping[str, Any]) -> Layer:
+    """A layer with an MLP whose activation, then whose product with the gate, each read and write their values."""
+    if not config.get("gated_mlp") or layer.kind not in ("block", "window", "mlp"):
+        return layer
+    moved = BF16 * ((1 + 1) + (2 + 1) - (2 + 1)) * config["ffn_hidden_size"]
+    return replace(layer, elementwise_bytes=layer.elementwise_bytes + moved, launches=layer.launches + 1)
+
+
 def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:
     """The layers of a module that does not learn; an encoder's projector still does."""
     still = layers[:-1] if role == "encoder" else layers
