@@ -14,7 +14,8 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, broadcast_s
-from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of
+from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
@@ -273,6 +274,6 @@ def test_wrong_settings_are_named(overrides: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["attention_kernel", "norm_kernel"])
 def test_what_really_runs_has_the_kernels_of_its_machine(name: str) -> None:
-    framework = FrameworkOptions(**{name: "unfused"})
+    framework = replace(FrameworkOptions(), **{name: "unfused"})
     with pytest.raises(IncompatibleError, match=f"{name}=unfused: harness=train"):
         framework.check_executable(LLM, 1, "train")
