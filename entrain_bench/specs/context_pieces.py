@@ -33,3 +33,16 @@ def rank_rows(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 1) -
     """Rows that each of ``cp`` ranks holds of a pack: those of the fullest rank, as a multiple of ``parts``."""
     held = of_ranks(np.diff(pieces_of(cut_units(lengths, whole_pack=whole_pack), cp), axis=1)).sum(axis=0)
     return int(-(-held.max() // parts) * parts)
+
+
+def rows_of_ranks(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 1) -> IntArray:
+    """Rows of a pack that each rank holds, unit by unit, front piece first; -1 for padding ``[cp, rank_rows]``."""
+    units = cut_units(lengths, whole_pack=whole_pack)
+    bounds = (np.cumsum(units) - units)[:, None] + pieces_of(units, cp)
+    found = np.full((cp, rank_rows(lengths, cp, whole_pack=whole_pack, parts=parts)), -1)
+    for rank, own in enumerate(found):
+        pair = [rank, 2 * cp - 1 - rank]
+        starts, counts = bounds[:, pair].ravel(), np.diff(bounds, axis=1)[:, pair].ravel()
+        ends = np.cumsum(counts)
+        own[: ends[-1]] = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
-from entrain_bench.specs.layer import FP32_BYTES
+from entrain_bench.specs.layer import FP32_BYTES, LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
 from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
 
@@ -126,6 +126,11 @@ class FrameworkOptions:
         """Return whether the ``tp`` ranks of a tensor-parallel group hold different tokens between products."""
         return self.of(module).sequence_parallel and tp > 1
 
+    @property
+    def logit_chunk(self) -> int:
+        """Labelled tokens whose logits training computes at a time; 0: those of all tokens at once."""
+        return LOGIT_CHUNK_TOKENS if self.head_tokens == LABELLED else 0
+
     def sequence_parts(self, module: ModuleSpec, cp: int) -> int:
         """Return the number of parts that ``cp`` context-parallel ranks split a module's sequences into."""
         return 1 if module.is_encoder and not self.encoder_cp else cp
@@ -146,10 +151,10 @@ class FrameworkOptions:
                 f"encoder_cp=false: not supported with harness={harness} and layout.cp={cp} ({module.name}). Use "
                 "harness=simulate, or set encoder_cp=true"
             )
-        if self.cp_split == PACK and cp > 1:
+        if self.cp_split == PACK and cp > 1 and harness == "emulate":
             raise IncompatibleError(
-                f"cp_split=pack: harness={harness} splits every sample of {module.name} over its cp={cp}; "
-                "harness=simulate prices the other way"
+                f"cp_split=pack: harness={harness} runs one rank of {module.name}'s cp={cp}, and the ranks' shares "
+                "differ; use cp_split=sample, or harness=simulate or train"
             )
         if self.cross_entropy != UNFUSED:
             raise IncompatibleError(

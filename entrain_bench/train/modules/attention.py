@@ -70,7 +70,9 @@ class PackedAttention(torch.nn.Module):
         if self.cp.size() > 1:
             both = torch.cat([key, value], dim=-1)
             both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp)
-            key, value = both.narrow(0, segments.first_key, sum(segments.key_lengths)).chunk(2, dim=-1)
+            if segments.keys is not None:
+                both = both.index_select(0, segments.keys)
+            key, value = both.chunk(2, dim=-1)
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
         query, key, value = (tensor.squeeze(1).contiguous() for tensor in (query, key, value))
         output = packed_attention(query, key, value, segments, causal=self.causal, kernel=self.kernel)

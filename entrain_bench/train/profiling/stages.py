@@ -104,8 +104,7 @@ class Bench:
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
         """Inputs of a stage's forward for sequences of these lengths."""
         module, total = target.module, sum(lengths)
-        share = shares_of(total, self.groups[target.tp]).hidden
-        num_rows = share.stop - share.start
+        num_rows = shares_of(tuple(lengths), self.groups[target.tp]).hidden.size
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
             merge = merge_tokens(module)
