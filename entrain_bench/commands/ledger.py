@@ -14,7 +14,6 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Folder, Request, Verb, own
-from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.ledger import figure
 from entrain_bench.lab.ledger.book import Book, load_book
@@ -24,8 +23,6 @@ from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
 
 NAME = "ledger"
-# In the folder of tables, but without their columns.
-KERNELS = "matmul_tflops"
 NUMBERS = "%.6g"
 
 
@@ -42,7 +39,7 @@ VERB = Verb(Keys, examples=["", "ledger=mine.csv"])
 def main(request: Request[Keys]) -> int:
     """Predict every row, write ``ledger.csv`` and the figure, and print tables; ``UserError`` for a wrong table."""
     book, composer = load_book(), Composer()
-    paths = [Path(request.keys.ledger)] if request.keys.ledger else tables()
+    paths = [Path(request.keys.ledger)] if request.keys.ledger else [*book.tables]
     entries = list[Entry]()
     cases = Cases(composer)
     for path in paths:
@@ -57,11 +54,6 @@ def main(request: Request[Keys]) -> int:
     for title, heading, rows in tables_of(outcomes, book):
         _print(console, title, heading, rows)
     return 0
-
-
-def tables() -> list[Path]:
-    """The committed tables of runs."""
-    return [path for path in sorted((config_tree() / NAME).glob("*.csv")) if path.stem != KERNELS]
 
 
 def write(results: Path, outcomes: Sequence[Outcome], book: Book) -> None:
