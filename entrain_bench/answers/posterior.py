@@ -103,13 +103,19 @@ def _fastest[Name: Hashable](done: Mapping[Name, Mapping[int, float]], draw: int
 
 
 def contenders[Name: Hashable](found: Mapping[Name, Times], limit: float) -> list[Name]:
-    """The strategies that take at most ``limit`` times as long as the fastest in at least one draw, in their order."""
+    """The strategies that take at most ``limit`` times as long as the fastest in at least one draw, in their order.
+
+    At least the two that come closest, so that the fastest has a rival.
+    """
     done = {name: with_result(own) for name, own in found.items()}
     draws = {draw for own in done.values() for draw in own}
     least = {draw: min(own[draw] for own in done.values() if draw in own) for draw in draws}
-    return [
-        name for name, own in done.items() if any(decisive(own[d] / least[d]) <= decisive(limit) for d in sorted(own))
-    ]
+    closest = {
+        name: decisive(min((own[draw] / least[draw] for draw in sorted(own)), default=math.inf))
+        for name, own in done.items()
+    }
+    first = sorted(closest, key=lambda name: closest[name])[:2]
+    return [name for name in closest if closest[name] <= decisive(limit) or name in first]
 
 
 def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
@@ -167,7 +173,7 @@ def posterior_sentence[Name: Hashable](
     Over several jobs the lead in a draw is the geometric mean over the jobs, of draws that all of them have.
     """
     own = [job[name] for job in jobs if name in job]
-    leads = [chance.leads for chance in own]
+    leads = [chance.leads for chance in own if chance.leads]
     shared = sorted(set.intersection(*({*each} for each in leads))) if leads else []
     if not shared:
         return ""
@@ -175,10 +181,10 @@ def posterior_sentence[Name: Hashable](
     mean = math.fsum(chance.probability for chance in own) / len(jobs)
     sure = sum(decisive(chance.probability) >= COVERAGE for chance in own)
     where = f", mean over {count(len(jobs), noun)} (at least {COVERAGE} in {sure})" if len(jobs) > 1 else ""
-    over = " (geometric mean)" if len(own) > 1 else ""
+    how = f"geometric mean; {COVERAGE:.0%} interval" if len(leads) > 1 else f"{COVERAGE:.0%} interval"
     return (
         f"Over {count(own[0].num_draws, 'posterior draw')} of the hardware constants, {label} has P(fastest) "
-        f"{mean:.2f}{where} and a speedup of {interval(spread)} over the fastest other strategy{over}, 90% interval."
+        f"{mean:.2f}{where}; its speedup over the fastest other strategy is {interval(spread)} ({how})."
     )
 
 

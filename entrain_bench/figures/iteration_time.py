@@ -48,7 +48,7 @@ JOB = ["model", "workload"]
 CASE = [*JOB, "strategy"]
 TIMES = ["iteration_time_s", "lower_bound_s"]
 HEADINGS = ("seconds", "over fastest")
-PROBABILITY = "P(fastest)"
+PROBABILITY = "P"
 # What the line below the panels says is given or free, by its column.
 KNOBS = {
     "TP": "layout.tp",
@@ -82,7 +82,8 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure,
         ]
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings if own else HEADINGS, rows)
     as_good = Line2D([], [], linestyle="", label="bold: not significantly slower than the fastest")
-    legend_above(figure, [*family_handles(data), as_good, *starred_handles(table)])
+    share = [Line2D([], [], linestyle="", label=f"{PROBABILITY}: P(fastest) over posterior draws")] if odds else []
+    legend_above(figure, [*family_handles(data), as_good, *share, *starred_handles(table)])
     ours = [name for name, family in families(data).items() if family == OURS]
     say(figure, " ".join([message(comparisons, labels, models), *posterior_sentences([*odds.values()], labels, ours)]))
     figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")

@@ -85,6 +85,8 @@ def test_chances_add_up_and_the_fastest_leads(times: dict[str, dict[int, float |
 def test_only_those_far_behind_in_every_draw_stop() -> None:
     assert contenders({"a": {1: 1.0, 2: 1.0}, "b": {1: 1.3, 2: 1.05}, "c": {1: 1.3, 2: 1.2}}, 1.1) == ["a", "b"]
     assert contenders({"a": {1: 1.0}, "b": {1: 1.1}, "c": {1: None}}, 1.1) == ["a", "b"]
+    # The fastest keeps a rival.
+    assert contenders({"a": {1: 1.5, 2: 3.0}, "b": {1: 1.0, 2: 1.0}, "c": {1: 2.0, 2: 1.4}}, 1.1) == ["b", "c"]
 
 
 def test_sentence_of_several_jobs_has_the_geometric_mean_by_draw() -> None:
@@ -96,6 +98,10 @@ def test_sentence_of_several_jobs_has_the_geometric_mean_by_draw() -> None:
     assert "P(fastest) 0.75, mean over 2 jobs (at least 0.9 in 1)" in text
     assert "0.60x to 4.00x" in text
     assert posterior_sentence([{}], "a", "A") == ""
+    # A job without a rival counts for P(fastest) alone.
+    text = posterior_sentence([one, other, chances({"a": {1: 1.0, 2: 1.0}})], "a", "A")
+    assert "P(fastest) 0.83, mean over 3 jobs (at least 0.9 in 2)" in text
+    assert "0.60x to 4.00x" in text
     lines = posterior_sentences([one, other], {"a": "A", "b": "B"}, ["b"])
     assert [line.split(", ")[1][:5] for line in lines] == ["A has", "B has"]
 
@@ -141,7 +147,7 @@ def test_an_answer_takes_draws_out_of_its_cases() -> None:
     # In odd draws both take as long, and the first counts.
     assert [(name, each.num_fastest) for name, each in found.items()] == [("megatron", 4), ("entrain", 0)]
     said = " ".join(sentences(answer))
-    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00 and a speedup of" in said
+    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00; its speedup" in said
     (values,) = answer_json(answer, "results")
     assert values["strategies"][0]["posterior"] == {
         "p_fastest": 1.0,

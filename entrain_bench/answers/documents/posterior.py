@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.comparison import FAILED, TIME
+from entrain_bench.answers.comparison import FAILED, TIME, Comparison
 from entrain_bench.answers.posterior import (
     KEY,
     SMALL_CHANGE,
@@ -248,15 +247,12 @@ def edge_words(edges: Sequence[KnifeEdge]) -> str:
     return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
 
 
-def _close(comparison: Any, limit: float) -> list[str]:
-    """Strategies without a failure that take at most so many times as long as the fastest, the fastest first."""
+def _close(comparison: Comparison[str], limit: float) -> list[str]:
+    """Strategies without a failure that take at most so many times as long as the fastest; at least the first two."""
     standings = comparison.standings
-    return [
-        name
-        for name in comparison.ranked
-        if standings[name].verdict != FAILED
-        and (standings[name].behind is None or standings[name].behind.mean <= limit)
-    ]
+    whole = [name for name in comparison.ranked if standings[name].verdict != FAILED]
+    close = [name for name in whole if (behind := standings[name].behind) is None or behind.mean <= limit]
+    return close if len(close) > 1 else whole[:2]
 
 
 def _job(
@@ -285,7 +281,7 @@ def _job(
             return JobDraws(job, done, {}, None, None)
         tables.append(table)
         found = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
-        names = contenders({name: found[name] for name in names}, limit) or names
+        names = contenders({name: found[name] for name in names}, limit)
     edges = {factor: sweep(f"seed={seed}", f"speed.{factor}={SMALL_CHANGE}") for factor in plan.factors}
     changed = {factor: _table(study, [each], known) for factor, each in edges.items()}
     there = {factor: table for factor, table in changed.items() if table is not None}
