@@ -19,9 +19,9 @@ MAX_RANKS = 2**17
 SLOWEST, FASTEST = 1e-6, 1e6
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
-# Datasheet rates of a device, and the fractions of them that work attains.
 # Generations of attention kernels, oldest first; a device runs those up to its own.
 UNFUSED, FLASH1, FLASH2, FLASH3 = ATTENTION_KERNELS = ("unfused", "flash1", "flash2", "flash3")
+# Datasheet rates of a device, and the fractions of them that work attains.
 PEAKS = {
     "peak_bf16_flops": ("gemm_efficiency", "attention_forward_efficiency", "attention_backward_efficiency"),
     "memory_bandwidth_bytes_per_s": ("memory_efficiency",),
@@ -107,9 +107,9 @@ class LinkTier:
 class Speed:
     """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
 
-    Above 1, the first five make a cluster faster and the last three make it slower or smaller. An efficiency never
-    exceeds 1: a factor that would lift one above 1 raises the peak instead, for all fractions of that peak. Attained
-    rates are exactly those that the factors state, and ``mfu`` is a fraction of the raised peak.
+    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A constant of 0 stays 0.
+    An efficiency never exceeds 1: a factor that would lift one above 1 raises the peak instead, for all fractions of
+    that peak. Attained rates are exactly those that the factors state, and ``mfu`` is a fraction of the raised peak.
 
     Attributes:
         gemm, attention, memory: on attained rates of matrix products, attention and device memory.
