@@ -212,6 +212,44 @@ class KnifeEdge:
     ratio: float
 
 
+def split_changed(records: Sequence[Record]) -> tuple[list[Record], int, list[KnifeEdge]]:
+    """Records without the runs that test for knife edges, and what these show.
+
+    Such a run differs from another of the same strategy, job and seed by one factor of ``speed``, at ``SMALL_CHANGE``.
+
+    Returns:
+        The other records, how many runs test, and the edges among them.
+    """
+    usual = {_identity(record): record for record in records if not _changed(record)}
+    kept, num_tested, edges = list[Record](), 0, list[KnifeEdge]()
+    for record in records:
+        factors, other = _changed(record), usual.get(_identity(record))
+        if [*factors.values()] != [SMALL_CHANGE] or other is None:
+            kept.append(record)
+            continue
+        num_tested += 1
+        if record.status == other.status == "ok" and is_edge(ratio := record.metrics[TIME] / other.metrics[TIME]):
+            model, workload, strategy = (str(record.labels[name]) for name in ("model", "workload", "strategy"))
+            edges.append(KnifeEdge(model, workload, strategy, f"speed.{next(iter(factors))}", ratio))
+    return kept, num_tested, edges
+
+
+def _changed(record: Record) -> dict[str, float]:
+    """The factors of ``speed`` that are not 1."""
+    return {name: factor for name, factor in (record.config.get("speed") or {}).items() if factor != 1}
+
+
+def _identity(record: Record) -> str:
+    """What a run has in common with those that differ in ``speed`` alone."""
+    config = {key: value for key, value in record.config.items() if key != "speed"}
+    return json.dumps([record.labels["strategy"], record.labels["harness"], config], sort_keys=True, default=repr)
+
+
+def edge_words(edges: Sequence[KnifeEdge]) -> str:
+    """Factors with their ratios of times: ``speed.gemm 1.12, speed.launch 0.85``."""
+    return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
+
+
 def is_edge(ratio: float) -> bool:
     """Whether a time changes by more than ``EDGE``, up or down."""
     return decisive(abs(ratio - 1)) > decisive(EDGE)

@@ -16,12 +16,17 @@ from entrain_bench.answers.posterior import (
     Spread,
     chances,
     contenders,
+    edge_words,
     interval,
     is_edge,
     posterior_sentence,
     posterior_sentences,
+    split_changed,
     times_of,
 )
+from entrain_bench.answers.report.build import page_of
+from entrain_bench.answers.report.page import markdown
+from entrain_bench.answers.report.read import Material
 from entrain_bench.answers.sentences import answer_json, sentences
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
@@ -167,3 +172,35 @@ def test_draws_of_another_job_or_of_one_strategy_alone_are_runs_of_their_own() -
         assert not answer.draws
         assert len(answer.cases) == 2
         assert not any(map(answer.chances, answer.cases))
+
+
+def test_runs_with_one_constant_changed_are_tests_of_an_edge() -> None:
+    usual, changed = records_of("seed=0"), records_of("seed=0", "speed.gemm=1.02")
+    slow = [replace(record, metrics={"iteration_time_s": 2.3}) for record in changed]
+    # Other seeds, more factors and other changes are settings of their own.
+    others = [record for text in ("seed=1", "speed.gemm=1.1") for record in records_of("speed.node=1.02", text)]
+    kept, num_tested, edges = split_changed([*usual, *changed[:1], *slow[1:], *others])
+    assert kept == [*usual, *others]
+    assert num_tested == 2
+    assert [(each.strategy, each.factor, each.workload) for each in edges] == [
+        ("entrain", "speed.gemm", str(usual[0].labels["workload"]))
+    ]
+    assert edge_words(edges) == "speed.gemm 1.15"
+
+
+@pytest.mark.usefixtures("draws")
+def test_the_report_shows_chances_and_edges() -> None:
+    drawn = records_of("constants=1,2,3,4", "action_noise=0.02", "seed=7")
+    kept, num_tested, edges = split_changed([*records_of("seed=0,1"), *drawn, *records_of("seed=0", "speed.gemm=1.02")])
+    assert (num_tested, edges) == (2, [])
+    material = Material(Answer.of(kept), "1.0", "results", num_tested=num_tested, edges=edges)
+    text = markdown(page_of(material))
+    assert "If constants are off" in text
+    assert "megatron has P(fastest) 1.00" in text
+    assert "1.00 (1.00x to 2.00x)" in text
+    assert "2 runs with one constant 2% higher; 0 change by more than 10%." in text
+    assert len(material.main.cases) == 1
+    assert not material.others.cases
+    bare = markdown(page_of(Material(Answer.of(records_of("seed=0,1")), "1.0", "results")))
+    assert "P(fastest)" not in bare
+    assert "Knife edges" not in bare

@@ -22,6 +22,7 @@ from entrain_bench.answers.posterior import (
     KnifeEdge,
     chances,
     contenders,
+    edge_words,
     is_edge,
     times_of,
 )
@@ -240,11 +241,6 @@ def chances_table(data: pd.DataFrame, edges: Sequence[KnifeEdge]) -> pd.DataFram
             rows.append((*job, strategy, *counts, *ends, edge_words(mine)))
     names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high", "knife_edges"]
     return pd.DataFrame(rows, columns=[*JOB, "strategy", *names])
-
-
-def edge_words(edges: Sequence[KnifeEdge]) -> str:
-    """Factors with their ratios: ``speed.gemm 1.12, speed.launch 0.85``."""
-    return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
 
 
 def _close(comparison: Comparison[str], limit: float) -> list[str]:

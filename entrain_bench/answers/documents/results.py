@@ -9,14 +9,13 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.posterior import (
-    edge_words,
     posterior_runs,
     posterior_sweeps,
     read_plan,
 )
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
-from entrain_bench.answers.posterior import Chance, KnifeEdge, interval, posterior_sentences
+from entrain_bench.answers.posterior import Chance, KnifeEdge, edge_words, interval, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import markdown_table, seconds
 from entrain_bench.base.files import write_atomically
