@@ -131,15 +131,15 @@ def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[t
         found.setdefault((point.module, point.kind, point.tp), []).append(point)
     for key, points in found.items():
         if key[:2] in attentions:
-            loads = np.array([_load(attentions[key[:2]], point.lengths) for point in points])
+            loads = np.array([_load(attentions[key[:2]], point) for point in points])
             yield key, _Group(tuple(points), *loads.T)
 
 
-def _load(attention: Attention | None, lengths: tuple[int, ...]) -> tuple[float, float, float]:
+def _load(attention: Attention | None, point: StagePoint) -> tuple[float, float, float]:
     """Tokens, scores and segments of a pack."""
-    array = np.array(lengths)
+    array = np.array(point.lengths)
     if attention is None:
-        return float(array.sum()), 0.0, 0.0
+        return float(array.sum()), float(point.labelled), 0.0
     scores, segments = score_elements(attention, array), num_segments(attention, array)
     return float(array.sum()), float(scores.sum()), float(segments.sum())
 
@@ -157,8 +157,11 @@ def _curves(group: _Group) -> LayerCurves:
 
 def _kept_bytes_per_token(group: _Group) -> tuple[float, float]:
     """What a layer keeps, without and with recomputation, of the pack of most tokens."""
-    largest = max(group.points, key=lambda point: sum(point.lengths)).lengths
-    alike = sorted((point for point in group.points if point.lengths == largest), key=lambda point: point.layers)
+    top = max(group.points, key=lambda point: (sum(point.lengths), point.labelled))
+    largest, same = top.lengths, (top.lengths, top.labelled)
+    alike = sorted(
+        (point for point in group.points if (point.lengths, point.labelled) == same), key=lambda point: point.layers
+    )
     few, many = alike[0], alike[-1]
     pairs = [(few.kept_bytes, many.kept_bytes), (few.remade_kept_bytes, many.remade_kept_bytes)]
     if few is many:

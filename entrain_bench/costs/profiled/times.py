@@ -74,6 +74,8 @@ class ProfiledTimes:
                 f"{where}: was measured with sequence_parallel={str(sequences).lower()}. Set the same here, or profile "
                 "the device again"
             )
+        if (heads := profile.subject.head_tokens) != framework.head_tokens:
+            raise UserError(f"{where}: was measured with head_tokens={heads}. Set the same here, or profile again")
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = curves_of(profile, model.modules)
