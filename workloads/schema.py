@@ -1,4 +1,4 @@
-"""The columns of a shape trace: what may stand in each; docs/workloads.md shows the same table."""
+"""The columns of a shape trace and their allowed values; docs/workloads.md shows the same table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MAX_TEXT = float(2**31 - 1)
 class Column:
     """One column of a trace.
 
-    Values are whole numbers from ``low`` to ``high``, or, unless ``whole``, numbers above 0; no bounds if it is 0.
+    If ``whole``, values are whole numbers from ``low`` to ``high``; otherwise numbers above 0, at most ``high``. If
+    ``high`` is 0, values have no bounds.
     """
 
     kind: str
@@ -28,7 +29,7 @@ class Column:
 
     @property
     def allowed(self) -> str:
-        """The values that it may hold, in words; empty where there are no bounds."""
+        """The allowed values in words; empty without bounds."""
         if not self.high:
             return ""
         if self.whole:
@@ -38,21 +39,23 @@ class Column:
 
 EITHER = "this or the other text column"
 COLUMNS: Mapping[str, Column] = {
-    "sample_id": Column("integers or strings", "", "no", "what tells samples apart, unique; default: the row's place"),
-    "text_tokens": Column("numbers", "tokens", EITHER, "text of the sample; used where both are there", MAX_TEXT),
+    "sample_id": Column("integers or strings", "", "no", "unique name of the sample; default: its row number"),
+    "text_tokens": Column("numbers", "tokens", EITHER, "length of the text; used if both columns exist", MAX_TEXT),
     "text_chars": Column(
-        "numbers", "characters", EITHER, "the same, turned into tokens by `model.tokens.text_chars_per_token`", MAX_TEXT
+        "numbers", "characters", EITHER, "text length, divided by `model.tokens.text_chars_per_token`", MAX_TEXT
     ),
     "image_widths": Column(
         "lists of numbers",
         "pixels",
         "with images",
-        "width of each image of the sample; if it has a video, the width of its frames comes last",
+        "width of each image of the sample, then the width of its video's frames if it has one",
         MAX_PIXELS,
         low=1,
     ),
-    "image_heights": Column("lists of numbers", "pixels", "with images", "heights to those widths", MAX_PIXELS, low=1),
-    "n_images": Column("numbers", "images", "no", "images, a video not counted; checked against the lists", MAX_TEXT),
+    "image_heights": Column(
+        "lists of numbers", "pixels", "with images", "heights in the same order", MAX_PIXELS, low=1
+    ),
+    "n_images": Column("numbers", "images", "no", "images without video; checked against the lists", MAX_TEXT),
     "audio_seconds": Column("numbers", "seconds", "with audio", "length of the sample's audio", MAX_SECONDS, False),
     "video_seconds": Column("numbers", "seconds", "with video", "length of the sample's video", MAX_SECONDS, False),
     "text_words": Column("any", "words", "no", "not read"),

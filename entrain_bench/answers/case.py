@@ -1,4 +1,4 @@
-"""Cases: which runs do the same job, which of them differ by their seed only, and how they do there."""
+"""Group runs by job (cases) and by configuration (seed groups), and compare them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SeedGroup:
     """All runs of one configuration, one per seed.
 
     Attributes:
-        labels: text of every label, by its heading; no two groups share all of them.
-        job: those labels that say what is to be done, rather than how.
-        runs: the records by seed.
+        labels: text of every label, by its heading; no two groups share all labels.
+        job: the labels that define the job.
+        runs: records by seed.
     """
 
     labels: Mapping[str, str]
@@ -43,7 +43,7 @@ class SeedGroup:
 
     @property
     def own(self) -> dict[str, str]:
-        """The labels that say how the job is done."""
+        """The labels that do not define the job: strategy and its options."""
         return {heading: text for heading, text in self.labels.items() if heading not in self.job}
 
     @property
@@ -64,13 +64,13 @@ class SeedGroup:
 
     @property
     def plainness(self) -> tuple[int, int, Own]:
-        """What the variants of a strategy are sorted by: many seeds first, then few overrides, then by labels."""
+        """Sort key for the variants of a strategy: most seeds first, then fewest overrides, then labels."""
         num_overrides = min(len(record.overrides) for record in self.runs.values())
         return -len(self.runs), num_overrides, tuple(self.own.values())
 
     @property
     def times(self) -> dict[int, float | None]:
-        """Seconds an iteration by seed; None for a run without a result."""
+        """Seconds per iteration by seed; None for a run without a result."""
         done = self.values(TIME)
         return {seed: done.get(seed) for seed in sorted(self.runs)}
 
@@ -82,7 +82,7 @@ class SeedGroup:
 
 @dataclass(frozen=True, slots=True)
 class StrategyResult:
-    """How a group does; ``best`` is whether it is the fastest or as good, of at least two."""
+    """Result of a seed group; ``best``: it is the fastest of at least two groups, or as good."""
 
     group: SeedGroup
     standing: Standing
@@ -91,12 +91,12 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Runs that do the same job.
+    """All runs of one job.
 
     Attributes:
-        job: labels of what is to be done, by heading.
-        groups: the fastest first; those without a result come last.
-        comparison: how they do, by the same names.
+        job: labels that define the job, by heading.
+        groups: seed groups, fastest first; groups without a result come last.
+        comparison: their comparison, by the same names.
         baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
     """
 
@@ -112,13 +112,13 @@ class Case:
 
     @property
     def freedom(self) -> int:
-        """How many keys that users ask for are left to the planners."""
+        """Number of requested keys that planners choose."""
         config = self.records[0].config
         return [*flatten({key: config.get(key) for key in ASKED}).values()].count(None)
 
     @property
     def best(self) -> Sequence[Own]:
-        """The fastest and all that are as good, the fastest first; none if there is nothing to compare."""
+        """Names of the fastest group and of all that are as good; empty if there is nothing to compare."""
         return self.comparison.best if self.contested else ()
 
     @property
@@ -134,7 +134,7 @@ class Case:
 
 
 def cases_of(records: Sequence[Record]) -> list[Case]:
-    """The cases of some records, by workload and model, then in order of appearance.
+    """Group records to cases, sorted by workload and model, then by order of appearance.
 
     The baseline is the first strategy of all records (``baseline_of``). Speedups are over its group with the same
     parameters, or else over its plainest one.
@@ -158,7 +158,7 @@ def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
 
 
 def _references(named: Mapping[Own, SeedGroup], baseline: str) -> dict[Own, Own]:
-    """The group of the baseline that each speedup is over."""
+    """Return the baseline's group that each group's speedup refers to."""
     bases = sorted(
         (own for own, group in named.items() if group.strategy == baseline), key=lambda own: named[own].plainness
     )
@@ -167,7 +167,7 @@ def _references(named: Mapping[Own, SeedGroup], baseline: str) -> dict[Own, Own]
 
 
 def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
-    """The runs by all that tells them apart but their seed, in order of appearance."""
+    """Group runs that differ only in their seed, in order of appearance."""
     alike: dict[str, list[Record]] = {}
     for record in records:
         # What is compared once need not be compared for every seed.
@@ -187,10 +187,10 @@ def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
 
 
 def swept_paths(records: Sequence[Record]) -> list[str]:
-    """Configuration paths that tell runs of the same names apart, the seed left out, in the order of configurations.
+    """Return the configuration paths, without the seed, that distinguish runs with equal names.
 
-    What was chosen counts first (a part's class, a device's name); whatever follows from paths that are already there,
-    as the parameters that come with a part do, is left out.
+    Choices come first (a part's class, a device's name). Paths that follow from earlier ones, such as the parameters of
+    a part, are left out.
     """
     leaves = [_leaves(record) for record in records]
     seen = [_names(record) for record in records]
@@ -204,10 +204,10 @@ def swept_paths(records: Sequence[Record]) -> list[str]:
 
 
 def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
-    """The names of all records, then whatever else tells them apart.
+    """Return the labels of all records: their names, then the paths that distinguish them.
 
     Returns:
-        By heading and the key that a label is of or below, its text of every record.
+        By heading and configuration key, the text for every record.
     """
     leaves = [_leaves(record) for record in records]
     found = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
@@ -226,7 +226,7 @@ def _names(record: Record) -> tuple[str, ...]:
 
 
 def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Paths at which mappings of one group have different values."""
+    """Return the paths at which mappings of one group differ."""
     first: dict[tuple[str, ...], Mapping[str, Any]] = {}
     found: dict[str, None] = {}
     for group, values in zip(groups, mappings, strict=True):
@@ -238,7 +238,7 @@ def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str
 
 
 def _rank(path: str) -> tuple[int, int]:
-    """What was chosen goes first, the outermost before what is inside; words that decide nothing go last."""
+    """Return a sort key: choices first, outer before inner paths, descriptive text last."""
     words = path.split(".")
     if words[-1] in IDENTITIES:
         return 0, len(words)
@@ -246,7 +246,7 @@ def _rank(path: str) -> tuple[int, int]:
 
 
 def _headings(paths: Sequence[str]) -> dict[str, str]:
-    """A short heading for every path; the path itself where a name or another path would share it."""
+    """Return a short heading for every path; the whole path if the short heading is not unique."""
     stems = {path: path.removesuffix("._target_").removesuffix(".name") for path in paths}
     short = {path: stem.split(".", 1)[-1] for path, stem in stems.items()}
     taken = Counter([*NAMES, *short.values(), *(path for path in paths if path != short[path])])
@@ -254,7 +254,7 @@ def _headings(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _texts(values: Sequence[object], spell: Callable[[object], str]) -> list[str]:
-    """Values as texts of one line each; equal texts only for equal values."""
+    """Return values as single-line texts; texts are equal only for equal values."""
     shown = {repr(value): value for value in values}
     for spelling in (spell, _spell, repr):
         texts = {key: spelling(value) for key, value in shown.items()}

@@ -103,13 +103,19 @@ def _fastest[Name: Hashable](done: Mapping[Name, Mapping[int, float]], draw: int
 
 
 def contenders[Name: Hashable](found: Mapping[Name, Times], limit: float) -> list[Name]:
-    """The strategies that take at most ``limit`` times as long as the fastest in at least one draw, in their order."""
+    """The strategies that take at most ``limit`` times as long as the fastest in at least one draw, in their order.
+
+    At least the two that come closest, so that the fastest has a rival.
+    """
     done = {name: with_result(own) for name, own in found.items()}
     draws = {draw for own in done.values() for draw in own}
     least = {draw: min(own[draw] for own in done.values() if draw in own) for draw in draws}
-    return [
-        name for name, own in done.items() if any(decisive(own[d] / least[d]) <= decisive(limit) for d in sorted(own))
-    ]
+    closest = {
+        name: decisive(min((own[draw] / least[draw] for draw in sorted(own)), default=math.inf))
+        for name, own in done.items()
+    }
+    first = sorted(closest, key=lambda name: closest[name])[:2]
+    return [name for name in closest if closest[name] <= decisive(limit) or name in first]
 
 
 def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
@@ -120,11 +126,6 @@ def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
         own = found.setdefault((str(row["model"]), str(row["workload"])), {}).setdefault(str(row["strategy"]), {})
         own[int(row[KEY])] = float(row[TIME]) if row["status"] == "ok" else None
     return {job: {**by_strategy} for job, by_strategy in found.items()}
-
-
-def fitted_only(data: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a run table with the fitted constants."""
-    return data[~(data[KEY] > 0)].reset_index(drop=True) if KEY in data else data
 
 
 def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -172,7 +173,7 @@ def posterior_sentence[Name: Hashable](
     Over several jobs the lead in a draw is the geometric mean over the jobs, of draws that all of them have.
     """
     own = [job[name] for job in jobs if name in job]
-    leads = [chance.leads for chance in own]
+    leads = [chance.leads for chance in own if chance.leads]
     shared = sorted(set.intersection(*({*each} for each in leads))) if leads else []
     if not shared:
         return ""
@@ -180,10 +181,10 @@ def posterior_sentence[Name: Hashable](
     mean = math.fsum(chance.probability for chance in own) / len(jobs)
     sure = sum(decisive(chance.probability) >= COVERAGE for chance in own)
     where = f", mean over {count(len(jobs), noun)} (at least {COVERAGE} in {sure})" if len(jobs) > 1 else ""
-    over = " (geometric mean)" if len(own) > 1 else ""
+    how = f"geometric mean; {COVERAGE:.0%} interval" if len(leads) > 1 else f"{COVERAGE:.0%} interval"
     return (
         f"Over {count(own[0].num_draws, 'posterior draw')} of the hardware constants, {label} has P(fastest) "
-        f"{mean:.2f}{where} and a speedup of {interval(spread)} over the fastest other strategy{over}, 90% interval."
+        f"{mean:.2f}{where}; its speedup over the fastest other strategy is {interval(spread)} ({how})."
     )
 
 
@@ -209,6 +210,44 @@ class KnifeEdge:
     strategy: str
     factor: str
     ratio: float
+
+
+def split_changed(records: Sequence[Record]) -> tuple[list[Record], int, list[KnifeEdge]]:
+    """Records without the runs that test for knife edges, and what these show.
+
+    Such a run differs from another of the same strategy, job and seed by one factor of ``speed``, at ``SMALL_CHANGE``.
+
+    Returns:
+        The other records, how many runs test, and the edges among them.
+    """
+    usual = {_identity(record): record for record in records if not _changed(record)}
+    kept, num_tested, edges = list[Record](), 0, list[KnifeEdge]()
+    for record in records:
+        factors, other = _changed(record), usual.get(_identity(record))
+        if [*factors.values()] != [SMALL_CHANGE] or other is None:
+            kept.append(record)
+            continue
+        num_tested += 1
+        if record.status == other.status == "ok" and is_edge(ratio := record.metrics[TIME] / other.metrics[TIME]):
+            model, workload, strategy = (str(record.labels[name]) for name in ("model", "workload", "strategy"))
+            edges.append(KnifeEdge(model, workload, strategy, f"speed.{next(iter(factors))}", ratio))
+    return kept, num_tested, edges
+
+
+def _changed(record: Record) -> dict[str, float]:
+    """The factors of ``speed`` that are not 1."""
+    return {name: factor for name, factor in (record.config.get("speed") or {}).items() if factor != 1}
+
+
+def _identity(record: Record) -> str:
+    """What a run has in common with those that differ in ``speed`` alone."""
+    config = {key: value for key, value in record.config.items() if key != "speed"}
+    return json.dumps([record.labels["strategy"], record.labels["harness"], config], sort_keys=True, default=repr)
+
+
+def edge_words(edges: Sequence[KnifeEdge]) -> str:
+    """Factors with their ratios of times: ``speed.gemm 1.12, speed.launch 0.85``."""
+    return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
 
 
 def is_edge(ratio: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a strategy is: a planner, an assigner and a scheduler, each replaceable."""
+"""The interface of strategies: planner, assigner and scheduler, each replaceable."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Planner(Protocol):
     """Chooses the layout, once, before training."""
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The layout for ``profile.job``; sees only the samples it draws from the profile.
+        """Return the layout for ``profile.job``. A planner sees only the samples it draws from the profile.
 
         Args:
             profile: samples and measurements.
-            make_program: the program that the strategy's assigner and scheduler make of a batch under a layout.
+            make_program: returns the program that the strategy's assigner and scheduler make of a batch and layout.
 
         Raises:
-            UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
+            UserError: if no layout meets the request, fits the layers or fits in memory; it states the shortage.
         """
         ...
 
 
 class Assigner(Protocol):
-    """Places the samples of every iteration."""
+    """Assigns samples and items to replicas and microbatches, every iteration."""
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica and microbatch of every item and sample of one global batch."""
+        """Return replica and microbatch of every item and sample of one global batch."""
         ...
 
 
@@ -49,7 +49,7 @@ class Observer(Assigner, Protocol):
     """An assigner that learns from executed iterations."""
 
     def observe(self, timeline: Timeline, profile: Profile) -> Assigner:
-        """The assigner of later iterations; it may use only what a real system can time, the durations of actions."""
+        """Return the assigner of later iterations. It may read only durations of actions, as a real system can."""
         ...
 
 
@@ -58,15 +58,15 @@ class Drafter(Assigner, Protocol):
     """An assigner whose search is too slow to repeat for every layout that a planner tries."""
 
     def draft(self) -> Assigner:
-        """A quick one whose assignments need about the same memory."""
+        """Return a quick assigner whose assignments need about the same memory."""
         ...
 
 
 class Scheduler(Protocol):
-    """Orders the actions of every iteration."""
+    """Orders the passes on every rank, every iteration."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program of one iteration."""
+        """Return the program of one iteration."""
         ...
 
 
@@ -75,34 +75,34 @@ class SchedulerDrafter(Scheduler, Protocol):
     """A scheduler whose search is too slow to repeat for every batch on which a planner checks memory."""
 
     def draft(self) -> Scheduler:
-        """A quick one whose programs need about the same memory."""
+        """Return a quick scheduler whose programs need about the same memory."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs that a planner sees of the strategy's other parts; a ``MakeProgram``.
+    """Makes a program of a batch with the strategy's assigner and scheduler, for its planner; a ``MakeProgram``.
 
     Attributes:
-        strategy: whose parts make them.
-        profile: what they know.
+        strategy: the strategy.
+        profile: what its parts may see.
     """
 
     strategy: Strategy
     profile: Profile
 
     def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
-        """The program of a batch."""
+        """Return the program of a batch."""
         return self.strategy.program(shapes, layout, self.profile)
 
     @property
     def choose_recomputation(self) -> bool:
-        """Whether the scheduler chooses what is recomputed where the job leaves it free (``chooses_recomputation``)."""
+        """Whether the scheduler chooses recomputation if the job leaves it open (``chooses_recomputation``)."""
         return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
 
     @property
     def draft(self) -> Programs:
-        """Programs that are made quickly and need about the same memory; these, if the scheduler knows no quicker."""
+        """The same with a quick scheduler that needs about the same memory, if the scheduler has one."""
         scheduler = self.strategy.scheduler
         if not isinstance(scheduler, SchedulerDrafter):
             return self
@@ -111,7 +111,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A named composition of three parts; parts that know generators say so by ``handles_generators = True``."""
+    """A named planner, assigner and scheduler. Parts that support generators have ``handles_generators = True``."""
 
     name: str
     planner: Planner
@@ -119,10 +119,10 @@ class Strategy:
     scheduler: Scheduler
 
     def plan(self, profile: Profile) -> Layout:
-        """The planner's layout, checked against what this strategy's other parts will make of it.
+        """Return the planner's layout. The planner may test it with the strategy's assigner and scheduler.
 
         Raises:
-            IncompatibleError: if the model has generators and a part does not know them.
+            IncompatibleError: if the model has generators and a part does not support them.
         """
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
@@ -130,10 +130,10 @@ class Strategy:
         return _expect(Layout, layout, self.planner.plan)
 
     def check_generators(self, model: ModelSpec) -> None:
-        """Refuse a model with generators unless every part says ``handles_generators = True``.
+        """Refuse a model with generators unless every part has ``handles_generators = True``.
 
-        Systems without it know encoders before an LLM only: they take the LLM for the last module, and have no rule for
-        where a generator goes, which samples it takes, or when it runs.
+        Other parts support only encoders before an LLM. They treat the LLM as the last module and have no rule for a
+        generator's ranks, samples or order.
         """
         for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
             if model.generators and not getattr(part, "handles_generators", False):
@@ -151,14 +151,14 @@ class Strategy:
         return _expect(Program, program, self.scheduler.schedule)
 
     def observe(self, timeline: Timeline, profile: Profile) -> Strategy:
-        """This strategy after it has seen an executed iteration."""
+        """Return this strategy after it has observed an executed iteration."""
         if not isinstance(self.assigner, Observer):
             return self
         return replace(self, assigner=self.assigner.observe(timeline, profile.under(timeline.program.layout)))
 
 
 def _expect[T](kind: type[T], value: object, hook: Callable[..., object]) -> T:
-    """What a hook returned, if it is what it must return."""
+    """Return a hook's value after checking its class."""
     if not isinstance(value, kind):
         where = f"{inspect.getsourcefile(hook)}:{inspect.getsourcelines(hook)[1]}"
         raise UserError(f"{where}: {hook.__qualname__} returned {value!r}: must be an object of class {kind.__name__}")

@@ -65,7 +65,7 @@ class Profile:
     tuning_budget: int | None = None
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
-    _means: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
+    _means: dict[str, tuple[float, float, float]] = field(init=False, default_factory=dict)
     _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int, bool], PackTimes] = field(init=False, default_factory=dict)
 
@@ -73,24 +73,24 @@ class Profile:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
 
     def for_job(self, job: Job) -> Profile:
-        """The same window for a job that differs in what planners choose; samples that one draws the other does not."""
+        """Return the profile of a job with other planner choices; both share one stream of drawn samples."""
         other = copy(self)
         object.__setattr__(other, "job", job)
         return other
 
     def each_microbatch_size(self) -> list[Profile]:
-        """The same window for the job with every microbatch size it may have."""
+        """Return a profile for every microbatch size that the job allows."""
         return [self.for_job(job) for job in self.job.each_microbatch_size()]
 
     def under(self, layout: Layout) -> Profile:
-        """The same window for the job with a layout's microbatch size, where that was the planner's to choose."""
+        """Return the profile with a layout's microbatch size if the planner chose it, otherwise this profile."""
         if not self.job.free_microbatch_size:
             return self
         num_microbatches = layout.modules[self.job.model.llm_index].dp * layout.num_microbatches
         return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
 
     def draw(self, num_samples: int) -> SampleShapes:
-        """Independent samples of the workload, apart from the training stream; every call draws new ones.
+        """Draw independent samples of the workload, separate from the training stream; every call draws new ones.
 
         Raises:
             UserError: for more than ``MAX_SAMPLES``.
@@ -99,45 +99,66 @@ class Profile:
         return self._source.draw(num_samples, self._rng)
 
     def tuning_batches(self, count: int) -> tuple[SampleShapes, ...]:
-        """The first global batches of a stream of their own, the same for all strategies and whatever else is drawn."""
+        """Return the first global batches of a separate stream, equal for all strategies and after any draws."""
         rng = np.random.default_rng([self._seed, 0x74756E65])
         return tuple(self._source.draw(self.job.global_batch, rng) for _ in range(count))
 
     @property
     def place(self) -> Mapping[str, Any]:
-        """Where draws go on, for ``go_back``."""
+        """State of the random draws, for ``go_back``."""
         return self._rng.bit_generator.state
 
     def go_back(self, place: Mapping[str, Any]) -> None:
-        """Draw from an earlier place on once more."""
+        """Restore the random draws of an earlier ``place``."""
         self._rng.bit_generator.state = place
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
-        """Measured times of one layer of each kind on one packed microbatch of sequences of the given lengths."""
+        """Return measured times of one layer of each kind on one packed microbatch with sequences of these lengths."""
         return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp)
 
     def measure_packs(
         self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int, split: bool = False
     ) -> list[PassTimes]:
-        """As ``measure``, on several packed microbatches, whose sequences are CSR rows: each ``[microbatches]``.
+        """Return ``measure`` for several packed microbatches whose sequences are CSR rows, each ``[microbatches]``.
 
-        With ``split`` a pass of its own makes the weights' gradients.
+        With ``split`` a separate pass computes weight gradients.
         """
-        times = self._truth.layer_times
-        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
+        times, lengths = self._truth.layer_times, np.asarray(lengths)
+        return times.layers_s(
+            module, times.loads(module, lengths, offsets, self._labelled(module, lengths)), tp, cp, split
+        )
+
+    def _labelled(self, module: ModuleSpec, lengths: IntArray) -> IntArray | None:
+        """Labelled tokens of sequences of these lengths with the workload's mean share; None where none are told."""
+        if module.layers[-1].labelled is None:
+            return None
+        return np.rint(lengths * self._mean(module)[2]).astype(np.int64)
+
+    def _mean(self, module: ModuleSpec) -> tuple[float, float, float]:
+        """Units of a module in a mean sample, their mean length, and the share of LLM tokens that have a label."""
+        if module.name not in self._means:
+            samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
+            lengths = module.lengths(samples, module.units(samples))
+            share = float(samples.labelled_tokens.sum() / samples.llm_tokens.sum())
+            mean = float(lengths.mean()) if len(lengths) else 0.0
+            self._means[module.name] = len(lengths) / len(samples), mean, share
+        return self._means[module.name]
 
     @property
     def memory(self) -> Memory:
-        """What layouts and programs need, as far as anyone can tell beforehand."""
+        """Memory estimates of layouts and programs, in bytes."""
         return self._truth.memory
 
     def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
-        """End of every action of a program whose actions take as long as believed ``[actions]``.
+        """Return the estimated end of every action of a program, in seconds ``[actions]``.
 
-        With ``transfers`` what actions hand each other takes as long as ``handovers`` says; otherwise it is free.
+        Args:
+            program: the program.
+            duration_s: estimated seconds of each action ``[actions]``.
+            transfers: whether transfers take the time of ``handovers``; if not, they are free.
 
         Raises:
-            DeadlockError: if its order contradicts its dependencies.
+            DeadlockError: if the order of actions contradicts their dependencies.
         """
         if not transfers:
             return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
@@ -146,16 +167,16 @@ class Profile:
         return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
     def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
-        """Seconds of a program whose passes take as long as believed, with transfers, gathers of weights and the step.
+        """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
 
-        Links are free for every transfer.
+        Transfers never wait for a link.
 
         Args:
             program: the program.
-            duration_s: of each action; of steps it is not asked ``[actions]``.
+            duration_s: estimated seconds of each action ``[actions]``; values of steps are ignored.
 
         Raises:
-            DeadlockError: if its order contradicts its dependencies.
+            DeadlockError: if the order of actions contradicts their dependencies.
         """
         costs, layout = self._truth.step_costs, program.layout
         modules = zip(self.job.model.modules, layout.modules, strict=True)
@@ -173,9 +194,10 @@ class Profile:
     def _besides_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
     ) -> tuple[FloatArray, IntArray | None]:
-        """What moving weights adds to passes ``[actions]``, and the passes that it makes begin together.
+        """Return the seconds that moving weights adds to passes, and groups of passes that start together.
 
-        Weights are offloaded to the host, or sharded: then layers share a pass in the proportion of ``layer_s``.
+        Weights move if they are offloaded to the host or sharded. Sharded layers divide a pass in proportion to
+        ``layer_s``.
         """
         cluster = self._truth.cluster
         added_s = self.memory.offload_bytes(program) / cluster.device.host_bandwidth_bytes_per_s
@@ -191,18 +213,19 @@ class Profile:
         return added_s + exposed_s(program, layers_s, cluster, self.job.framework), collective_passes(program)
 
     def step_s(self, layout: Layout) -> float:
-        """Seconds that gathers, synchronisations and the optimizer add to passes of mean microbatches.
+        """Return the seconds that gathers, gradient synchronization and the optimizer add to average microbatches.
 
-        The optimizer waits for the last synchronisation of all ranks.
+        The optimizer waits for the last synchronization of all ranks.
         """
         gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
         return float((gather_s + optimizer_s).max() + sync_s.max())
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The parts of ``step_s`` on every lane: gather, synchronisation, optimizer ``[lanes]``.
+        """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``.
 
-        Stages that share ranks use the links one after the other. What overlaps goes on beside a mean microbatch of the
-        other stages, too: gathers beside the forwards of stages before, synchronisations beside the backwards after.
+        Stages that share ranks use the links one by one. Overlapped communication also runs during an average
+        microbatch of the other stages: gathers during forwards of earlier stages, synchronization during later
+        backwards.
         """
         exposed, framework = self.exposed_steps(layout), self.job.framework
         gather_s, sync_s, optimizer_s = (
@@ -237,7 +260,7 @@ class Profile:
         return np.concatenate(forwards), np.concatenate(backwards)
 
     def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
-        """What the passes of a mean microbatch do not hide of each module's step, on each of its stages."""
+        """Return the part of each module's step that passes of an average microbatch do not hide, per stage."""
         costs, modules = self._truth.step_costs, zip(self.job.model.modules, layout.modules, strict=True)
         return [
             costs.exposed_beside(module, own, *self._mean_layers_s(module, own, layout.num_microbatches))
@@ -248,11 +271,7 @@ class Profile:
         self, module: ModuleSpec, placed: ModuleLayout, num_microbatches: int
     ) -> tuple[FloatArray, FloatArray]:
         """Measured forward and backward seconds of every layer on a mean microbatch of a replica ``[layers]``."""
-        if module.name not in self._means:
-            samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
-            lengths = module.lengths(samples, module.units(samples))
-            self._means[module.name] = len(lengths) / len(samples), float(lengths.mean()) if len(lengths) else 0.0
-        units, length = self._means[module.name]
+        units, length, _ = self._mean(module)
         count = round(units * self.job.global_batch / (placed.dp * num_microbatches))
         key = (module.name, max(1, count), placed.tp, placed.cp)
         if key not in self._passes:
@@ -264,18 +283,15 @@ class Profile:
         return self._passes[key]
 
     def handovers(self, program: Program) -> Handovers:
-        """Measured times of what a program's actions hand each other, as a test of the links shows; none is contended.
-
-        How much travels follows from shapes and layout, which everybody knows.
-        """
+        """Return measured transfer times of a program on idle links; bytes follow from shapes and layout."""
         return self._truth.handovers(program)
 
     def layer_traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
-        """Measured times of the collectives of each layer whose weights are sharded."""
+        """Return measured times of the collectives of each layer with sharded weights."""
         return layer_traffic(module, placed, self._truth.cluster, self.memory.gradient_bytes)
 
     def trial_s(self, program: Program) -> float:
-        """Measured time of one iteration of a program, as a trial run of it shows."""
+        """Return the measured iteration time of a program in a trial run, in seconds."""
         _, end, _ = place_program(program, self._truth.price(program))
         return float(end.max())
 
@@ -292,9 +308,9 @@ class Profile:
         return self._fits[key]
 
     def pack_times(self, module: ModuleSpec, tp: int, cp: int, split: bool = False) -> PackTimes:
-        """What a sequence adds to a packed chunk, and a chunk besides, by measured packs.
+        """Return the seconds that each sequence adds to a packed chunk, and the constant of a chunk.
 
-        With ``split`` a pass of its own makes the weights' gradients.
+        With ``split`` a separate pass computes weight gradients.
         """
         key = (module.name, tp, cp, split)
         if key not in self._packs:
@@ -303,7 +319,7 @@ class Profile:
         return self._packs[key]
 
     def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
-        """Believed forward seconds of the whole module for each of its units alone ``[units]``."""
+        """Return the estimated forward seconds of the whole module for each unit separately ``[units]``."""
         units = module.units(shapes)
         counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
         a, b, c = matmul(counts, self.forward_fit(module, tp, cp))
@@ -312,13 +328,13 @@ class Profile:
         return np.asarray(exact * self.error_factor(module, shapes))
 
     def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
-        """Erroneous over exact estimate of each unit of a module ``[units]``, for estimates of a strategy's own."""
+        """Return the erroneous over the exact estimate of each unit ``[units]``, for a strategy's own estimates."""
         units = module.units(shapes)
         by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
         return by_sample * self._length_bias(module.name, module.lengths(shapes, units))
 
     def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
-        """Believed forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
+        """Return the estimated forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
         encoder = np.zeros(len(shapes))
         for module in self.job.model.encoders:
             units = module.units(shapes)
@@ -326,7 +342,7 @@ class Profile:
         return encoder, self.estimate_units(self.job.model.llm, shapes, tp, cp)
 
     def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
-        """1 + bias x a sine of log2(length) with a period of ``BIAS_OCTAVES``, its phase fixed by seed and module."""
+        """Return 1 + bias x sine of log2(length), with a period of ``BIAS_OCTAVES``; seed and module fix the phase."""
         if not self.belief_bias:
             return np.ones(len(lengths))
         phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
@@ -334,7 +350,7 @@ class Profile:
         return np.asarray(1.0 + self.belief_bias * sine_of_turns(turns))
 
     def _sample_error(self, module: str, sample_ids: IntArray) -> FloatArray:
-        """1 + error x u, u uniform in [-1, 1] and fixed by seed, module and sample (SplitMix64 as the hash)."""
+        """Return 1 + error x u with u uniform in [-1, 1]; seed, module and sample fix u (SplitMix64 hash)."""
         if not self.belief_error:
             return np.ones(len(sample_ids))
         name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)

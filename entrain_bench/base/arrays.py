@@ -1,5 +1,7 @@
 """Array types and the few CSR operations everything is built on."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,6 +42,14 @@ def sum_rows(offsets: IntArray, values: IntArray | FloatArray) -> FloatArray:
     values.cumsum(dtype=np.float64, out=totals[1:])
     bounds = totals[offsets]
     return bounds[1:] - bounds[:-1]
+
+
+def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
+    """Sum of arrays of one shape, first to last; zeros like the given array for none."""
+    total = np.zeros_like(like)
+    for term in terms:
+        total = total + term
+    return total
 
 
 def freeze(*arrays: NDArray[np.generic]) -> None:

@@ -19,15 +19,15 @@ UNWRITABLE = frozenset({errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errn
 
 
 class UserError(ValueError):
-    """Bad input: one line that names the field, the value and what is allowed. Ends a run with exit code 2."""
+    """Invalid input, as one line that names field, value and allowed range. Ends a run with exit code 2."""
 
 
 class IncompatibleError(UserError):
-    """Parts that do not fit together; a sweep skips such a cell."""
+    """Incompatible configuration choices. A sweep records such a run as skipped."""
 
 
 class UnwritableError(UserError):
-    """A folder of results that takes no more files: no cell after it would leave a record, so a sweep ends."""
+    """A results folder that cannot be written. It ends a sweep, because no later run could leave a record."""
 
 
 class DeadlockError(UserError):
@@ -39,7 +39,7 @@ class OutOfMemoryError(UserError):
 
 
 class ExecutionError(RuntimeError):
-    """A run that failed though its input was good: a rank died, or training diverged. Ends it with exit code 1."""
+    """A run that failed with valid input: a rank died, or training diverged. Ends it with exit code 1."""
 
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:

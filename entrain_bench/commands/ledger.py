@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,19 +13,20 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.constants import draws_text
 from entrain_bench.config.grammar import Folder, Request, Verb, own
-from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.ledger import figure
 from entrain_bench.lab.ledger.book import Book, load_book
+from entrain_bench.lab.ledger.constants import FITTED
 from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
+from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
 from entrain_bench.lab.ledger.predict import Cases
 from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
+from entrain_bench.lab.ledger.study import Ledger, constants_table, posterior, study_of
 
 NAME = "ledger"
-# In the folder of tables, but without their columns.
-KERNELS = "matmul_tflops"
 NUMBERS = "%.6g"
 
 
@@ -34,34 +35,51 @@ class Keys(Folder):
     """Own keys."""
 
     ledger: str | None = own(None, "CSV of runs in the columns of experiments/ledger; null: that folder's tables")
+    fit: bool = own(False, "fit constants to that folder's tables and yours; print them and errors of sources left out")
+    posterior: str | None = own(None, "file to write: sets of constants that the tables permit (50 a device)")
 
 
-VERB = Verb(Keys, examples=["", "ledger=mine.csv"])
+VERB = Verb(Keys, examples=["", "ledger=mine.csv", "ledger=mine.csv fit=true"])
 
 
 def main(request: Request[Keys]) -> int:
     """Predict every row, write ``ledger.csv`` and the figure, and print tables; ``UserError`` for a wrong table."""
     book, composer = load_book(), Composer()
-    paths = [Path(request.keys.ledger)] if request.keys.ledger else tables()
-    entries = list[Entry]()
-    cases = Cases(composer)
+    cases, keys = Cases(composer), request.keys
+    mine = [Path(keys.ledger)] if keys.ledger else []
+    shown = _entries(mine or book.tables, book, cases)
+    outcomes = outcomes_of(shown)
+    write(Path(keys.results_dir), outcomes, book)
+    _show("", outcomes, book)
+    if keys.fit or keys.posterior:
+        entries = [*(_entries(book.tables, book, cases) if mine else ()), *shown]
+        forwards = tuple(ForwardCase.of(row, composer) for row in read_forwards())
+        ledger = Ledger(tuple(entries), forwards)
+        say(f"fitting {len(FITTED)} constants a device")
+        study = study_of(ledger)
+        _print(make_console(), *constants_table(study))
+        _show("Each source left out of the fit: ", study.left_out(ledger), book)
+        if keys.posterior:
+            draws = posterior(ledger, study.fit.error)
+            write_atomically(Path(keys.posterior), draws_text(draws).encode())
+    composer.save()
+    return 0
+
+
+def _entries(paths: Iterable[Path], book: Book, cases: Cases) -> list[Entry]:
+    found = list[Entry]()
     for path in paths:
         own_entries = [*entries_of(read_rows(path), book, cases)]
         usable = sum(not entry.reason for entry in own_entries)
         say(f"{path.name}: {len(own_entries):,} rows, {usable:,} of them can be predicted")
-        entries += own_entries
-    outcomes = outcomes_of(entries)
-    composer.save()
-    write(Path(request.keys.results_dir), outcomes, book)
+        found += own_entries
+    return found
+
+
+def _show(prefix: str, outcomes: Sequence[Outcome], book: Book) -> None:
     console = make_console()
     for title, heading, rows in tables_of(outcomes, book):
-        _print(console, title, heading, rows)
-    return 0
-
-
-def tables() -> list[Path]:
-    """The committed tables of runs."""
-    return [path for path in sorted((config_tree() / NAME).glob("*.csv")) if path.stem != KERNELS]
+        _print(console, prefix + title, heading, rows)
 
 
 def write(results: Path, outcomes: Sequence[Outcome], book: Book) -> None:

@@ -19,6 +19,7 @@ from entrain_bench.costs.profiled.cluster import fitted_link
 from entrain_bench.costs.profiled.layers import Residual, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.variants import with_options
 from entrain_bench.train.profiling.settings import ProfileSettings, check_model
 
 VERB = Verb(ProfileSettings, ("model",), examples=["model=tiny", "model=tiny tokens=[16,256] tp=[1]"])
@@ -30,7 +31,7 @@ def main(request: Request[ProfileSettings]) -> int:
     ``UserError`` for bad options, a model that cannot be profiled, or a file of another profile.
     """
     settings, composer = request.keys, Composer(request.config_dir)
-    model = ModelSpec.from_config(composer.run(request.overrides).model)
+    model = with_options(ModelSpec.from_config(composer.run(request.overrides).model), settings.framework)
     composer.save()
     check_model(model)
     # What libraries have to say about themselves.

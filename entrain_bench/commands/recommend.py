@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 import yaml
 
@@ -56,7 +57,7 @@ class Keys:
     """Own keys."""
 
     within: str | None = own(None, f"only strategies that this framework runs unmodified: {', '.join(FRAMEWORKS)}")
-    seconds: float | None = own(None, "start no new round of seeds after this many seconds, above 0; null: no limit")
+    seconds: float | None = own(None, "start no seeds or draws after this many seconds, above 0; null: no limit")
     output: str | None = own(None, f"file of the plan; null: results_dir/{FILE}")
 
     def __post_init__(self) -> None:
@@ -78,7 +79,7 @@ VERB = Verb(
 
 def main(request: Request[Keys]) -> int:
     """Recommend, and write the plan; returns 0, or 2 if no strategy has a result; ``UserError`` for bad input."""
-    keys, composer = request.keys, Composer(request.config_dir)
+    started, keys, composer = perf_counter(), request.keys, Composer(request.config_dir)
     usual = {key.name: key.default for key in documented_keys()}
     asked = _asked(composer, request.overrides, keys.within is not None, usual)
     config, results = asked.config, Results(Path(asked.config.results_dir))
@@ -93,7 +94,15 @@ def main(request: Request[Keys]) -> int:
         refuse: Refuse = refusal if keys.within else lambda *_: ""
         raced = race(runner, [asked.baseline], refuse, keys.seconds, ticker.end_of_round)
         ticker.say("judging the winner on fresh seeds")
-        answer = answer_of(runner, raced, asked.baseline, refuse, asked.given, usual)
+        answer = answer_of(
+            runner,
+            raced,
+            asked.baseline,
+            refuse,
+            asked.given,
+            usual,
+            lambda: keys.seconds is None or perf_counter() - started < keys.seconds,
+        )
     composer.save()
     if answer:
         _print(answer_lines(answer, asked.omitted, width, str(results.root / JUDGED)))

@@ -51,8 +51,11 @@ OTHER_TRUTH = {
     "gemm_half_flops": 3.0,
     "attention_half_tokens": 0.2,
     "attention_half_head_dim": 2.0,
+    "gemm_half_width": 3.0,
+    "overlap_cost": 0.2,
+    "host_launch_s": 2.0,
 }
-OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0}
+OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0, "collective_efficiency": 0.6, "collective_start_s": 3.0}
 
 
 class ViolationError(Exception):

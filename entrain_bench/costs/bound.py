@@ -13,6 +13,7 @@ from math import inf
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.costs.layer_times import chunk_loads
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
@@ -66,8 +67,9 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
     first_gather = min(float(own.gather_s[0]) for own in steps)
     first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
     alone = [
-        truth.unit_times(module, placed, module.lengths(shapes, module.units(shapes)), split)
+        truth.unit_times(module, placed, module.lengths(shapes, units), split, module.labelled(shapes, units))
         for module, placed in zip(truth.model.modules, layout.modules, strict=True)
+        for units in (module.units(shapes),)
     ]
     ways = _sample_paths(truth, shapes, alone)
     turn, first_generator = np.zeros(len(shapes)), truth.model.llm_index + 1
@@ -149,8 +151,9 @@ def _work_bound(
     first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
     work, heavy = [], []
     for module, placed, first in zip(truth.model.modules, layout.modules, first_stage[:-1], strict=True):
-        lengths = module.lengths(shapes, module.units(shapes))
-        share, heaviest = _busiest_replica_s(truth, module, placed, lengths)
+        units = module.units(shapes)
+        labelled = module.labelled(shapes, units)
+        share, heaviest = _busiest_replica_s(truth, module, placed, module.lengths(shapes, units), labelled)
         work.append(share)
         heavy.append(np.zeros((len(heaviest), first_stage[-1])))
         heavy[-1][:, first : first + placed.pp] = heaviest
@@ -191,20 +194,21 @@ def stages_held(layout: Layout) -> BoolArray:
 
 
 def _busiest_replica_s(
-    truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
+    truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, labelled: IntArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
     """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
 
     Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
-    set for every k that is a power of 2. Another replica may have those of another k.
+    set for every k that is a power of 2. Another replica may have those of another k. Long units may have no label.
     """
     if not len(lengths):
         return np.zeros(placed.pp), np.zeros((0, placed.pp))
-    longest = -np.sort(-lengths, kind="stable")
+    order = np.argsort(-lengths, kind="stable")
+    longest, told = lengths[order], None if labelled is None else labelled[order]
     counts = module.kind_counts(placed.layers_per_stage)
     if placed.widths:
         # Every rank may take part in every unit.
-        loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]))
+        loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]), told)
         return truth.layer_times.gpu_s(module, loads, counts)[0] / placed.plane.shape[1], np.zeros((0, placed.pp))
     packs = [longest]
     count = 1
@@ -212,7 +216,9 @@ def _busiest_replica_s(
         packs.append(longest[count * placed.dp - count : count * placed.dp + 1])
         count *= 2
     offsets = offsets_from_counts(np.array([len(pack) for pack in packs]))
-    loads = truth.layer_times.loads(module, np.concatenate(packs), offsets)
+    if told is not None:
+        told = np.concatenate([told, np.zeros(offsets[-1] - len(lengths), np.int64)])
+    loads = truth.layer_times.loads(module, np.concatenate(packs), offsets, told)
     total_s = truth.layer_times.work_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
     return total_s[0] / placed.dp, total_s[1:]
 
@@ -221,9 +227,9 @@ def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
     """GPU time that all work takes at least, however packed and split, under any layout (``LayerTimes.gpu_s``)."""
     work = 0.0
     for module in truth.model.modules:
-        lengths = module.lengths(shapes, module.units(shapes))
-        if len(lengths):
-            loads = truth.layer_times.loads(module, lengths, np.array([0, len(lengths)]))
+        units = module.units(shapes)
+        if len(units):
+            loads = chunk_loads(truth.layer_times, module, shapes, units, np.array([0, len(units)]))
             counts = module.kind_counts([len(module.layers)])
             work += float(truth.layer_times.gpu_s(module, loads, counts)[0, 0])
     return work
@@ -255,7 +261,8 @@ def _widest_s(
     mine = units[module.owners(shapes, units) == sample]
     if not len(mine):
         return 0.0
-    loads = truth.layer_times.loads(module, module.lengths(shapes, mine).max(keepdims=True))
+    longest = mine[[int(np.argmax(module.lengths(shapes, mine)))]]
+    loads = chunk_loads(truth.layer_times, module, shapes, longest)
     counts = module.kind_counts([len(module.layers)])
     known = [(tp, cp) for tp, cp in widths if truth.layer_times.knows(module, tp)]
     times = (float(truth.layer_times.work_s(module, loads, counts, tp, cp, False).sum()) for tp, cp in known)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.costs.loads import Loads
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 
 class LayerTimes(Protocol):
@@ -16,8 +18,18 @@ class LayerTimes(Protocol):
     def beyond(self) -> LayerTimes:
         """The same times, also for what they are only known for by going on as they end."""
 
-    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
-        """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone."""
+    def loads(
+        self,
+        module: ModuleSpec,
+        lengths: IntArray,
+        offsets: IntArray | None = None,
+        labelled: IntArray | None = None,
+    ) -> Loads:
+        """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone.
+
+        ``labelled`` are those of their tokens that have a label, by default all ``[sequences]``; it counts for a
+        module whose head tells them apart (``Layer.labelled``).
+        """
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; see ``stages_s``."""
@@ -58,3 +70,10 @@ class LayerTimes(Protocol):
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
+
+
+def chunk_loads(
+    times: LayerTimes, module: ModuleSpec, shapes: SampleShapes, units: IntArray, offsets: IntArray | None = None
+) -> Loads:
+    """What the given units of a module carry, packed into chunks; without offsets each is a chunk alone."""
+    return times.loads(module, module.lengths(shapes, units), offsets, module.labelled(shapes, units))

@@ -12,10 +12,12 @@ from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of, sum_rows
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.edges import token_parts
+from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputation import remade_kinds
+from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -56,11 +58,14 @@ class Memory:
 
     Attributes:
         element_bytes: of weights and activations; simulated jobs are bf16, training on a CPU may be fp32.
+        device: whose allocator reserves more than tensors need, and whose attention kernels keep scores or do not;
+            None: tensors alone, and no scores.
     """
 
     model: ModelSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     element_bytes: int = BF16_BYTES
+    device: DeviceSpec | None = None
     # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
@@ -75,6 +80,11 @@ class Memory:
         states = MOMENT_BYTES + (FP32_BYTES if self.element_bytes < FP32_BYTES else 0)
         shared = np.asarray(copies if self.framework.distributed_optimizer else 1)
         return np.asarray(self.element_bytes + self.gradient_bytes + states / shared)
+
+    @property
+    def reserved(self) -> float:
+        """Bytes that the allocator holds for a byte of what comes and goes in an iteration."""
+        return 1.0 + (self.device.allocator_reserve if self.device else 0.0)
 
     @property
     def gradient_bytes(self) -> int:
@@ -102,16 +112,20 @@ class Memory:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
 
         Sharded weights are fp32, for the optimizer, and cast when they are gathered; so are sharded gradients, in
-        whatever type they are reduced.
+        whatever type they are reduced. A head over labelled tokens has a chunk of logits in both passes,
+        which the allocator keeps.
         """
         shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
+        logits = np.zeros(placed.pp)
+        logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * copies))
+            return np.asarray(held / (shards * copies)) + logits
         sharing = copies // self.framework.optimizer_instances(module, copies)
-        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
+        states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
+        return np.asarray(states + logits)
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
@@ -173,13 +187,14 @@ class Memory:
             working += np.array([layer.recomputed_bytes(tp, split, size) for layer in module.kinds])
             kept = np.array([layer.held_bytes(tp, split, size) for layer in module.kinds])
         parts = self.framework.sequence_parts(module, placed.cp)
-        return kept / parts, working / parts
+        return kept * (self.reserved / parts), working * (self.reserved / parts)
 
     def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
         each = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
         return matmul(
-            module.kind_counts(placed.layers_per_stage), each / self.framework.sequence_parts(module, placed.cp)
+            module.kind_counts(placed.layers_per_stage),
+            each * (self.reserved / self.framework.sequence_parts(module, placed.cp)),
         )
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
@@ -240,7 +255,7 @@ class Memory:
         inside = program.module[source] == program.module[target]
         block = program.blocks(target)
         shares = np.where(inside, token_parts(program, self.framework)[block], 1)
-        size = program.dep_bytes * (self.element_bytes / BF16_BYTES) / shares
+        size = program.dep_bytes * (self.reserved * self.element_bytes / BF16_BYTES) / shares
         held = np.bincount(
             target, np.where(inside | (program.kind[target] != Pass.FORWARD), 0, size), len(program.kind)
         )
@@ -281,7 +296,10 @@ class Memory:
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
             remade = program.remade[index] if program.remade else None
             each = self._chunk_token_bytes(module, placed, chunks.replica, remade)
-            kept, extra = ((tokens[:, None] * per_token).ravel() for per_token in each)
+            scores = self._score_bytes(program, index)
+            kept, extra = (
+                (tokens[:, None] * per_token + more).ravel() for per_token, more in zip(each, scores, strict=True)
+            )
             forward, backward, weight = program.spans(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             if program.splits_backward(index):
@@ -298,9 +316,39 @@ class Memory:
             working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
             if placed.sharded:
                 whole, with_gradients = gathered_bytes(module, placed, self.element_bytes, self.gradient_bytes)
-                working[forward] += whole
-                working[backward] += with_gradients * runs
+                working[forward] += whole * self.reserved
+                working[backward] += with_gradients * self.reserved * runs
         return change, working
+
+    def _score_bytes(self, program: Program, index: int) -> tuple[FloatArray, FloatArray]:
+        """Scores of unfused attention on a rank: kept, and while a pass runs ``[chunks, stages]``; else zeros.
+
+        Each layer keeps its probabilities; the softmax has the scores besides, its backward two gradients.
+        """
+        module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
+        kernel = self.framework.attention_kernel or (self.device and self.device.attention_kernel)
+        if kernel != UNFUSED:
+            return np.zeros((1, 1)), np.zeros((1, 1))
+        counts, lengths = module.kind_counts(placed.layers_per_stage), module.lengths(program.shapes, chunks.members)
+        again = counts * [kind.recomputed and kind.remade is None for kind in module.kinds] * placed.recompute
+        if program.remade and not placed.recompute:
+            whole = np.array([kind.remade is None for kind in module.kinds])
+            again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole
+        groups = [placed.at(each) for each in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
+        split = np.array([own.tp * self.framework.sequence_parts(module, own.cp) for own in groups])
+        parts = split[chunks.replica]
+        kept, working = (np.zeros((len(chunks), placed.pp)) for _ in range(2))
+        for number, kind in enumerate(module.kinds):
+            if kind.attention is None:
+                continue
+            own = kind.attention
+            area = sum_rows(chunks.offsets, score_area(own, lengths, UNFUSED))
+            matrix = area * (self.reserved * self.element_bytes * own.query_width / own.head_dim) / parts
+            stays = (counts[:, number] - again[..., number]) * (kind.backward_share > 0)
+            kept += matrix[:, None] * stays
+            running = 2.0 * (counts[:, number] > 0) + (again[..., number] > 0)
+            working = np.maximum(working, matrix[:, None] * running)
+        return kept, working
 
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.

@@ -9,26 +9,22 @@ See docs/costs.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
-from entrain_bench.costs.pack_split import Packs
+from entrain_bench.costs.loads import Loads, busiest_area, loads_of, most_labelled, packed, padded
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
-from entrain_bench.specs.framework import SAMPLE, FrameworkOptions
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
-# Output tile of a matrix product, and rows and columns of a flash-attention tile (FlashAttention-2's forward kernel
-# for head dimensions up to 128, arXiv:2307.08691).
+# Output tile of a matrix product.
 GEMM_TILE = 128
-QUERY_TILE = 128
-KEY_TILE = 64
 # A backward multiplies twice per forward product (input and weight gradients); flash attention's recomputes the scores
 # as well: five products for the forward's two. Elementwise backward reads what forward kept and one gradient more.
 GEMM_BACKWARD = 2.0
@@ -49,36 +45,6 @@ OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 # Loads whose layer times are remembered, for strategies ask for the same again and again; and chunks they may have.
 MAX_KNOWN = 512
 MAX_KNOWN_CHUNKS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """What a module's chunks carry.
-
-    Attributes:
-        tokens: packed tokens ``[chunks]``.
-        areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
-        segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
-        packs: the sequences, where context parallelism cuts chunks as a whole; None: each sequence by itself.
-    """
-
-    tokens: FloatArray
-    areas: Mapping[str, FloatArray]
-    segments: Mapping[str, FloatArray] = field(default_factory=dict)
-    packs: Packs | None = None
-
-    def take(self, rows: IntArray) -> Loads:
-        """Those of the given chunks."""
-        packs = None if self.packs is None else self.packs.take(rows)
-        columns = ({name: column[rows] for name, column in each.items()} for each in (self.areas, self.segments))
-        return Loads(self.tokens[rows], *columns, packs)
-
-    @property
-    def content(self) -> tuple[object, ...]:
-        """All that the roofline reads of them."""
-        packs = () if self.packs is None else (self.packs.lengths, self.packs.offsets)
-        columns = (self.tokens, *self.areas.values(), *packs)
-        return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,59 +83,6 @@ class PassTimes:
         return whole if self.weight_s is None else whole + self.weight_s
 
 
-def _pad(sizes: ArrayLike, tile: int) -> FloatArray:
-    return np.ceil(np.asarray(sizes, np.float64) / tile) * tile
-
-
-def score_area(attention: Attention, lengths: IntArray, kernel: str = FLASH2) -> FloatArray:
-    """Elements of the padded score tiles of each sequence ``[sequences]``; causal kernels skip the upper tiles.
-
-    Unfused kernels skip none.
-    """
-    if attention.window_tokens:
-        window = attention.window_tokens
-        full, rest = np.divmod(lengths, window)
-        area = full * (_pad(window, QUERY_TILE) * _pad(window, KEY_TILE))
-        return area + _pad(rest, QUERY_TILE) * _pad(rest, KEY_TILE)
-    queries = np.ceil(np.asarray(lengths) * attention.rows_per_token)
-    rows, columns = _pad(queries, QUERY_TILE), _pad(attention.context_tokens or queries, KEY_TILE)
-    skips = attention.causal and kernel != UNFUSED
-    return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if skips else rows * columns
-
-
-def loads_of(module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, kernel: str = FLASH2) -> Loads:
-    """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own."""
-    kinds = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
-    areas = {name: score_area(attention, lengths, kernel) for name, attention in kinds.items()}
-    if offsets is None:
-        return Loads(np.asarray(lengths, np.float64), areas)
-    # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
-    return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
-
-
-def packed(loads: Loads, lengths: IntArray, offsets: IntArray | None, framework: FrameworkOptions) -> Loads:
-    """The loads with the sequences of their chunks, if context parallelism cuts them as a whole."""
-    if offsets is None or framework.cp_split == SAMPLE:
-        return loads
-    return replace(loads, packs=Packs(np.asarray(lengths), np.asarray(offsets)))
-
-
-def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:
-    """Area of each chunk as if all ranks had as much as the busiest one of ``cp`` has ``[chunks]``."""
-    area = loads.areas[layer.kind]
-    if loads.packs is None or not layer.attention or not layer.tensor_parallel:
-        return area
-    return area * loads.packs.slowest_share(layer.attention, cp)
-
-
-def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
-    """Sum of arrays of one shape, first to last; zeros like the given array for none."""
-    total = np.zeros_like(like)
-    for term in terms:
-        total = total + term
-    return total
-
-
 def remade_layers(module: ModuleSpec, counts: FloatArray, recompute: bool | FloatArray) -> FloatArray:
     """Layers of each kind that a backward runs forward once more ``[..., stages, kinds]``; see ``LayerTimes``."""
     if isinstance(recompute, np.ndarray):
@@ -192,9 +105,16 @@ class Roofline:
         """Itself: it knows the times of everything."""
         return self
 
-    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+    def loads(
+        self,
+        module: ModuleSpec,
+        lengths: IntArray,
+        offsets: IntArray | None = None,
+        labelled: IntArray | None = None,
+    ) -> Loads:
         """As ``loads_of``."""
-        return packed(loads_of(module, lengths, offsets, self._kernel), lengths, offsets, self.framework)
+        found = loads_of(module, lengths, offsets, labelled, self._kernel)
+        return packed(found, module, lengths, offsets, self.framework, labelled)
 
     @property
     def _kernel(self) -> str:
@@ -208,7 +128,7 @@ class Roofline:
         k = gemm.k / tp if gemm.row_parallel else gemm.k
         n = gemm.n if gemm.row_parallel else gemm.n / tp
         narrow = 1.0 + device.gemm_half_width * (1.0 / k + 1.0 / n) / 2.0
-        flops = 2.0 * k * float(_pad(n, GEMM_TILE)) * _pad(rows, GEMM_TILE) * narrow
+        flops = 2.0 * k * float(padded(n, GEMM_TILE)) * padded(rows, GEMM_TILE) * narrow
         # Starting a product takes no power, so its time stays.
         arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
             device.peak_bf16_flops * device.gemm_efficiency
@@ -282,7 +202,31 @@ class Roofline:
             weight = np.maximum(weight, put_off * self.cluster.device.host_launch_s)
         forward, backward = self._issued_s(layer, forward, backward, put_off)
         comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns, split)
-        return PassTimes(forward, comm, backward, comm_backward, weight)
+        times = PassTimes(forward, comm, backward, comm_backward, weight)
+        return times if layer.labelled is None else self._with_labelled(layer, layer.labelled, loads, times, tp, cp)
+
+    def _with_labelled(self, layer: Layer, part: Layer, loads: Loads, times: PassTimes, tp: int, cp: int) -> PassTimes:
+        """Times of a layer with what it does for labelled tokens, which runs once more in backward.
+
+        With sequence parallelism every rank gathers all tokens before it chooses the labelled ones, whose gradients are
+        then all-reduced.
+        """
+        whole, split = replace(self, framework=replace(self.framework, sequence_parallel=False)), times.weight_s
+        own = whole.layer_s(part, Loads(most_labelled(layer, loads, cp), {}), tp, cp, split is not None)
+        again = own.forward_s if part.backward_share else np.zeros_like(own.forward_s)
+        return PassTimes(
+            times.forward_s + own.forward_s,
+            self._gather_s(layer, loads.tokens, tp, cp) + own.forward_comm_s,
+            times.backward_s + own.backward_s + again,
+            own.backward_comm_s + (own.forward_comm_s if part.backward_share else 0.0),
+            own.weight_s,
+        )
+
+    def _gather_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
+        """Time to gather a layer's hidden states over tensor-parallel ranks that split them by tokens."""
+        if tp == 1 or not self.framework.sequence_parallel:
+            return np.zeros_like(tokens)
+        return all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, self.cluster.group_tier(np.arange(tp)))
 
     def _issued_s(
         self, layer: Layer, forward: FloatArray, backward: FloatArray, put_off: int

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.layer_times import LayerTimes
+from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.links import all_gather_s
-from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.costs.loads import Loads
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
@@ -188,7 +189,7 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
     """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``."""
     module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
     kind = module.layer_kind
-    loads = layer_times.loads(module, module.lengths(program.shapes, chunks.members), chunks.offsets)
+    loads = chunk_loads(layer_times, module, program.shapes, chunks.members, chunks.offsets)
 
     def priced(own: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
         return layer_times.layers_s(module, part, own.tp, own.cp)

@@ -13,8 +13,9 @@ from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
+from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout

@@ -8,10 +8,11 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import Edges, edges_of, held_s, moved_s
-from entrain_bench.costs.layer_times import LayerTimes
+from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
+from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.roofline import Loads, PassTimes, Roofline
+from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, layers_of, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
@@ -94,7 +95,7 @@ class CostTruth:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_times", self.measured or Roofline(self.cluster, self.framework))
-        object.__setattr__(self, "memory", Memory(self.model, self.framework))
+        object.__setattr__(self, "memory", Memory(self.model, self.framework, device=self.cluster.device))
         object.__setattr__(self, "step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
 
     @property
@@ -102,12 +103,19 @@ class CostTruth:
         """The same costs with layer times extrapolated outside the measured range; only estimates may use them."""
         return replace(self, measured=self.measured.beyond) if self.measured else self
 
-    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
+    def unit_times(
+        self,
+        module: ModuleSpec,
+        placed: ModuleLayout,
+        lengths: IntArray,
+        split: bool = False,
+        labelled: IntArray | None = None,
+    ) -> PassTimes:
         """Return the times of sequences that each form one chunk ``[sequences, stages]``; see ``chunk_times``.
 
         If groups have several widths, each time is the least over them.
         """
-        loads, placements = self.layer_times.loads(module, lengths), range(len(placed.degrees))
+        loads, placements = self.layer_times.loads(module, lengths, None, labelled), range(len(placed.degrees))
         return least_times([self._stages_s(module, placed.at(each), loads, None, split) for each in placements])
 
     def chunk_times(
@@ -127,7 +135,7 @@ class CostTruth:
         return self._times(module, placed, chunks.replica, self._loads(module, shapes, chunks), remade, split)
 
     def _loads(self, module: ModuleSpec, shapes: SampleShapes, chunks: Chunks) -> Loads:
-        return self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
+        return chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
 
     def _times(
         self,

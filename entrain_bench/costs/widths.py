@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.roofline import Loads, PassTimes
+from entrain_bench.costs.loads import Loads
+from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program.layout import ModuleLayout
 
 # Layout of some chunks as if all had their width, what they carry, and which they are.

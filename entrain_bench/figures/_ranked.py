@@ -32,7 +32,7 @@ COLUMNS = 3
 # Height of a bar with its texts, of a panel's title and gap, and of texts around all panels, in inches.
 ROW_IN, TITLE_IN, HEAD_IN = 0.12, 0.36, 0.85
 # Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
-NUMBER_ENDS_PT = (34, 82, 122)
+NUMBER_ENDS_PT = (29, 74, 94)
 BAR = 0.82
 # From here half widths are whole percents, and numbers whole.
 WHOLE, MANY = 0.95, 999.5

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from entrain_bench.answers.commands import command_line
-from entrain_bench.answers.documents.posterior import drawn_cells, posterior_sweeps, read_plan
+from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
@@ -87,11 +87,9 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         cells = [cell for sweep in drawing.sweeps.values() for cell in study.cells(*sweep)]
         if module.RUNS:
             problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in drawing.sweeps.values())))
-        shown = cells_of(drawing.sweeps, study)
-        if drawing.shows_draws and not isinstance(shown, Mapping):
-            shown = [*shown, *drawn_cells(study)]
-        data = module.load(shown, study.results)
-        files = render(lambda: module.draw(data), stated=module.EXPERIMENT not in MEASURED)
+        data = module.load(cells_of(drawing.sweeps, study), study.results)
+        drawn = [posterior_runs(study).table] if drawing.shows_draws else []
+        files = render(lambda: module.draw(data, *drawn), stated=module.EXPERIMENT not in MEASURED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 
 from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
 from entrain_bench.answers.labels import OURS, families, names
-from entrain_bench.answers.posterior import KEY, Chance, chances, fitted_only, posterior_sentences, times_of
+from entrain_bench.answers.posterior import Chance, chances, posterior_sentences, times_of
 from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
 from entrain_bench.answers.text import count
 from entrain_bench.figures._bars import speedup_over
@@ -42,13 +42,13 @@ from entrain_bench.figures._style import legend_above, say
 
 EXPERIMENT = "iteration_time"
 RUNS = True
-# Posterior runs of its jobs are shown, too.
+# ``draw`` also takes the posterior runs of its jobs.
 DRAWS = True
 JOB = ["model", "workload"]
 CASE = [*JOB, "strategy"]
 TIMES = ["iteration_time_s", "lower_bound_s"]
 HEADINGS = ("seconds", "over fastest")
-PROBABILITY = "P(fastest)"
+PROBABILITY = "P"
 # What the line below the panels says is given or free, by its column.
 KNOBS = {
     "TP": "layout.tp",
@@ -58,14 +58,13 @@ KNOBS = {
     "microbatch size": "microbatch_size",
     "tuning": "tuning",
 }
-load = partial(run_table, settings={**KNOBS, KEY: KEY})
+load = partial(run_table, settings=KNOBS)
 
 
-def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """A panel a trace and model, and one a model for all traces."""
-    drawn, data = times_of(data), fitted_only(data)
+def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure, pd.DataFrame]:
+    """A panel a trace and model, and one a model for all traces; ``drawn`` are the runs under posterior draws."""
     labels, traces, models = names(data, "strategy"), names(data, "workload"), names(data, "model")
-    odds = {job: chances(found) for job, found in drawn.items()}
+    odds = {job: chances(found) for job, found in times_of(drawn).items()} if drawn is not None else {}
     headings = (*HEADINGS, PROBABILITY) if odds else HEADINGS
     runs = with_all(data)
     comparisons, table = compared(runs, JOB), summarise(runs)
@@ -83,7 +82,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         ]
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings if own else HEADINGS, rows)
     as_good = Line2D([], [], linestyle="", label="bold: not significantly slower than the fastest")
-    legend_above(figure, [*family_handles(data), as_good, *starred_handles(table)])
+    share = [Line2D([], [], linestyle="", label=f"{PROBABILITY}: P(fastest) over posterior draws")] if odds else []
+    legend_above(figure, [*family_handles(data), as_good, *share, *starred_handles(table)])
     ours = [name for name, family in families(data).items() if family == OURS]
     say(figure, " ".join([message(comparisons, labels, models), *posterior_sentences([*odds.values()], labels, ours)]))
     figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")

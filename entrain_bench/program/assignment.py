@@ -37,7 +37,7 @@ class ModuleAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Labels for every module, in the model's order."""
+    """Replica and microbatch of every unit of every module, in the model's order."""
 
     modules: tuple[ModuleAssignment, ...]
 
@@ -76,7 +76,7 @@ def same_microbatches(
     encoder_replica: IntArray | None = None,
     generator_replica: IntArray | None = None,
 ) -> Assignment:
-    """The assignment of systems that move whole samples: the items of a sample stay together.
+    """Return an assignment of whole samples: the items of a sample go where the sample goes.
 
     Generators share the LLM's microbatches. Replicas and microbatches are ``[samples]``; encoders and generators with a
     DP of their own have replicas of their own.

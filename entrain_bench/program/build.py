@@ -44,7 +44,7 @@ class Slots:
 def build_program(
     model: ModelSpec, layout: Layout, shapes: SampleShapes, chunks: Sequence[Chunks], slots: Sequence[Slots]
 ) -> Program:
-    """Number the actions, order them on their lanes and derive what they wait for."""
+    """Number the actions, order them on their lanes and derive their dependencies."""
     stages = [module.pp for module in layout.modules]
     num_passes = [len(own.passes) for own in slots]
     counts = [kinds * len(rows) * pp for kinds, rows, pp in zip(num_passes, chunks, stages, strict=True)]

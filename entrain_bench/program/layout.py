@@ -140,17 +140,17 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layouts of all modules, in the model's order; modules on the same ranks are colocated, otherwise disjoint.
+    """Layout of all modules, in the model's order. Modules on the same ranks are colocated, otherwise disjoint.
 
-    A lane is a largest set of ranks that always act together: two ranks share a lane if they share a block in every
+    A lane is a maximal set of ranks that always act together: two ranks share a lane if they share a block in every
     module.
 
     Attributes:
-        num_microbatches: LLM microbatches of a replica that the planner counted on.
-        split_backward: whether the planner counted on backwards split into two passes, for schedulers that leave it to
-            the layout.
-        single_rank_boundary: whether everything between modules passes through one rank, instead of from each source
-            block to each destination block.
+        num_microbatches: LLM microbatches of a replica that the planner assumed.
+        split_backward: whether the planner assumed split backwards (input gradients and weight gradients), for
+            schedulers that follow the layout.
+        single_rank_boundary: whether all data between modules passes through one rank, instead of directly from each
+            source block to each destination block.
         lane_width: ranks of each lane ``[lanes]``.
         lane_first_rank: lowest rank of each lane ``[lanes]``.
         blocks: lanes of each module's blocks.
@@ -176,7 +176,7 @@ class Layout:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What layouts of one model differ in, but for what the planner counted on."""
+        """The parts in which layouts of one model differ, without the planner's assumptions."""
         return self.single_rank_boundary, *(
             (
                 m.tp,
@@ -213,18 +213,18 @@ class Layout:
         return int(self.lane_width.sum())
 
     def lane_sums(self, per_stage: Sequence[FloatArray]) -> FloatArray:
-        """Sum of a quantity of each stage, one array a module ``[stages]``, over all that a lane holds ``[lanes]``."""
+        """Sum a quantity over the stages of each lane ``[lanes]``; ``per_stage`` has one array per module."""
         total = np.zeros(self.num_lanes)
         for values, blocks in zip(per_stage, self.blocks, strict=True):
             np.add.at(total, blocks.held_lanes, values[rows_of(blocks.held_offsets) % blocks.num_stages])
         return total
 
     def module(self, name: str) -> ModuleLayout:
-        """The layout of the named module."""
+        """Return the layout of the named module."""
         return next(module for module in self.modules if module.module == name)
 
     def describe(self) -> dict[str, str]:
-        """One short text a module, for tables: degrees and layers of each stage."""
+        """Return one short text per module for tables: degrees and layers of each stage."""
         return {
             m.module: f"tp{m.tp} cp{m.cp} pp{m.pp} dp{m.dp} layers {'/'.join(map(str, m.layers_per_stage))}"
             + (f" virtual x{m.stages_per_rank}" if m.stages_per_rank > 1 else "")

@@ -10,13 +10,13 @@ from entrain_bench.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What an executor observed; times in seconds from the iteration's start.
+    """Start and end of every action of an executed iteration, in seconds from its start.
 
     Attributes:
-        program: what was executed.
-        start_s, end_s: of each action ``[actions]``.
-        comm_s: collective communication inside each action ``[actions]``.
-        transfer_wait_s: how long each action waited for data already computed ``[actions]``.
+        program: the executed program.
+        start_s, end_s: start and end of each action ``[actions]``.
+        comm_s: seconds of collective communication inside each action ``[actions]``.
+        transfer_wait_s: seconds that each action waited for the transfer of data already computed ``[actions]``.
         peak_memory_bytes: highest device memory of a rank of each lane ``[lanes]``.
         memory_bytes: memory of a rank while each entry of ``program.lane_actions`` runs and after it
             ``[2, entries]``; None if the executor cannot tell.
@@ -32,5 +32,5 @@ class Timeline:
 
     @property
     def iteration_time_s(self) -> float:
-        """From the iteration's start, when ranks leave the optimizer step before, to its last end."""
+        """Seconds from the end of the previous optimizer step to the last end of this iteration."""
         return float(self.end_s.max())

@@ -67,13 +67,13 @@ def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
 def measure(
     timeline: Timeline, truth: CostTruth, host_time: HostTime | None = None, need: Need | None = None
 ) -> dict[str, float]:
-    """The metrics of one iteration, by the column names of ``results/table.csv``.
+    """Return the metrics of one iteration, by the column names of ``results/table.csv``.
 
     Args:
-        timeline: what was executed.
-        truth: the cost truth.
-        host_time: what assigning and scheduling took; none if None.
-        need: what the samples need under any layout; worked out if None.
+        timeline: the executed iteration.
+        truth: the cost model.
+        host_time: seconds of assigning and scheduling; None: left out.
+        need: what the samples need under any layout; None: computed here.
     """
     program, cluster, host_time = timeline.program, truth.cluster, host_time or HostTime()
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]

@@ -98,14 +98,14 @@ class RunContext:
 
 
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
-    """Build the objects a configuration describes.
+    """Build the objects of a run from its configuration.
 
     Args:
         config: the run.
-        source: samples instead of the configured workload's.
+        source: samples to use instead of the configured workload's.
 
     Raises:
-        UserError: naming what is wrong in the configuration or the data.
+        UserError: if the configuration or the data is invalid; the error names the field.
     """
     shared = shared_job(config, source)
     truth, budget = shared.truth, shared.job.memory_budget_bytes
@@ -212,13 +212,13 @@ def run_experiment(
     Args:
         config: the run.
         progress: called with the number of finished iterations.
-        source: samples instead of the configured workload's; only where the harness simulates.
-        plans: where plans of earlier runs are; None plans anew.
-        keep_timeline: whether the first iteration's timeline is wanted; what a harness trains always has one.
+        source: samples to use instead of the configured workload's; only with harness=simulate.
+        plans: cache of plans of earlier runs; None: plan again.
+        keep_timeline: whether to return the first iteration's timeline; harness=train always does.
 
     Raises:
-        UserError: naming what is wrong in the configuration, the data, or what parts made of them.
-        ExecutionError: for a run that broke though its input was good.
+        UserError: if the configuration, the data or a strategy's output is invalid; the error names the field.
+        ExecutionError: if the run failed with valid input.
     """
     setting = prepare(config, source)
     if isinstance(setting.executor, Trainer):

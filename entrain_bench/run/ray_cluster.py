@@ -1,8 +1,8 @@
-"""A Ray cluster of this machine's that ends with the process that started it, killed or not, and leaves nobody.
+"""A local Ray cluster that ends with the process that started it, even if that process is killed.
 
-Ray ends most of its processes itself when the one that started it is killed, but its workers after seconds, and two
-agents, which try to report the death to a server that is gone, after a minute or more (2.60; no setting of Ray's
-changes that). So a process of ours is between: it starts Ray, adopts all orphans of what Ray starts, and ends them.
+If the starting process is killed, Ray 2.60 ends most of its processes, but its workers only after seconds and two
+agents after a minute or more, because they try to reach a server that is gone. No setting of Ray changes that. So a
+supervisor process starts Ray, adopts all orphans, and ends them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @contextmanager
 def own_cluster(num_cpus: int) -> Iterator[str]:
-    """Inside, there is a cluster; yields its address.
+    """Context manager that starts a cluster and yields its address.
 
     Args:
-        num_cpus: tasks that it runs at a time.
+        num_cpus: number of parallel tasks.
 
     Raises:
-        ConnectionError: if Ray does not start, with what it says.
+        ConnectionError: if Ray does not start; contains Ray's message.
     """
     context = get_context("spawn")
     connection, theirs = context.Pipe()
@@ -62,7 +62,7 @@ def own_cluster(num_cpus: int) -> Iterator[str]:
 
 
 def _keep(connection: Connection, num_cpus: int) -> None:
-    """Start Ray, send its address or what is wrong, and end with the process at the connection's other end."""
+    """Start Ray, send its address or its error, and end when the other end of the connection closes."""
     _adopt_orphans()
     # From now on, for it may be killed while Ray starts.
     end = threading.Thread(target=_end_after, args=(connection,), daemon=True)
@@ -82,7 +82,7 @@ def _keep(connection: Connection, num_cpus: int) -> None:
 
 
 def _end_after(connection: Connection) -> None:
-    """End this process and all below it once nobody is at a connection's other end."""
+    """End this process and all its descendants when the other end of a connection closes."""
     with suppress(EOFError, OSError):
         connection.recv()
     # Whom a child leaves behind is a child the next time.
@@ -97,13 +97,13 @@ def _end_after(connection: Connection) -> None:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of every process below whose own parent ends; on Linux, elsewhere Ray is left to itself."""
+    """Adopt every descendant whose parent ends. Linux only; on other systems Ray cleans up."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise RuntimeError("prctl: PR_SET_CHILD_SUBREAPER is not supported")
 
 
 def _children() -> list[int]:
-    """Processes whose parent this one is, as Linux lists them."""
+    """Return the child processes of this one, as Linux lists them."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

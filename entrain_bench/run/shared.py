@@ -18,6 +18,7 @@ from entrain_bench.records.keys import workload_of
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.variants import with_options
 from entrain_bench.specs.workload import ShapeSource, Workload
 
 # Jobs that a process remembers: the last ones, for sweeps run the cells of a job one after the other.
@@ -104,9 +105,7 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
         free_microbatch_size=config.microbatch_size is None,
     )
     # Checked by the job; what is frozen or recomputed is a property of the model from here on.
-    framework = config.framework
-    model = model.with_cross_entropy(framework.cross_entropy).with_norm_kernel(framework.norm_kernel)
-    model = model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
+    model = with_options(model, config.framework)
     job = replace(job, model=model)
     truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
     workload: Workload = instantiate(config.workload, "workload", "source")

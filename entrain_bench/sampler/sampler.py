@@ -28,20 +28,20 @@ STREAM = ("samples", "seed", "shuffle", "global_batch")
 
 
 class BalancedBatchSampler(Sampler[list[int]]):
-    """Yields a data-parallel rank's microbatches: lists of dataset indices, as a strategy assigns them.
+    """PyTorch batch sampler that yields a rank's microbatches, as lists of dataset indices chosen by a strategy.
 
-    An epoch is a permutation of all samples, cut into global batches; the last one, if it is not whole, is left out.
-    Every rank assigns each global batch by itself and takes what is its own: assignments have the same bits on every
-    machine, so ranks agree without communication.
+    An epoch is a permutation of all samples, cut into global batches; an incomplete last batch is left out. Every rank
+    computes the assignment of each global batch and takes its own part. Assignments are bit-identical on every machine,
+    so ranks agree without communication.
 
-    ``iter()`` begins the epoch at its start, or where a loaded state stands; after an epoch it begins the next.
+    ``iter()`` starts the epoch at its beginning or at a loaded state. After an epoch it starts the next one.
 
     Attributes:
-        layout: data-parallel ranks are the replicas of its LLM.
-        rank, world_size: data-parallel rank of this process, and how many there are.
-        global_batch: samples of an iteration, over all ranks.
-        num_iterations: global batches, optimizer steps, of an epoch.
-        num_microbatches: those of every rank in every iteration; None unless ``counts`` is ``fixed``.
+        layout: layout in use; data-parallel ranks are the replicas of its LLM.
+        rank, world_size: data-parallel rank of this process, and number of data-parallel ranks.
+        global_batch: samples of an iteration over all ranks.
+        num_iterations: global batches (optimizer steps) of an epoch.
+        num_microbatches: microbatches of every rank in every iteration; None unless ``counts`` is ``fixed``.
     """
 
     def __init__(
@@ -63,28 +63,28 @@ class BalancedBatchSampler(Sampler[list[int]]):
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
     ) -> None:
-        """Read what is configured, and lay out the model.
+        """Compose the configuration and choose the layout.
 
         Args:
-            shapes: sizes of the samples, the row of index i at i: of arrays (``entrain_bench.shapes_of``), or the path
-                of a shape trace (docs/workloads.md).
-            strategy: name of a strategy; its assigner is used, and its planner with ``layout="planned"``.
+            shapes: sizes of the samples; row i belongs to dataset index i. Either arrays (``entrain_bench.shapes_of``)
+                or the path of a shape trace (docs/workloads.md).
+            strategy: name of the strategy whose assigner is used; with ``layout="planned"`` also its planner.
             model: name of the model, whose costs assigners balance.
-            cluster: name of the cluster, likewise.
+            cluster: name of the cluster, whose costs assigners balance.
             global_batch: samples of an iteration, a multiple of ``world_size`` x ``microbatch_size``.
-            microbatch_size: samples of a microbatch on average; assigners that balance work fill them unevenly.
-            rank: data-parallel rank of this process; None asks ``torch.distributed``.
-            world_size: data-parallel ranks; None asks ``torch.distributed``.
-            seed: of the order of samples.
-            shuffle: whether each epoch has an order of its own; otherwise samples come as they are listed.
-            layout: a layout; ``data_parallel``: each rank holds the whole model, split by ``layout.tp`` and
-                ``layout.cp`` at most (overrides; 1); ``planned``: the strategy's planner chooses.
-            counts: microbatches of an iteration: ``fixed``: ``global_batch / (world_size x microbatch_size)`` on every
-                rank; ``equal``: on every rank as many as the assigner gave the rank with most; ``assigned``: what it
-                gave each. Ranks that must have more split those with most samples.
-            learning_lag: iterations until what was observed (``observe``) changes assignments.
+            microbatch_size: average samples of a microbatch; assigners that balance work fill microbatches unevenly.
+            rank: data-parallel rank of this process; None: from ``torch.distributed``.
+            world_size: number of data-parallel ranks; None: from ``torch.distributed``.
+            seed: seed of the sample order.
+            shuffle: whether each epoch has its own random order; if not, samples keep their order.
+            layout: a ``Layout``, or ``data_parallel``: each rank holds the whole model, split only by ``layout.tp`` and
+                ``layout.cp`` (from ``overrides``; default 1), or ``planned``: the strategy's planner chooses.
+            counts: number of microbatches of an iteration. ``fixed``: ``global_batch / (world_size x
+                microbatch_size)`` on every rank. ``equal``: on every rank the assigner's maximum over ranks.
+                ``assigned``: what the assigner gave each rank. A rank that needs more splits its largest microbatches.
+            learning_lag: iterations after which an observation (``observe``) changes assignments.
             overrides: further configuration, ``key=value`` as on the command line.
-            config_dir: a folder of yours with further choices.
+            config_dir: your folder with further choices.
 
         Raises:
             UserError: naming the argument, the configuration or the data that is wrong.
@@ -127,13 +127,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     @classmethod
     def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
-        """The sampler of a plan's file (``entrain-bench recommend``): its job, its strategy and its layout.
+        """Return a sampler with the job, strategy and layout of a plan that ``entrain-bench recommend`` wrote.
 
-        A rank is a replica of the plan's LLM. Options are the constructor's ``rank``, ``world_size``, ``shuffle``,
-        ``counts``, ``learning_lag`` and ``config_dir``.
+        A data-parallel rank is a replica of the plan's LLM. Options are the constructor's ``rank``, ``world_size``,
+        ``shuffle``, ``counts``, ``learning_lag`` and ``config_dir``.
 
         Raises:
-            UserError: naming the file, the argument or the data that is wrong.
+            UserError: if the file, an argument or the data is invalid; the error names it.
         """
         known = checked_plan(plan)
         job = known.job
@@ -151,17 +151,17 @@ class BalancedBatchSampler(Sampler[list[int]]):
         )
 
     def __len__(self) -> int:
-        """Microbatches of this rank in an epoch.
+        """Return the number of microbatches of this rank in an epoch.
 
         Raises:
-            TypeError: where assigners choose their number.
+            TypeError: unless ``counts`` is ``fixed``, because otherwise the assigner chooses the number.
         """
         if self.num_microbatches is None:
-            raise TypeError("the number of microbatches is not known beforehand unless counts=fixed")
+            raise TypeError("len() needs counts=fixed; otherwise the assigner chooses the number of microbatches")
         return self.num_iterations * self.num_microbatches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The epoch's microbatches on this rank, iteration after iteration."""
+        """Yield the epoch's microbatches on this rank, iteration by iteration."""
         if not self._resumed:
             self._epoch += self._iteration == self.num_iterations
             self._iteration, self._place = 0, 0
@@ -180,19 +180,22 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is iterated, from 0."""
+        """Number of the current epoch, from 0."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter()`` begin this epoch; a state that was loaded within it still holds."""
+        """Make the next ``iter()`` start this epoch; a loaded state within the same epoch is kept."""
         require(epoch >= 0, "epoch", epoch, "at least 0")
         if not (self._resumed and epoch == self._epoch):
             self._epoch, self._iteration, self._place, self._resumed = epoch, 0, 0, False
 
     def microbatches(self, iteration: int, epoch: int | None = None, rank: int | None = None) -> list[list[int]]:
-        """A rank's microbatches of one iteration: how many there are, whatever a loader has taken ahead.
+        """Return a rank's microbatches of one iteration, independent of what a loader has already taken.
 
-        Iterations count from 0, in the present epoch by default.
+        Args:
+            iteration: number from 0 in the epoch.
+            epoch: None: the current one.
+            rank: None: this process's rank.
         """
         epoch = self._epoch if epoch is None else epoch
         dealt = self._deal(epoch, iteration)
@@ -200,11 +203,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return [samples[list(row)].tolist() for row in dealt[self.rank if rank is None else rank]]
 
     def believed_s(self, iteration: int, epoch: int | None = None) -> FloatArray:
-        """Seconds that each rank's samples of an iteration are believed to take forward, one by one ``[ranks]``.
+        """Return the estimated forward seconds of each rank's samples in an iteration, without packing ``[ranks]``.
 
-        The slowest rank over the mean is what imbalance costs a loop whose ranks hold the whole model.
+        Maximum over mean is the load imbalance of a training loop whose ranks hold the whole model.
 
-        Iterations count from 0, in the present epoch by default.
+        Args:
+            iteration: number from 0 in the epoch.
+            epoch: None: the current one.
         """
         epoch = self._epoch if epoch is None else epoch
         ranks = self._deal(epoch, iteration)
@@ -216,23 +221,22 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     @property
     def learns(self) -> bool:
-        """Whether the strategy's assigner learns from what is observed."""
+        """Whether the strategy's assigner learns from observed times."""
         return isinstance(self._plan.setting.strategy.assigner, Observer)
 
     def observe(self, iteration: int, timings: Timings) -> None:
-        """Let the assigner learn what an iteration of the present epoch took; one that learns nothing ignores it.
+        """Give the assigner measured times of an iteration; an assigner that does not learn ignores them.
 
-        Every rank must be told the same, of all ranks, after the same iterations. It changes assignments from the
-        iteration ``learning_lag`` later on.
+        Call it on every rank with the same timings after the same iterations. Assignments change ``learning_lag``
+        iterations later.
 
         Args:
-            iteration: of the present epoch.
-            timings: seconds of forward and backward ``[ranks, microbatches, 2]`` for every module of the model, by its
-                name.
+            iteration: number from 0 in the current epoch.
+            timings: for every module by name, seconds of forward and backward ``[ranks, microbatches, 2]``.
 
         Raises:
-            UserError: for timings that are not of the iteration's microbatches, and where an iteration that it would
-                change has been taken already, by a loader that runs ahead.
+            UserError: if the timings do not fit the iteration's microbatches, or if a loader that prefetches already
+                took an iteration that would change.
         """
         if not self.learns:
             return
@@ -252,11 +256,11 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._lessons = Lessons((*self._lessons.first, first), (*self._lessons.strategies, learnt))
 
     def state_dict(self, iteration: int | None = None) -> dict[str, Any]:
-        """Where the sampler stands, as plain values; the same on every rank after the same iterations.
+        """Return the sampler's position as plain values; equal on all ranks after the same iterations.
 
         Args:
-            iteration: the one of the present epoch to go on with, where a loader has taken more than was trained on;
-                None: behind the microbatch that was taken last.
+            iteration: iteration of the current epoch to resume with. State it if a loader prefetches. None: resume
+                after the microbatch that was taken last.
         """
         require(
             iteration is None or 0 <= iteration <= self.num_iterations,
@@ -272,14 +276,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return {**position, **self._stream, "plan": self._plan.name, "lessons": lessons}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` go on where a state stands.
+        """Make the next ``iter()`` resume at a state.
 
-        At the start of an iteration the strategy, its layout and the number of ranks may be others than those of the
-        state: iterations keep their samples. What an assigner has learnt needs the same assigner.
+        If the state is at the start of an iteration, strategy, layout and number of ranks may differ from those that
+        saved it: iterations keep their samples. Restoring what an assigner has learned needs the same assigner.
 
         Raises:
-            UserError: for a state of other samples, seed, order or global batch, or from within an iteration of another
-                plan.
+            UserError: if samples, seed, order or global batch differ, or if the state is within an iteration and the
+                plan differs.
         """
         keys = {"epoch", "iteration", "microbatch", "plan", "lessons", *STREAM}
         require(keys <= {*state}, "state", sorted(state), f"what state_dict returns: {sorted(keys)}")
@@ -302,7 +306,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._resumed = True
 
     def _deal(self, epoch: int, iteration: int) -> Dealt:
-        """Microbatches of all ranks in an iteration, kept for a while."""
+        """Return the microbatches of all ranks in an iteration, cached."""
         require(0 <= iteration < self.num_iterations, "iteration", iteration, f"0..{self.num_iterations - 1}")
         number = self._count(epoch, iteration)
         if number not in self._dealt:
@@ -313,7 +317,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self._dealt[number]
 
     def _samples(self, epoch: int) -> IntArray:
-        """Samples of every global batch of an epoch ``[iterations, global_batch]``."""
+        """Return the samples of every global batch of an epoch ``[iterations, global_batch]``."""
         if self._batches is None or self._batches[0] != epoch:
             num_samples = len(self._plan.shapes)
             order = np.arange(num_samples)
@@ -324,12 +328,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self._batches[1]
 
     def _count(self, epoch: int, iteration: int) -> int:
-        """An iteration's number over epochs."""
+        """Return an iteration's number over all epochs."""
         return epoch * self.num_iterations + iteration
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and number of ranks: as given, or those of ``torch.distributed``."""
+    """Return rank and number of ranks, as given or from ``torch.distributed``."""
     if rank is None or world_size is None:
         if not (dist.is_available() and dist.is_initialized()):
             missing = "rank" if rank is None else "world_size"

@@ -47,9 +47,7 @@ def _is_stuck(program: Program, travels: BoolArray, rule: str) -> bool:
     has_before = np.append(False, lane[1:] == lane[:-1])
     has_next = np.append(has_before[1:], False)
     source, target = program.dep_actions, rows_of(program.dep_offsets)
-    sender, receiver, carried = _ends_of(program, source[travels], target[travels])
-    apart = lane[sender] != lane[receiver]
-    sender, receiver, carried = sender[apart], receiver[apart], carried[apart]
+    sender, receiver = _ends_of(program, lane, source[travels], target[travels])
     # A receive ends once its sender has the data: before the pass begins, or in the batch before it.
     waits = [actions, count + entries[has_before], target]
     needs = [count + entries, actions[entries[has_before] - 1], source]
@@ -67,12 +65,15 @@ def _is_stuck(program: Program, travels: BoolArray, rule: str) -> bool:
     return bool(parts < size)
 
 
-def _ends_of(program: Program, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Every pair of lane entries between which a transfer goes, and the number of the transfer."""
+def _ends_of(program: Program, lane: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
+    """Every pair of lane entries between which transfers go; a lane of the source has the data and receives nothing."""
     order = np.argsort(program.lane_actions, kind="stable")
     offsets = offsets_from_counts(np.bincount(program.lane_actions, minlength=program.num_actions))
     sides, senders = take_rows(offsets, source)
     number = rows_of(sides)
     inner, receivers = take_rows(offsets, target[number])
     pair = rows_of(inner)
-    return order[senders][pair], order[receivers], number[pair]
+    sender, receiver, carried = order[senders][pair], order[receivers], number[pair]
+    lanes = 1 + int(lane.max(initial=0))
+    has_data = np.isin(carried * lanes + lane[receiver], carried * lanes + lane[sender])
+    return sender[~has_data], receiver[~has_data]

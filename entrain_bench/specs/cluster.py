@@ -19,9 +19,9 @@ MAX_RANKS = 2**17
 SLOWEST, FASTEST = 1e-6, 1e6
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
-# Datasheet rates of a device, and the fractions of them that work attains.
 # Generations of attention kernels, oldest first; a device runs those up to its own.
 UNFUSED, FLASH1, FLASH2, FLASH3 = ATTENTION_KERNELS = ("unfused", "flash1", "flash2", "flash3")
+# Datasheet rates of a device, and the fractions of them that work attains.
 PEAKS = {
     "peak_bf16_flops": ("gemm_efficiency", "attention_forward_efficiency", "attention_backward_efficiency"),
     "memory_bandwidth_bytes_per_s": ("memory_efficiency",),
@@ -33,7 +33,7 @@ OF_DEVICE: Mapping[str, tuple[str, ...]] = {
     "memory": ("memory_efficiency",),
     "launch": ("kernel_launch_s", "host_launch_s"),
     "overlap": ("overlap_cost",),
-    "reserve": (),
+    "reserve": ("allocator_reserve",),
 }
 
 
@@ -58,6 +58,8 @@ class DeviceSpec:
             communication beside computation is free. 1: it hides nothing.
         host_launch_s: time in which the host issues one kernel. A layer never takes less than the host needs for it.
         attention_kernel: generation of kernels that the attention efficiencies are of.
+        allocator_reserve: bytes that the caching allocator holds beyond the tensors, per byte of activations, messages
+            and temporary results. Weights, gradients and optimizer states are allocated once and leave no gaps.
         peak_dtype: what ``peak_bf16_flops`` is of, by torch's name: a profile in another type measures its own peak.
     """
 
@@ -79,6 +81,7 @@ class DeviceSpec:
     overlap_cost: float = 0.0
     host_launch_s: float = 0.0
     attention_kernel: str = FLASH2
+    allocator_reserve: float = 0.0
     peak_dtype: str = "bfloat16"
 
 
@@ -104,9 +107,9 @@ class LinkTier:
 class Speed:
     """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
 
-    Above 1, the first five make a cluster faster and the last three make it slower or smaller. An efficiency never
-    exceeds 1: a factor that would lift one above 1 raises the peak instead, for all fractions of that peak. Attained
-    rates are exactly those that the factors state, and ``mfu`` is a fraction of the raised peak.
+    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A constant of 0 stays 0.
+    An efficiency never exceeds 1: a factor that would lift one above 1 raises the peak instead, for all fractions of
+    that peak. Attained rates are exactly those that the factors state, and ``mfu`` is a fraction of the raised peak.
 
     Attributes:
         gemm, attention, memory: on attained rates of matrix products, attention and device memory.
@@ -114,7 +117,7 @@ class Speed:
         network: on the bandwidth of all links between nodes.
         launch: on the launch time of a kernel, on the device and on the host.
         overlap: on the slowdown of computation by concurrent communication, which stays at most 1.
-        reserve: on device memory that the allocator holds beyond the charged bytes.
+        reserve: on device memory that the allocator holds beyond the tensors.
     """
 
     gemm: float = 1.0

@@ -9,14 +9,15 @@ from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
-from entrain_bench.specs.layer import FP32_BYTES
+from entrain_bench.specs.layer import FP32_BYTES, LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
 from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
+ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
-NORM_KERNELS = (FUSED, UNFUSED)
+KERNELS = (FUSED, UNFUSED)
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
@@ -41,8 +42,12 @@ class FrameworkOptions:
         encoder_cp: whether context parallelism splits the sequences of encoders, too. If not, every rank of a
             context-parallel group encodes all of them and hands on its part of the result, as in that code; gradients,
             each of a part, add up over data and context parallelism as ever.
-        cp_split: what context parallelism cuts into pieces for its ranks: each ``sample`` (in encoders each item), so
-            that all ranks have the same work, or the whole ``pack`` that is a microbatch, so that they have not.
+        cp_split: what context parallelism cuts into 2 x CP pieces, of which each rank takes one from the front and one
+            from the end: each ``sample`` (in encoders each item), so that all ranks have the same work, or the whole
+            ``pack`` that is a microbatch, so that they have not (``specs/context_pieces.py``).
+        head_tokens: positions whose logits the LLM's head computes: ``all``, with the loss of those without a label
+            masked, as Megatron-LM does, or ``labelled``: those that have one, ``LOGIT_CHUNK_TOKENS`` at a time, whose
+            logits are computed again in backward.
         encoder_optimizers: copies of each encoder's sharded optimizer states (megatron-core's
             ``num_distributed_optimizer_instances``), at most; their number must divide the ranks that hold the same
             weights, so it is the greatest common divisor.
@@ -51,6 +56,7 @@ class FrameworkOptions:
         attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
         norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
             (``Layer.with_unfused_norms``).
+        gate_kernel: the same of activations in gated MLPs (``Layer.with_unfused_gates``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
             fp32).
@@ -68,10 +74,12 @@ class FrameworkOptions:
     encoder_sp: bool = True
     encoder_cp: bool = True
     cp_split: str = SAMPLE
+    head_tokens: str = ALL
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
     norm_kernel: str = FUSED
+    gate_kernel: str = FUSED
     tp_overlap: float = 0.0
     grad_dtype: str = FP32
     cross_entropy: str = UNFUSED
@@ -82,6 +90,8 @@ class FrameworkOptions:
             raise unknown_choice("p2p", self.p2p, P2P)
         if self.cp_split not in CP_SPLITS:
             raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
+        if self.head_tokens not in HEAD_TOKENS:
+            raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
         if self.recompute_granularity not in GRANULARITIES:
             raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
         if self.grad_dtype not in GRAD_DTYPES:
@@ -90,8 +100,9 @@ class FrameworkOptions:
             raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
         if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
             raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
-        if self.norm_kernel not in NORM_KERNELS:
-            raise unknown_choice("norm_kernel", self.norm_kernel, NORM_KERNELS)
+        for name in ("norm_kernel", "gate_kernel"):
+            if getattr(self, name) not in KERNELS:
+                raise unknown_choice(name, getattr(self, name), KERNELS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
@@ -115,6 +126,11 @@ class FrameworkOptions:
         """Return whether the ``tp`` ranks of a tensor-parallel group hold different tokens between products."""
         return self.of(module).sequence_parallel and tp > 1
 
+    @property
+    def logit_chunk(self) -> int:
+        """Labelled tokens whose logits training computes at a time; 0: those of all tokens at once."""
+        return LOGIT_CHUNK_TOKENS if self.head_tokens == LABELLED else 0
+
     def sequence_parts(self, module: ModuleSpec, cp: int) -> int:
         """Return the number of parts that ``cp`` context-parallel ranks split a module's sequences into."""
         return 1 if module.is_encoder and not self.encoder_cp else cp
@@ -135,23 +151,21 @@ class FrameworkOptions:
                 f"encoder_cp=false: not supported with harness={harness} and layout.cp={cp} ({module.name}). Use "
                 "harness=simulate, or set encoder_cp=true"
             )
-        if self.cp_split == PACK and cp > 1:
+        if self.cp_split == PACK and cp > 1 and harness == "emulate":
             raise IncompatibleError(
-                f"cp_split=pack: harness={harness} splits every sample of {module.name} over its cp={cp}; "
-                "harness=simulate prices the other way"
+                f"cp_split=pack: harness={harness} runs one rank of {module.name}'s cp={cp}, and the ranks' shares "
+                "differ; use cp_split=sample, or harness=simulate or train"
             )
         if self.cross_entropy != UNFUSED:
             raise IncompatibleError(
                 f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
                 "harness=simulate prices the others"
             )
-        if self.attention_kernel is not None or self.norm_kernel != FUSED:
-            key, value = ("norm_kernel", self.norm_kernel)
-            if self.attention_kernel is not None:
-                key, value = "attention_kernel", self.attention_kernel
-            raise IncompatibleError(
-                f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
-            )
+        for key, stock in (("attention_kernel", None), ("norm_kernel", FUSED), ("gate_kernel", FUSED)):
+            if (value := getattr(self, key)) != stock:
+                raise IncompatibleError(
+                    f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
+                )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(
                 f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "

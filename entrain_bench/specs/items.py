@@ -32,16 +32,15 @@ class Items:
 def shapes_of(
     text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | TextArray | None = None
 ) -> SampleShapes:
-    """Shapes of samples that own items of several modalities; within a sample the mapping's order holds.
+    """Return the shapes of samples with items of several modalities, in the mapping's order within a sample.
 
     Args:
-        text_tokens: of each sample ``[samples]``.
-        modalities: the items of each modality, by its name.
-        sample_ids: what tells samples apart ``[samples]``, integers or strings; their numbers by default. Messages
-            name strings, everything else goes by numbers.
+        text_tokens: text tokens of each sample ``[samples]``.
+        modalities: items of each modality, by its name.
+        sample_ids: unique integers or strings ``[samples]``; default: row numbers. Strings appear in messages.
 
     Raises:
-        UserError: for columns whose lengths do not fit together, and sizes that are not positive.
+        UserError: if lengths of columns do not fit together, or sizes are not positive.
     """
     text, parts = np.asarray(text_tokens, np.int64), list(modalities.values())
     for name, part in modalities.items():

@@ -10,19 +10,14 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-# An RMSNorm in eager PyTorch, as LLaMA's code has it, runs as: cast to fp32, square, mean, reciprocal root, product,
-# cast back, product with the weight. Bytes of a value that these read and write, less those of one fused kernel: the
-# mean is read once more, its root is one value a token.
+# An RMSNorm in eager PyTorch, as LLaMA's code has it: cast to fp32, square, mean, reciprocal root, product, cast back,
+# product with the weight. Bytes that these read and write of a value, less those of one fused kernel. Forward: 6 + 8 +
+# 4 + 0 + 8 + 6 + 4 - 4, for roots are one value a token. Backward: the weight's gradient 8 and product 4, cast 6, both
+# gradients of the product 8 + 16, the mean's 4, the square's 20, their sum 12, cast 6, less 8.
 UNFUSED_NORM_KERNELS = 7
-UNFUSED_NORM_TRAFFIC_BYTES = (
-    (BF16_BYTES + FP32_BYTES)
-    + 2 * FP32_BYTES
-    + FP32_BYTES
-    + 2 * FP32_BYTES
-    + (FP32_BYTES + BF16_BYTES)
-    + 2 * BF16_BYTES
-    - 2 * BF16_BYTES
-)
+UNFUSED_NORM_BYTES = (32, 76)
+# Labelled positions whose logits exist at a time, where a head has those of labelled positions only.
+LOGIT_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +79,7 @@ class Layer:
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
         normed_values_per_token: values of hidden states that go through an RMSNorm.
+        gated_values_per_token: values that a gated MLP's activation makes.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
         replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
@@ -95,6 +91,8 @@ class Layer:
             divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
+        labelled: what the layer does for labelled tokens only, as a layer of its own that always runs again in
+            backward (``labelled_head``); None: all it does is for all tokens.
         remade: what recomputation covers of the layer, as a layer of its own; None: all of it.
         learns: whether it has weight gradients and optimizer states.
         backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
@@ -115,6 +113,7 @@ class Layer:
     activation_bytes_per_token: float = 0.0
     input_bytes_per_token: float = 0.0
     normed_values_per_token: float = 0.0
+    gated_values_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
@@ -124,6 +123,7 @@ class Layer:
     cast_bytes_per_token: float = 0.0
     recomputed: bool = True
     remade: Layer | None = None
+    labelled: Layer | None = None
     learns: bool = True
     backward_share: float = 1.0
 
@@ -146,12 +146,14 @@ class Layer:
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
+        labelled = self.labelled and self.labelled.frozen(passes_gradients)
         if passes_gradients:
             remade = self.remade and self.remade.frozen(passes_gradients)
-            return replace(self, remade=remade, learns=False, backward_share=0.5)
+            return replace(self, remade=remade, labelled=labelled, learns=False, backward_share=0.5)
         return replace(
             self,
             remade=None,
+            labelled=labelled,
             learns=False,
             backward_share=0.0,
             activation_bytes_per_token=0.0,
@@ -161,15 +163,31 @@ class Layer:
             fp32_bytes_per_token=0.0,
         )
 
-    def with_unfused_norms(self) -> Layer:
-        """The layer with RMSNorms of single kernels in fp32; a layer without backward keeps nothing for one."""
-        values = self.normed_values_per_token
-        returned = self.backward_elementwise_bytes_per_token
-        moved, kept = UNFUSED_NORM_TRAFFIC_BYTES * values, FP32_BYTES * values * (self.backward_share > 0)
+    def with_unfused_gates(self) -> Layer:
+        """The layer with gates of two kernels, activation and product, which keep what passes between them."""
+        moved = 2 * BF16_BYTES * self.gated_values_per_token
         return replace(
             self,
             elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
-            backward_elementwise_bytes_per_token=None if returned is None else returned + 2 * moved,
+            num_elementwise_kernels=self.num_elementwise_kernels + (self.gated_values_per_token > 0),
+            activation_bytes_per_token=self.activation_bytes_per_token + moved / 2 * (self.backward_share > 0),
+            remade=self.remade and self.remade.with_unfused_gates(),
+        )
+
+    def with_unfused_norms(self) -> Layer:
+        """The layer with RMSNorms of single kernels in fp32; a layer without backward keeps nothing for one."""
+        values = self.normed_values_per_token
+        if not values:
+            return self
+        returned = self.backward_elementwise_bytes_per_token
+        if returned is None:
+            returned = 2 * self.elementwise_bytes_per_token
+        moved, moved_back = (num_bytes * values for num_bytes in UNFUSED_NORM_BYTES)
+        kept = FP32_BYTES * values * (self.backward_share > 0)
+        return replace(
+            self,
+            elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
+            backward_elementwise_bytes_per_token=returned + moved_back,
             replicated_elementwise_bytes_per_token=self.replicated_elementwise_bytes_per_token + moved,
             num_elementwise_kernels=self.num_elementwise_kernels
             + (UNFUSED_NORM_KERNELS - 1) * round(values / max(self.hidden_size, 1)),
@@ -219,7 +237,7 @@ class Layer:
         if not self.learns:
             return 0.0
         total = 0.0
-        for gemm in self.gemms:
+        for gemm in (*self.gemms, *(self.labelled.gemms if self.labelled else ())):
             inside, outside = (gemm.k / gemm.taps, gemm.n) if gemm.row_parallel else (gemm.n, gemm.k / gemm.taps)
             total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
         return total * element_bytes
@@ -244,3 +262,10 @@ class Layer:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
         return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)
+
+    def logit_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
+        """Bytes of the logits of a labelled head that exist at a time on a rank of ``tp``; 0 for other layers."""
+        if self.labelled is None:
+            return 0.0
+        kept = self.labelled.kept_bytes(tp, False, element_bytes) + self.labelled.working_bytes(tp, element_bytes)
+        return LOGIT_CHUNK_TOKENS * kept

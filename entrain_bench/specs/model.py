@@ -12,16 +12,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
-from entrain_bench.specs.module_layers import (
-    FUSED,
-    UNFUSED,
-    ModuleConfig,
-    Role,
-    build_layers,
-    gemms_of,
-    language_head,
-    mlp_of_block,
-)
+from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
 from entrain_bench.specs.numerics import check_numerics
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
@@ -195,6 +186,10 @@ class ModuleSpec:
         """Sample of each of the given units."""
         return shapes.item_sample[units] if self.per_item else units
 
+    def labelled(self, shapes: SampleShapes, units: IntArray) -> IntArray | None:
+        """Labelled tokens of each of the given samples; None unless the module's head tells them apart."""
+        return None if self.layers[-1].labelled is None else shapes.labelled_tokens[units]
+
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``; read-only."""
         split = tuple(layers_per_stage)
@@ -259,36 +254,17 @@ class ModelSpec:
             modules.append(module.frozen(passes) if module.name in names else module)
         return replace(self, modules=tuple(modules))
 
-    def with_cross_entropy(self, kind: str) -> ModelSpec:
-        """The model whose LLM computes its loss by one of ``CROSS_ENTROPIES``."""
-        if kind == UNFUSED:
-            return self
-        llm = self.llm
-        head = language_head(llm.config, kind)
-        if not llm.layers[-1].learns:
-            head = head.frozen(passes_gradients=llm.layers[-1].backward_share > 0)
-        changed = replace(llm, layers=(*llm.layers[:-1], head))
-        return replace(self, modules=tuple(changed if module is llm else module for module in self.modules))
-
     def with_recomputation(self, granularity: str) -> ModelSpec:
         """The model with blocks that recomputation covers as ``FrameworkOptions.recompute_granularity`` says."""
         if granularity == FULL:
             return self
         return replace(self, modules=tuple(module.selectively_recomputed() for module in self.modules))
 
-    def with_norm_kernel(self, kernel: str) -> ModelSpec:
-        """The model with norms as ``FrameworkOptions.norm_kernel`` says."""
-        if kernel == FUSED:
-            return self
-        modules = [
-            replace(module, layers=tuple(layer.with_unfused_norms() for layer in module.layers))
-            for module in self.modules
-        ]
-        return replace(self, modules=tuple(modules))
-
     def training_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
-        unneeded = 0.0
+        unneeded, logits = 0.0, self.llm.layers[-1].labelled
+        if logits and not logits.learns:
+            unneeded += float(logits.unneeded_flops(shapes.labelled_tokens).sum())
         for module in self.modules:
             counts, lengths = np.bincount(module.layer_kind), module.lengths(shapes, module.units(shapes))
             for count, kind in zip(counts, module.kinds, strict=True):
@@ -302,7 +278,9 @@ class ModelSpec:
 
     def forward_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of one forward over all samples."""
-        return float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
+        total = float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
+        logits = self.llm.layers[-1].labelled
+        return total + float(logits.forward_flops(shapes.labelled_tokens).sum()) if logits else total
 
     def check_shapes(self, shapes: SampleShapes) -> None:
         """Raise ``IncompatibleError`` for a modality nobody encodes, ``UserError`` for a sample beyond the context."""

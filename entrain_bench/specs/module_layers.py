@@ -111,6 +111,7 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
         num_gathers=1,
         hidden_size=h,
         normed_values_per_token=0 if config.norm_bias else h,
+        gated_values_per_token=f if config.gated_mlp else 0,
         # The norm's input is what comes in.
         activation_bytes_per_token=BF16_BYTES * (h + up + f),
         input_bytes_per_token=BF16_BYTES * h,
@@ -141,6 +142,7 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
         num_scatters=2,
         hidden_size=h,
         normed_values_per_token=0 if config.norm_bias else 2 * h,
+        gated_values_per_token=f if config.gated_mlp else 0,
         parameters=h * (q + 2 * kv) + q * h + h * up + f * h + norms + biases,
         activation_bytes_per_token=kept + fp32,
         input_bytes_per_token=BF16_BYTES * h,

@@ -13,10 +13,10 @@ from entrain_bench.base.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class SampleShapes:
-    """Shapes of a set of samples as a struct of arrays; the items of a sample are one CSR row.
+    """Sizes of a set of samples as a struct of arrays; the items of a sample are one CSR row.
 
-    An item is what an encoder processes as one sequence (an image, a frame group, an audio segment). A sample may hold
-    any number of items, none included.
+    An item is what an encoder processes as one sequence (an image, a frame group, an audio segment). A sample may have
+    any number of items, or none.
 
     Attributes:
         modalities: names that ``item_modality`` indexes.
@@ -26,9 +26,9 @@ class SampleShapes:
         item_modality: index into ``modalities`` ``[items]``.
         item_encoder_tokens: tokens inside the encoder ``[items]``.
         item_llm_tokens: projected tokens handed to the LLM ``[items]``.
-        sample_names: what messages call each sample ``[samples]``; None for its identity.
-        item_grids: rows and columns of each item's encoder tokens ``[items, 2]``, 0 where they are not known or there
-            are none; None if no item's are known. Training alone reads them.
+        sample_names: name of each sample in messages ``[samples]``; None: its identity.
+        item_grids: rows and columns of each item's encoder tokens ``[items, 2]``, 0 if unknown; None if unknown for
+            all items. Only training reads them.
     """
 
     modalities: tuple[str, ...]
@@ -102,6 +102,12 @@ class SampleShapes:
     def llm_tokens(self) -> IntArray:
         """LLM sequence length of each sample ``[samples]``: its text and the projected tokens of its items."""
         return self._llm_tokens
+
+    @property
+    def labelled_tokens(self) -> IntArray:
+        """Tokens of each sample that have a label ``[samples]``: as many as text tokens with a token before them."""
+        starts_with_text = np.diff(self.item_offsets) == 0
+        return np.asarray(self.text_tokens - (starts_with_text & (self.text_tokens > 0)))
 
     def encoder_tokens(self, modalities: Sequence[str]) -> IntArray:
         """Encoder tokens of each sample over the given modalities ``[samples]``."""

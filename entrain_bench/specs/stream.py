@@ -40,9 +40,13 @@ def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: in
 
 @dataclass(frozen=True, slots=True)
 class ListedShapes:
-    """A source of listed samples, in one random order after another; ``name`` seeds the orders.
+    """A source of listed samples, repeated in new random orders.
 
-    ``num_truncated`` of the samples were shortened to the model's context, ``num_dropped`` more were left out.
+    Attributes:
+        name: name of the source; it also seeds the orders.
+        shapes: the samples.
+        num_truncated: samples that were shortened to the model's context.
+        num_dropped: further samples that were left out.
     """
 
     name: str
@@ -53,16 +57,16 @@ class ListedShapes:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many samples there are, and how many were shortened and left out."""
+        """Number of samples, of shortened samples and of left-out samples."""
         return {"listed": len(self.shapes), "truncated": self.num_truncated, "dropped": self.num_dropped}
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
-        """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
+        """Return samples ``iteration * num_samples`` and following of the seed's stream."""
         blocks = stream_blocks(iteration, num_samples, seed, len(self.shapes))
         return self.shapes.take(np.concatenate([self._epoch(seed, epoch)[lo:hi] for epoch, lo, hi in blocks]))
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
-        """Independent, uniform draws."""
+        """Draw samples independently and uniformly."""
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
 

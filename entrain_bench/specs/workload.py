@@ -1,4 +1,4 @@
-"""What the suite asks of a workload."""
+"""The interface of workloads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ShapeSource(Protocol):
     """Samples of one workload under one model's token rules."""
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
-        """The training stream: the same arguments always give the same samples, whatever was asked before."""
+        """Return samples of the training stream; the same arguments always give the same samples."""
         ...
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
-        """Independent draws (with replacement) for profiling."""
+        """Draw independent samples (with replacement) for profiling."""
         ...
 
 
@@ -37,13 +37,13 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What the workload is called in tables."""
+        """Name of the workload in tables."""
         ...
 
     def fingerprint(self) -> str:
-        """Hash of the data behind the workload, so that records notice a changed file; empty when there is none."""
+        """Return a hash of the workload's data file, so that records notice a change; empty without a file."""
         ...
 
     def source(self, rules: TokenRules) -> ShapeSource:
-        """The samples as a model sees them; ``UserError`` names file, row and column of invalid data."""
+        """Return the samples as a model sees them; ``UserError`` names file, row and column of invalid data."""
         ...

@@ -52,7 +52,6 @@ class TrainSettings:
     weight_decay: float = 0.0
     epsilon: float = 1e-8
     clip_grad: float = 1.0
-    loss_chunk_tokens: int = 1024
     weights: str | None = None
     save_weights: str | None = None
     p2p_groups: str = PER_CHANNEL
@@ -76,7 +75,7 @@ class TrainSettings:
             require(getattr(self, name) >= 1, f"harness.{name}", getattr(self, name), "at least 1")
         for name in ("timeout_s", "planning_timeout_s", "epsilon"):
             require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
-        for name in ("learning_rate", "warmup_iterations", "weight_decay", "loss_chunk_tokens"):
+        for name in ("learning_rate", "warmup_iterations", "weight_decay"):
             require(getattr(self, name) >= 0, f"harness.{name}", getattr(self, name), "at least 0")
         if (processes := self.preprocessing_processes) is not None:
             require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")

@@ -1,4 +1,4 @@
-"""The order of actions on every rank, by a search over orders of groups.
+"""Order the passes on every rank by a search over orders of groups.
 
 Seeds come first, then moves on the slowest replica only, each scored by the list scheduler.
 """
@@ -42,14 +42,13 @@ ELSEWHERE, TOGETHER, SWAPPED, SHIFTED = 0.45, 0.6, 0.75, 0.9
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What schedules may look like.
+    """Options that limit schedules.
 
     Attributes:
-        leads: numbers of groups by which the LLM's actions go before encoders'.
-        holds: encoder backwards that take so many times as long as the LLM's mean one are held; 0: none are.
+        leads: numbers of groups by which LLM passes precede encoder passes.
+        holds: encoder backwards longer than this factor times the LLM's mean backward are held; 0: none.
         alternate: see ``Wish``.
-        ahead: groups by which encoder forwards may be ahead of the LLM's and still go before them; 0: they have no rule
-            of their own.
+        ahead: groups by which encoder forwards may be ahead of the LLM's and still precede them; 0: no separate rule.
         keep: see ``Wish``.
     """
 
@@ -62,7 +61,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A point of the search: order of a replica's groups, shifts of their backwards, the LLM's lead, what is held."""
+    """A point of the search: order of a replica's groups, shifts of backwards, lead of the LLM, and hold."""
 
     order: IntArray
     shift: IntArray
@@ -70,7 +69,7 @@ class Choice:
     hold: float
 
     def effect(self, replica: Replica) -> tuple[bytes, bytes, int, int]:
-        """The same for choices that lead to the same schedule: a lead beyond all groups, a hold that holds the same."""
+        """A value that is equal for choices with the same schedule, such as two leads beyond all groups."""
         most = len(self.order) + int(self.shift.max()) - int(self.shift.min())
         num_held = int(np.sum(replica.held_s > self.hold * replica.llm_backward_s)) if self.hold else 0
         return self.order.tobytes(), self.shift.tobytes(), min(self.lead, most), num_held
@@ -78,7 +77,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Search:
-    """The best schedule of a replica so far; ``start`` is the first choice instead of the seeds.
+    """Search for a replica's best schedule; ``start`` is the first choice instead of the seeds.
 
     ``known`` says when schedules end, by ``Choice.effect``.
     """
@@ -101,11 +100,11 @@ class Search:
 
     @property
     def is_done(self) -> bool:
-        """Whether the busiest lane hardly waits."""
+        """Whether the busiest lane has almost no idle time."""
         return self.end_s <= self.replica.floor_s * (1 + CLOSE)
 
     def score(self, choice: Choice) -> None:
-        """Make the schedule of a choice, and keep it if it is no slower than the best one."""
+        """Make the schedule of a choice, and keep it if it is not slower than the best one."""
         replica, rules, effect = self.replica, self.rules, choice.effect(self.replica)
         if effect in self.known and effect == self.best.effect(replica):
             self.best = choice
@@ -133,7 +132,7 @@ class Search:
 def _scheduled(  # type: ignore[no-untyped-def]
     actions, labels, moves, leads, hold_s, alternate, keep, state, place, limit_s
 ):
-    """When the schedule of a choice ends; its places go to ``place`` ``[actions]``.
+    """Return when the schedule of a choice ends; write its order to ``place`` ``[actions]``.
 
     Labels are group and ``inner`` of each action (``Replica``), moves the order of the groups and shifts of their
     backwards, leads those of the LLM's forwards and backwards; encoder backwards longer than ``hold_s`` are held, none
@@ -153,7 +152,7 @@ def _scheduled(  # type: ignore[no-untyped-def]
 
 
 def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
-    """To begin with: as dealt, and hills with the lightest groups at both ends; each with every lead and hold."""
+    """Return the seeds: groups as dealt, and with the lightest at both ends; each with every lead and hold."""
     count = len(replica.load_s)
     still = np.zeros(count, np.int64)
     rising = np.argsort(replica.load_s, kind="stable")
@@ -165,7 +164,7 @@ def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
 
 
 def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
-    """A neighbour of a choice."""
+    """Return a neighbor of a choice."""
     draw, count = rng.random(), len(choice.order)
     order, shift, lead, hold = choice.order, choice.shift, choice.lead, choice.hold
     if draw < TOGETHER or count < 3:
@@ -188,9 +187,9 @@ def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
 
 
 def improve(searches: list[Search], rollouts: int) -> None:
-    """Look for faster schedules, with so many rollouts of all replicas together.
+    """Search for faster schedules with a total number of rollouts.
 
-    The slowest replica decides, so that every rollout is its: its seeds first, then moves.
+    The slowest replica decides the iteration time, so it gets every rollout: first its seeds, then moves.
     """
     rng = np.random.default_rng(0)
     for _ in range(rollouts):
@@ -201,7 +200,7 @@ def improve(searches: list[Search], rollouts: int) -> None:
 
 
 def ordered(draft: Program, searches: list[Search]) -> Program:
-    """The program in the order that searches found."""
+    """Return the program in the order that the searches found."""
     slot = np.zeros(int(draft.first_action[-1]), np.int64)
     for found in searches:
         slot[found.replica.own] = found.place
@@ -222,19 +221,19 @@ HOPELESS = 1.25
 
 @dataclass(frozen=True, slots=True)
 class BraidScheduler(Recomputation):
-    """List schedules, and a search over the order of microbatches on the slowest replica.
+    """Scheduler that combines list scheduling with a search over the microbatch order on the slowest replica.
 
     Attributes:
-        rollouts: schedules tried beyond the first of every replica, of all replicas together.
-        llm_leads: numbers of microbatches by which the LLM's actions go before encoders', each tried; (0,): none.
-        holds: encoder backwards that take so many times as long as the LLM's mean one wait until their ranks have done
-            all of the LLM, each tried; 0: none wait.
-        alternate: whether forwards and backwards that could both run take turns; otherwise backwards go first.
-        aheads: where memory is short: numbers of microbatches by which encoder forwards may be ahead of the LLM's and
-            still go before them, each tried; 0: as ``llm_leads`` says.
-        keeps: where memory is short: shares of it up to which activations are kept while a search makes its orders,
-            each tried; 0: all are recomputed.
-        goes_on: whether searches go on with what their best order has memory for.
+        rollouts: schedules tried after the first of every replica, in total over replicas.
+        llm_leads: numbers of microbatches by which LLM passes precede encoder passes; each is tried; (0,): none.
+        holds: factors, each tried. Encoder backwards longer than the factor times the LLM's mean backward wait until
+            their ranks have finished the LLM; 0: none wait.
+        alternate: whether forwards and backwards alternate if both can run; if not, backwards precede.
+        aheads: if memory is short: numbers of microbatches by which encoder forwards may be ahead of the LLM's and
+            still precede them; each is tried; 0: as ``llm_leads`` says.
+        keeps: if memory is short: shares of memory up to which a search keeps activations; each is tried; 0: all are
+            recomputed.
+        goes_on: whether a search continues with the activations that fit in memory in its best order.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -259,17 +258,17 @@ class BraidScheduler(Recomputation):
         require(in_range, "strategy.scheduler.keeps", keeps, "numbers from 0 to 1")
 
     def draft(self) -> BraidScheduler:
-        """A shorter search."""
+        """Return a scheduler with a shorter search."""
         memory = "greedy" if self.memory == "exact" else self.memory
         keeps, aheads = self.keeps[:1], self.aheads[:1]
         rollouts = min(self.rollouts, DRAFT_ROLLOUTS)
         return replace(self, rollouts=rollouts, memory=memory, keeps=keeps, aheads=aheads, goes_on=False)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program of a batch.
 
         Raises:
-            IncompatibleError: if weights are sharded, for replicas would have to run their passes in one order.
+            IncompatibleError: if weights are sharded, because then all replicas need the same order of passes.
         """
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)
@@ -300,11 +299,11 @@ class BraidScheduler(Recomputation):
         return programs[int(decisive(np.array(seconds)).argmin())]
 
     def _frugal(self, draft: Program, plain: list[Replica], profile: Profile, afforded: int) -> list[Program]:
-        """Programs that recompute what their orders leave no memory for: of every search, and of one that goes on.
+        """Return programs that recompute activations which do not fit: one per search, and one of a continued search.
 
-        A search does not know what its order will have memory for: it either counts everything as recomputed, or lets
-        the list scheduler keep what there is room for as it goes. Then it goes on with what its best order kept.
-        As many kinds of searches are made as can afford their rollouts, one at least.
+        A search does not know which activations its order can keep. It either assumes that all are recomputed, or lets
+        the list scheduler keep what fits. Then it continues with what its best order kept. The number of search kinds
+        is limited by their rollouts; there is at least one.
         """
         frugal, found = recompute_all(draft), []
         replicas = recomputing(plain, frugal, profile, draft)
@@ -327,12 +326,12 @@ class BraidScheduler(Recomputation):
         return Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
 
     def _search(self, draft: Program, assignment: Assignment, profile: Profile) -> list[Search]:
-        """The first schedule of every replica."""
+        """Return the first schedule of every replica."""
         return [Search(replica, self._rules) for replica in replicas_of(draft, assignment, profile)]
 
 
 def afforded_rollouts(searches: list[Search]) -> int:
-    """Rollouts of a program that take no more than their share of a believed iteration, the longest first schedule."""
+    """Return the rollouts of a program that take at most their share of the estimated iteration time."""
     believed_s = max(search.end_s for search in searches)
     num_actions = max(len(search.replica.own) for search in searches)
     return int(decisive(AFFORDED * believed_s / (ACTION_S * num_actions)))

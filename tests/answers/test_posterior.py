@@ -16,13 +16,17 @@ from entrain_bench.answers.posterior import (
     Spread,
     chances,
     contenders,
-    fitted_only,
+    edge_words,
     interval,
     is_edge,
     posterior_sentence,
     posterior_sentences,
+    split_changed,
     times_of,
 )
+from entrain_bench.answers.report.build import page_of
+from entrain_bench.answers.report.page import markdown
+from entrain_bench.answers.report.read import Material
 from entrain_bench.answers.sentences import answer_json, sentences
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
@@ -86,6 +90,8 @@ def test_chances_add_up_and_the_fastest_leads(times: dict[str, dict[int, float |
 def test_only_those_far_behind_in_every_draw_stop() -> None:
     assert contenders({"a": {1: 1.0, 2: 1.0}, "b": {1: 1.3, 2: 1.05}, "c": {1: 1.3, 2: 1.2}}, 1.1) == ["a", "b"]
     assert contenders({"a": {1: 1.0}, "b": {1: 1.1}, "c": {1: None}}, 1.1) == ["a", "b"]
+    # The fastest keeps a rival.
+    assert contenders({"a": {1: 1.5, 2: 3.0}, "b": {1: 1.0, 2: 1.0}, "c": {1: 2.0, 2: 1.4}}, 1.1) == ["b", "c"]
 
 
 def test_sentence_of_several_jobs_has_the_geometric_mean_by_draw() -> None:
@@ -97,6 +103,10 @@ def test_sentence_of_several_jobs_has_the_geometric_mean_by_draw() -> None:
     assert "P(fastest) 0.75, mean over 2 jobs (at least 0.9 in 1)" in text
     assert "0.60x to 4.00x" in text
     assert posterior_sentence([{}], "a", "A") == ""
+    # A job without a rival counts for P(fastest) alone.
+    text = posterior_sentence([one, other, chances({"a": {1: 1.0, 2: 1.0}})], "a", "A")
+    assert "P(fastest) 0.83, mean over 3 jobs (at least 0.9 in 2)" in text
+    assert "0.60x to 4.00x" in text
     lines = posterior_sentences([one, other], {"a": "A", "b": "B"}, ["b"])
     assert [line.split(", ")[1][:5] for line in lines] == ["A has", "B has"]
 
@@ -105,7 +115,6 @@ def test_tables_are_split_by_draw() -> None:
     row = {"model": "m", "workload": "w", "strategy": "a", "status": "ok", "iteration_time_s": 2.0, "constants": 0}
     data = pd.DataFrame([row, row | {"constants": 3}, row | {"constants": 4, "status": "failed"}])
     assert times_of(data) == {("m", "w"): {"a": {3: 2.0, 4: None}}}
-    assert fitted_only(data)["constants"].tolist() == [0]
     assert times_of(data.drop(columns="constants")) == {}
 
 
@@ -143,7 +152,7 @@ def test_an_answer_takes_draws_out_of_its_cases() -> None:
     # In odd draws both take as long, and the first counts.
     assert [(name, each.num_fastest) for name, each in found.items()] == [("megatron", 4), ("entrain", 0)]
     said = " ".join(sentences(answer))
-    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00 and a speedup of" in said
+    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00; its speedup" in said
     (values,) = answer_json(answer, "results")
     assert values["strategies"][0]["posterior"] == {
         "p_fastest": 1.0,
@@ -163,3 +172,35 @@ def test_draws_of_another_job_or_of_one_strategy_alone_are_runs_of_their_own() -
         assert not answer.draws
         assert len(answer.cases) == 2
         assert not any(map(answer.chances, answer.cases))
+
+
+def test_runs_with_one_constant_changed_are_tests_of_an_edge() -> None:
+    usual, changed = records_of("seed=0"), records_of("seed=0", "speed.gemm=1.02")
+    slow = [replace(record, metrics={"iteration_time_s": 2.3}) for record in changed]
+    # Other seeds, more factors and other changes are settings of their own.
+    others = [record for text in ("seed=1", "speed.gemm=1.1") for record in records_of("speed.node=1.02", text)]
+    kept, num_tested, edges = split_changed([*usual, *changed[:1], *slow[1:], *others])
+    assert kept == [*usual, *others]
+    assert num_tested == 2
+    assert [(each.strategy, each.factor, each.workload) for each in edges] == [
+        ("entrain", "speed.gemm", str(usual[0].labels["workload"]))
+    ]
+    assert edge_words(edges) == "speed.gemm 1.15"
+
+
+@pytest.mark.usefixtures("draws")
+def test_the_report_shows_chances_and_edges() -> None:
+    drawn = records_of("constants=1,2,3,4", "action_noise=0.02", "seed=7")
+    kept, num_tested, edges = split_changed([*records_of("seed=0,1"), *drawn, *records_of("seed=0", "speed.gemm=1.02")])
+    assert (num_tested, edges) == (2, [])
+    material = Material(Answer.of(kept), "1.0", "results", num_tested=num_tested, edges=edges)
+    text = markdown(page_of(material))
+    assert "If constants are off" in text
+    assert "megatron has P(fastest) 1.00" in text
+    assert "1.00 (1.00x to 2.00x)" in text
+    assert "2 runs with one constant 2% higher; 0 change by more than 10%." in text
+    assert len(material.main.cases) == 1
+    assert not material.others.cases
+    bare = markdown(page_of(Material(Answer.of(records_of("seed=0,1")), "1.0", "results")))
+    assert "P(fastest)" not in bare
+    assert "Knife edges" not in bare

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
-from entrain_bench.costs.roofline import Roofline, loads_of
+from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.specs.cluster import LinkTier
 from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import tiny_cluster, tiny_model

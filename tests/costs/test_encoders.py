@@ -8,8 +8,9 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.edges import edges_of
+from entrain_bench.costs.loads import loads_of
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import Roofline, loads_of
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout

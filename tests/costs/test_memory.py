@@ -12,18 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.arrays import rows_of
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
-from entrain_bench.program.assignment import ModuleAssignment, group_chunks, same_microbatches
+from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.variants import with_cross_entropy, with_options
 from support.builders import (
     chain_layout,
     even,
     placed,
     random_samples,
     samples,
+    tiny_cluster,
     tiny_model,
     uniform_batch,
 )
@@ -286,7 +290,7 @@ def test_layers_spread_evenly() -> None:
     [("unfused", 4 / 2, 2 / 2), ("fused", 2 / 2, 0), ("eager", 2 + 4 + 4, 4 + 4)],
 )
 def test_bytes_of_a_loss_by_hand(kind: str, kept: float, working: float) -> None:
-    model = MODEL.with_cross_entropy(kind)
+    model = with_cross_entropy(MODEL, kind)
     memory, place = Memory(model), placed(model.llm, [[[0, 1], [2, 3]]], tp=2)
     found, extra = (each[-1] for each in memory.layer_bytes(model.llm, place))
     gathered, norm = 2 * 128, 2 * 2 * 128 / 2
@@ -302,4 +306,46 @@ def test_gradients_in_bf16_take_half_of_the_buffer_unless_the_model_is_fp32() ->
 def test_a_frozen_head_stays_frozen_under_another_loss() -> None:
     frozen = MODEL.with_frozen(["llm"])
     for kind in ("fused", "eager"):
-        assert frozen.with_cross_entropy(kind) == MODEL.with_cross_entropy(kind).with_frozen(["llm"])
+        assert with_cross_entropy(frozen, kind) == with_cross_entropy(MODEL, kind).with_frozen(["llm"])
+
+
+def test_an_unfused_gate_keeps_what_its_activation_makes() -> None:
+    place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
+    model = with_options(MODEL, FrameworkOptions(gate_kernel="unfused"))
+    more = Memory(model).layer_bytes(model.llm, place)[0] - Memory(MODEL).layer_bytes(LLM, place)[0]
+    # The gated MLP's 256 values, split over two ranks; encoders have no gates.
+    assert more.tolist() == [0, 2 * 256 / 2, 0]
+    assert model.encoders == MODEL.encoders
+
+
+@given(reserve=st.floats(0, 1))
+@settings(deadline=None, max_examples=20)
+def test_the_reserve_is_on_all_that_comes_and_goes(reserve: float) -> None:
+    layout = chain_layout(MODEL, 1, 3, 4)
+    program = chain_program(MODEL, *uniform_batch_of(4, layout), stages_behind(layout))
+    plain, more = Memory(MODEL), Memory(MODEL, device=replace(tiny_cluster(4, 4).device, allocator_reserve=reserve))
+    states = plain.lane_state_bytes(layout)
+    assert more.lane_state_bytes(layout).tolist() == states.tolist()
+    lanes = rows_of(program.lane_offsets)
+    tensors, held = (memory.over_program(program) - states[lanes] for memory in (plain, more))
+    assert held == pytest.approx((1 + reserve) * tensors, rel=1e-9, abs=1e-3)
+
+
+@pytest.mark.parametrize(("recompute", "kept", "working"), [(False, 1, 2), (True, 0, 3)])
+def test_unfused_attention_keeps_a_matrix_of_every_head(recompute: bool, kept: int, working: int) -> None:
+    layout = chain_layout(MODEL, 1, 3, 2, recompute=recompute)
+    program = chain_program(MODEL, *uniform_batch_of(2, layout), stages_behind(layout))
+    frameworks = FrameworkOptions(), FrameworkOptions(attention_kernel="unfused")
+    plain, scores = (Memory(MODEL, framework).action_bytes(program) for framework in frameworks)
+    # 20 tokens are padded to tiles of 128 x 64; the LLM has 8 heads, in bf16. Its stages have 1, 2 and 1 blocks.
+    matrix, forward = 2 * 8 * 128 * 64, program.forward_actions(1)
+    blocks = np.array([1, 2, 1])
+    assert [layer.kind for layer in LLM.layers] == ["embed", *["block"] * 4, "head"]
+    assert layout.modules[1].layers_per_stage == (2, 2, 2)
+    assert (scores[0] - plain[0])[forward].tolist() == (matrix * kept * np.stack([blocks] * 2)).tolist()
+    assert (scores[1] - plain[1])[forward].tolist() == (matrix * working * np.ones((2, 3))).tolist()
+
+
+def uniform_batch_of(num_microbatches: int, layout: Layout) -> tuple[SampleShapes, Layout, Assignment]:
+    shapes, assignment = uniform_batch(MODEL, num_microbatches)
+    return shapes, layout, assignment

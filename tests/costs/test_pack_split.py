@@ -84,9 +84,10 @@ def test_only_attention_of_several_ranks_takes_longer() -> None:
     assert (work[0] == work[1]).all()
 
 
-def test_what_really_runs_refuses_packs_over_several_ranks() -> None:
-    PACK.check_executable(MODEL.llm, 1, "train")
-    with pytest.raises(IncompatibleError, match="cp_split=pack: harness=train splits every sample of llm"):
-        PACK.check_executable(MODEL.llm, 2, "train")
+def test_only_emulation_refuses_packs_over_several_ranks() -> None:
+    PACK.check_executable(MODEL.llm, 2, "train")
+    PACK.check_executable(MODEL.llm, 1, "emulate")
+    with pytest.raises(IncompatibleError, match="cp_split=pack: harness=emulate runs one rank of llm's cp=2"):
+        PACK.check_executable(MODEL.llm, 2, "emulate")
     with pytest.raises(UserError, match="cp_split=document: unknown"):
         FrameworkOptions(cp_split="document")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.costs.roofline import PassTimes, Roofline, loads_of, score_area
+from entrain_bench.costs.loads import loads_of, score_area
+from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.specs.cluster import ClusterSpec

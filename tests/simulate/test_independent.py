@@ -25,6 +25,7 @@ from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import shapes_from_lists
+from entrain_bench.specs.variants import with_options
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
 from support.programs import random_layout, random_program
@@ -50,7 +51,9 @@ FRAMEWORKS = {
     "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
     "eager loss": FrameworkOptions(cross_entropy="eager"),
     "older kernels": FrameworkOptions(attention_kernel="flash1", norm_kernel="unfused", p2p="overlapped"),
-    "unfused kernels": FrameworkOptions(attention_kernel="unfused", norm_kernel="unfused", tp_overlap=0.5),
+    "unfused kernels": FrameworkOptions(
+        attention_kernel="unfused", norm_kernel="unfused", gate_kernel="unfused", tp_overlap=0.5
+    ),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
@@ -84,8 +87,7 @@ def disagreement(case: Case, framework: FrameworkOptions, program: Program | Non
         framework: under which settings.
         program: what the first executes instead.
     """
-    model = case.program.model.with_cross_entropy(framework.cross_entropy).with_norm_kernel(framework.norm_kernel)
-    model = model.with_recomputation(framework.recompute_granularity)
+    model = with_options(case.program.model, replace(framework, freeze=()))
     truth_of_case = CostTruth(model, case.cluster, framework)
     program = replace(program or case.program, model=model)
     timeline = Simulator(truth_of_case, 1e18).execute(program)

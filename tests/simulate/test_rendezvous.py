@@ -131,11 +131,12 @@ def comes_to_an_end(program: Program, rule: str) -> bool:
     ready: set[tuple[int, int]] = set()
 
     def has_sent(lane: int, at: int) -> bool:
-        behind = [place for target in sends[lanes[lane][at]] for place in places[target] if place[0] != lane]
+        having = {holder for holder, _ in places[lanes[lane][at]]}
+        behind = [place for target in sends[lanes[lane][at]] for place in places[target] if place[0] not in having]
         return all(place in posted for place in behind)
 
     def has_data(lane: int, action: int) -> bool:
-        return all(s in done for s, travels in needs[action] if travels and {p[0] for p in places[s]} != {lane})
+        return all(s in done for s, travels in needs[action] if travels and lane not in {p[0] for p in places[s]})
 
     before = -1
     while before != len(done) + len(posted) + len(ready):

@@ -34,7 +34,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 def segments_on(device: str) -> Segments:
-    return make_segments([5, 17, 2], [9, 17, 2], 0, torch.device(device))
+    return make_segments([5, 17, 2], [9, 17, 2], None, torch.device(device))
 
 
 @pytest.mark.parametrize("causal", [False, True])

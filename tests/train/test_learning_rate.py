@@ -42,7 +42,6 @@ def test_rates_by_hand() -> None:
         (["harness.betas=[0.9,1]"], "harness.betas"),
         (["harness.epsilon=0"], "harness.epsilon=0"),
         (["harness.weight_decay=-0.1"], "harness.weight_decay=-0.1"),
-        (["harness.loss_chunk_tokens=-1"], "harness.loss_chunk_tokens=-1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(overrides: list[str], message: str) -> None:

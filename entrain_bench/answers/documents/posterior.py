@@ -8,33 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.comparison import FAILED, TIME
+from entrain_bench.answers.comparison import FAILED, TIME, Comparison
 from entrain_bench.answers.posterior import (
     KEY,
     SMALL_CHANGE,
+    Chance,
     KnifeEdge,
     chances,
     contenders,
+    edge_words,
     is_edge,
     times_of,
 )
-from entrain_bench.answers.tables import compared, run_table
+from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.schema import NUM_DRAWS
+from entrain_bench.config.schema import NUM_DRAWS, RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, SweepOverrides
 from entrain_bench.specs.cluster import Speed
 
 DEFINITION, FILE = "posterior.yaml", "posterior.csv"
+# Runs of the repository's reference; other code has other keys.
+COMMITTED = Path("results/reference/table.parquet")
 JOB = ["model", "workload"]
+SWEPT = ("strategy", "seed")
 SETTINGS = {KEY: KEY}
 
 
@@ -88,16 +94,43 @@ class JobDraws:
         job: model and workload.
         draws: the sweeps under draws, in order.
         edges: sweeps with one changed factor, of the strategies of the last round, by factor.
-        complete: whether all that these sweeps need is there; if not, no further ones are known.
+        table: the run table of the draws, with the column ``constants``; None if any run is missing. Then no further
+            sweeps are known.
+        changed: the run table of each changed factor; None if any run is missing.
     """
 
     job: tuple[str, ...]
     draws: Sequence[SweepOverrides]
     edges: Mapping[str, SweepOverrides]
-    complete: bool
+    table: pd.DataFrame | None
+    changed: Mapping[str, pd.DataFrame] | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all runs are there."""
+        return self.table is not None and self.changed is not None
 
 
-def jobs_of(study: Study, plan: PosteriorPlan) -> list[JobDraws]:
+# What is known of runs without a record: status, and seconds an iteration of those with a result.
+type Known = Mapping[str, tuple[str, float | None]]
+
+
+def committed_runs() -> Known:
+    """Runs of the committed reference by key; none outside of the repository.
+
+    A key holds configuration, data and code, so a run of other code is not found.
+    """
+    if not COMMITTED.is_file():
+        return {}
+    columns = ["key", "status", TIME]
+    rows = pd.read_parquet(COMMITTED, columns=columns)
+    return {
+        str(key): (str(status), float(time) if status == "ok" else None)
+        for key, status, time in zip(*(rows[name] for name in columns), strict=True)
+    }
+
+
+def jobs_of(study: Study, plan: PosteriorPlan, known: Known = MappingProxyType({})) -> list[JobDraws]:
     """The posterior runs of every job of the sweep; none if its results or the draws of its device are missing."""
     cells, jobs = study.cells(f"figure={plan.sweep}"), dict[tuple[str, ...], list[Cell]]()
     for cell in cells:
@@ -105,7 +138,17 @@ def jobs_of(study: Study, plan: PosteriorPlan) -> list[JobDraws]:
     if _missing(study, plan):
         return []
     comparisons = compared(run_table(cells, study.results), JOB)
-    return [_job(study, plan, job, mine, _close(comparisons[job], plan.within)) for job, mine in jobs.items()]
+    close = {job: _close(comparisons[job], plan.within) for job in jobs}
+    return [_job(study, plan, known, job, mine, close[job]) for job, mine in jobs.items()]
+
+
+def has_draws(config: RunConfig, number: int) -> bool:
+    """Whether the device of a run has so many draws."""
+    try:
+        speed_of(replace(config, constants=number))
+    except UserError:
+        return False
+    return True
 
 
 def _missing(study: Study, plan: PosteriorPlan) -> str:
@@ -124,29 +167,43 @@ def posterior_sweeps(study: Study) -> list[SweepOverrides]:
 
 
 def drawn_cells(study: Study) -> list[Cell]:
-    """The cells under draws of those jobs whose posterior runs are all there."""
+    """The cells under draws of those jobs whose posterior runs all have records."""
     jobs = jobs_of(study, read_plan())
     return [cell for job in jobs if job.complete for sweep in job.draws for cell in study.cells(*sweep)]
 
 
-def drawn_table(study: Study) -> pd.DataFrame:
-    """The run table of ``drawn_cells``, with the column ``constants``; empty without any."""
-    cells = drawn_cells(study)
-    return run_table(cells, study.results, SETTINGS) if cells else pd.DataFrame()
+@dataclass(frozen=True, slots=True)
+class PosteriorRuns:
+    """Posterior runs of all complete jobs of the plan's sweep, from records or the committed reference.
+
+    Attributes:
+        table: their run table with the column ``constants``; empty without any.
+        edges: cells that a small change of one factor changes too much, job by job.
+    """
+
+    table: pd.DataFrame
+    edges: Sequence[KnifeEdge]
+
+    @property
+    def chances(self) -> dict[tuple[str, str], dict[str, Chance]]:
+        """Chances of the strategies of every job (model, workload)."""
+        return {job: chances(found) for job, found in times_of(self.table).items()}
 
 
-def knife_edges(study: Study) -> list[KnifeEdge]:
-    """The cells of complete jobs that a small change of one factor changes too much, job by job."""
-    plan, found = read_plan(), []
-    for job in jobs_of(study, plan):
-        if job.complete and job.edges:
-            usual = _times(study, f"figure={plan.sweep}")
-            for factor, sweep in job.edges.items():
-                for (model, workload, strategy, seed), time in _times(study, *sweep).items():
-                    ratio = time / usual[model, workload, strategy, seed]
-                    if is_edge(ratio):
-                        found.append(KnifeEdge(model, workload, strategy, f"speed.{factor}", ratio))
-    return found
+def posterior_runs(study: Study) -> PosteriorRuns:
+    """What is known of the posterior runs of the plan's sweep."""
+    plan = read_plan()
+    jobs = [job for job in jobs_of(study, plan, committed_runs()) if job.complete]
+    tables = [job.table for job in jobs if job.table is not None]
+    if not tables:
+        return PosteriorRuns(pd.DataFrame(), ())
+    usual, edges = _times(run_table(study.cells(f"figure={plan.sweep}"), study.results)), list[KnifeEdge]()
+    for factor, table in ((factor, table) for job in jobs for factor, table in (job.changed or {}).items()):
+        for (model, workload, strategy, seed), time in _times(table).items():
+            ratio = time / usual[model, workload, strategy, seed]
+            if is_edge(ratio):
+                edges.append(KnifeEdge(model, workload, strategy, f"speed.{factor}", ratio))
+    return PosteriorRuns(pd.concat(tables, ignore_index=True), edges)
 
 
 def posterior_output() -> Output:
@@ -158,7 +215,8 @@ def posterior_output() -> Output:
 def write_posterior(study: Study) -> str:
     """Write ``posterior.csv``: a row for every strategy under draws; returns what is missing, if anything."""
     jobs = jobs_of(study, read_plan())
-    table = chances_table(drawn_table(study), knife_edges(study))
+    runs = posterior_runs(study)
+    table = chances_table(runs.table, runs.edges)
     write_atomically(study.results.root / FILE, table.to_csv(index=False, float_format="%.6g").encode())
     lacking = [job for job in jobs if not job.complete]
     unfinished = f"{len(lacking)} of {len(jobs)} jobs lack posterior runs" if lacking else ""
@@ -185,53 +243,67 @@ def chances_table(data: pd.DataFrame, edges: Sequence[KnifeEdge]) -> pd.DataFram
     return pd.DataFrame(rows, columns=[*JOB, "strategy", *names])
 
 
-def edge_words(edges: Sequence[KnifeEdge]) -> str:
-    """Factors with their ratios: ``speed.gemm 1.12, speed.launch 0.85``."""
-    return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
-
-
-def _close(comparison: Any, limit: float) -> list[str]:
-    """Strategies without a failure that take at most so many times as long as the fastest, the fastest first."""
+def _close(comparison: Comparison[str], limit: float) -> list[str]:
+    """Strategies without a failure that take at most so many times as long as the fastest; at least the first two."""
     standings = comparison.standings
-    return [
-        name
-        for name in comparison.ranked
-        if standings[name].verdict != FAILED
-        and (standings[name].behind is None or standings[name].behind.mean <= limit)
-    ]
+    whole = [name for name in comparison.ranked if standings[name].verdict != FAILED]
+    close = [name for name in whole if (behind := standings[name].behind) is None or behind.mean <= limit]
+    return close if len(close) > 1 else whole[:2]
 
 
 def _job(
-    study: Study, plan: PosteriorPlan, job: tuple[str, ...], cells: Sequence[Cell], names: Sequence[str]
+    study: Study,
+    plan: PosteriorPlan,
+    known: Known,
+    job: tuple[str, ...],
+    cells: Sequence[Cell],
+    names: Sequence[str],
 ) -> JobDraws:
     """Rounds of draws as far as their results are there, then the changed factors."""
-    swept = ("strategy", "seed")
-    common = tuple(text for text in cells[0].overrides if text.partition("=")[0] not in swept)
-    seed, done = min(cell.config.seed for cell in cells), list[SweepOverrides]()
-    found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+    common = tuple(text for text in cells[0].overrides if text.partition("=")[0] not in SWEPT)
+    # A strategy's name may differ from that of its YAML.
+    choices = {str(cell.config.strategy["name"]): _value(cell, "strategy") for cell in cells}
+    seed, done, tables = min(cell.config.seed for cell in cells), list[SweepOverrides](), list[pd.DataFrame]()
 
     def sweep(*changed: str) -> SweepOverrides:
-        return (f"strategy={','.join(names)}", *common, *changed)
+        return (f"strategy={','.join(choices[name] for name in names)}", *common, *changed)
 
     for draws, limit in plan.stages:
         noise = f"action_noise={plan.action_noise:g}"
         asked = [sweep(f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
         done += asked
-        if any(study.problem(*each) for each in asked):
-            return JobDraws(job, done, {}, complete=False)
-        data = run_table([cell for each in asked for cell in study.cells(*each)], study.results, SETTINGS)
-        for name, times in times_of(data).get((job[0], job[1]), {}).items():
-            found[name] |= times
-        remaining = contenders({name: found[name] for name in names}, limit)
-        names = remaining or names
+        table = _table(study, asked, known)
+        if table is None:
+            return JobDraws(job, done, {}, None, None)
+        tables.append(table)
+        found = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
+        names = contenders({name: found[name] for name in names}, limit)
     edges = {factor: sweep(f"seed={seed}", f"speed.{factor}={SMALL_CHANGE}") for factor in plan.factors}
-    complete = not any(study.problem(*each) for each in edges.values())
-    return JobDraws(job, done, edges, complete)
+    changed = {factor: _table(study, [each], known) for factor, each in edges.items()}
+    there = {factor: table for factor, table in changed.items() if table is not None}
+    whole = there if len(there) == len(edges) else None
+    return JobDraws(job, done, edges, pd.concat(tables, ignore_index=True), whole)
 
 
-def _times(study: Study, *sweep: str) -> dict[tuple[str, str, str, int], float]:
-    """Seconds an iteration by model, workload, strategy and seed, of the runs with a result."""
-    table = run_table(study.cells(*sweep), study.results)
+def _value(cell: Cell, key: str) -> str:
+    """The value of an override of a cell."""
+    return next(text.partition("=")[2] for text in cell.overrides if text.partition("=")[0] == key)
+
+
+def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.DataFrame | None:
+    """The run table of sweeps with the column ``constants``; None if a run is neither finished nor known."""
+    cells = [cell for sweep in sweeps for cell in study.cells(*sweep)]
+    records = {cell.key: study.results.read(cell.key) for cell in cells}
+    if any(not (record.finished if record else key in known) for key, record in records.items()):
+        return None
+    table = run_table(cells, study.results, SETTINGS)
+    for place in table.index[table["status"] == MISSING]:
+        table.loc[place, ["status", TIME]] = known[str(table.loc[place, "key"])]
+    return table
+
+
+def _times(table: pd.DataFrame) -> dict[tuple[str, str, str, int], float]:
+    """Seconds an iteration by model, workload, strategy and seed, of the runs of a table with a result."""
     done = table[table["status"] == "ok"]
     keys = zip(done["model"], done["workload"], done["strategy"], done["seed"], strict=True)
     return {(str(m), str(w), str(s), int(seed)): float(t) for (m, w, s, seed), t in zip(keys, done[TIME], strict=True)}

@@ -9,15 +9,13 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.posterior import (
-    drawn_table,
-    edge_words,
-    knife_edges,
+    posterior_runs,
     posterior_sweeps,
     read_plan,
 )
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
-from entrain_bench.answers.posterior import Chance, KnifeEdge, chances, interval, posterior_sentences, times_of
+from entrain_bench.answers.posterior import Chance, KnifeEdge, edge_words, interval, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import markdown_table, seconds
 from entrain_bench.base.files import write_atomically
@@ -50,22 +48,17 @@ def write_results(study: Study) -> str:
     for title, experiment in TABLES.items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
-        drawn = experiment == read_plan().sweep
-        odds = chances_by_job(drawn_table(study)) if drawn else {}
+        runs = posterior_runs(study) if experiment == read_plan().sweep else None
+        odds = runs.chances if runs else {}
         seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table, [*odds.values()]))
         headline = headline or told
         parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}. {told}\n")
         parts.append(results_markdown(table))
-        if odds:
-            parts.append(posterior_markdown(table, odds, knife_edges(study)))
+        if runs and odds:
+            parts.append(posterior_markdown(table, odds, runs.edges))
     write_atomically(study.results.root / HEADLINE, f"{headline}\n".encode())
     write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
     return "; ".join(filter(None, problems))
-
-
-def chances_by_job(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Chance]]:
-    """Chances of the strategies of every job (model, workload) of a table of posterior runs."""
-    return {job: chances(found) for job, found in times_of(data).items()}
 
 
 def posterior_markdown(

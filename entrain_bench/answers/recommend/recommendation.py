@@ -8,12 +8,14 @@ folder compares the runs of the race and names the same strategy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from entrain_bench.answers.comparison import FAILED, FASTEST, TIME, Comparison, Times, with_result
+from entrain_bench.answers.documents.posterior import has_draws, read_plan
 from entrain_bench.answers.documents.sides import FREE
+from entrain_bench.answers.posterior import KEY, Chance, chances
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, StrategyVariant, standings
 from entrain_bench.answers.statistics import Interval, prediction_interval, ratio_interval
 from entrain_bench.base.arithmetic import decisive
@@ -96,6 +98,8 @@ NUM_CHANGED = 3
 COSTLY = 1.5
 # Folder of the judging runs' records, and of the plans that assumptions are changed for, in the results folder.
 JUDGED, FROZEN = "judged", "frozen"
+# Posterior draws of the hardware constants that the fastest and its rivals run under, each at a fresh seed.
+NUM_DRAWS = 6
 CHOSEN = ("model", "workload", "cluster")
 # What a plan's file states by itself; that a planner's options led to the layout, no one who takes it has to know.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
@@ -133,6 +137,7 @@ class Recommendation:
         baseline: the strategy that the speedup is over; empty if it is the fastest.
         spent: where time goes (``spent_s``), for the fastest and its rivals at ``spent_seeds``, which they share.
         firm: what changed assumptions do, at the first ``NUM_CHANGED`` fresh seeds.
+        drawn: chances of the fastest and its rivals over posterior draws; empty if there are none, or no time for them.
         costs: of given keys that cost more than ``COSTLY``.
         plan: the frozen plan.
     """
@@ -152,6 +157,7 @@ class Recommendation:
     spent: Mapping[str, Mapping[str, float]]
     spent_seeds: Sequence[int]
     firm: Sequence[Firm]
+    drawn: Mapping[str, Chance]
     costs: Sequence[KnobCost]
     plan: TrainingPlan
 
@@ -178,6 +184,7 @@ def answer_of(
     refuse: Refuse,
     given: Mapping[str, str],
     usual: Mapping[str, str],
+    has_time: Callable[[], bool] = lambda: True,
 ) -> Recommendation | None:
     """The answer of a race; None if no strategy has a result.
 
@@ -191,6 +198,7 @@ def answer_of(
         refuse: says which runs are not taken.
         given: the overrides by key; assumptions about their keys stay unmodified.
         usual: choices and values of the keys that these leave open.
+        has_time: whether posterior draws may start; they come last.
     """
     judge = runner.beside(runner.results.root / JUDGED)
     seeds = runner.fresh_seeds(NUM_FRESH)
@@ -224,6 +232,10 @@ def answer_of(
         for name in (best, *rivals)
         if (found := raced_s[name] if name != best else time)
     }
+    within = read_plan().within
+    close = [name for name in rivals if (behind := comparison.standings[name].behind) and behind.mean <= within]
+    firmness = _firmness(judge, plans, fresh, given)
+    costs = _knob_costs(judge, best, refuse, fresh, given)
     reference = with_result(judged[baseline]) if baseline in judged and baseline != best else {}
     return Recommendation(
         variant=runner.variants[best],
@@ -242,8 +254,9 @@ def answer_of(
         speedup=_speedup(reference, fresh, iterations),
         spent={name: spent_s(runner.records([name], shared)) for name in (best, *rivals)},
         spent_seeds=shared,
-        firm=_firmness(judge, plans, fresh, given),
-        costs=_knob_costs(judge, best, refuse, fresh, given),
+        firm=firmness,
+        drawn=_drawn(judge, [best, *close], given) if has_time() else {},
+        costs=costs,
         plan=plans[best],
     )
 
@@ -270,6 +283,25 @@ def _firmness(
     changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
     frozen.fetch((name, seed, (change,)) for seed in usual for change in changes.values() for name in plans)
     return [firm(label, best, usual, frozen.times([*plans], [*usual], [change])) for label, change in changes.items()]
+
+
+def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Chance]:
+    """Chances of strategies under the first posterior draws, each with plans of its own and at a fresh seed.
+
+    Empty without a rival, if the user gave ``constants``, and for a device without draws.
+    """
+    config, seeds = judge.config(names[0], judge.first_seed), judge.fresh_seeds(NUM_DRAWS)
+    if len(names) < 2 or KEY in given or not has_draws(config, NUM_DRAWS):
+        return {}
+    noise = () if "action_noise" in given else (f"action_noise={read_plan().action_noise:g}",)
+    changed = {draw: (f"{KEY}={draw}", *noise) for draw in range(1, NUM_DRAWS + 1)}
+    pairs = [*zip(changed.items(), seeds, strict=True)]
+    judge.fetch((name, seed, keys) for (_, keys), seed in pairs for name in names)
+    found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+    for (draw, keys), seed in pairs:
+        for name, times in judge.times(names, [seed], keys).items():
+            found[name][draw] = times[seed]
+    return chances(found)
 
 
 def _knob_costs(

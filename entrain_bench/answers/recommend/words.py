@@ -13,6 +13,7 @@ from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
 from entrain_bench.answers.console_table import GAP, Column, table_lines
 from entrain_bench.answers.labels import FAMILIES
+from entrain_bench.answers.posterior import posterior_sentence
 from entrain_bench.answers.recommend.recommendation import FURTHER, NUM_CHANGED, Firm, KnobCost, Recommendation
 from entrain_bench.answers.recommend.strategy_race import standings
 from entrain_bench.answers.sentences import ONE_SEED
@@ -42,10 +43,11 @@ NUM_NAMED = 3
 
 
 def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_dir: str) -> Iterator[str]:
-    """The whole answer; names and numbers are never cut at the width."""
+    """Yield the lines of the answer, wrapped at ``width``; names and numbers are never cut."""
     for cost in answer.costs:
         yield from _wrapped(_cost_words(answer.best, cost, answer.fresh_seeds[:NUM_CHANGED]), width)
     yield from _wrapped(_headline(answer), width)
+    yield from _wrapped(_drawn_words(answer), width)
     yield from _wrapped(_judged_words(answer), width)
     labels, config = labels_of(answer.config), answer.config
     names = ", ".join(f"{name} {labels[name]}" for name in ("model", "workload", "cluster"))
@@ -68,7 +70,7 @@ def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_di
     yield from (INDENT + line for line in spent_lines(answer.spent, width - len(INDENT)))
     yield from _hung(loss_words(answer.spent), width)
     yield ""
-    yield from _section("Room", [_room(answer)], width)
+    yield from _section("Lower bounds", [_bounds(answer)], width)
     if answer.firm:
         rivals = [*answer.firm[0].rivals]
         among = f", against {listing(rivals)}" if rivals else ""
@@ -78,7 +80,7 @@ def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_di
 
 
 def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
-    """Why nobody has a result: the reason that most give, and of several a line for each with its names."""
+    """Yield why no strategy has a result: the most frequent reason first; if there are several, a line for each."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
@@ -90,7 +92,7 @@ def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cost_words(best: str, cost: KnobCost, seeds: Sequence[int]) -> str:
-    """What given keys cost, in one line."""
+    """Return one line on how much slower the given keys make the winner."""
     digits = decimals([cost.free_s])
     freed = " ".join(f"{text.partition('=')[0]}=null" for text in cost.given)
     verb = "costs" if len(cost.given) == 1 else "together cost"
@@ -101,7 +103,7 @@ def _cost_words(best: str, cost: KnobCost, seeds: Sequence[int]) -> str:
 
 
 def _headline(answer: Recommendation) -> str:
-    """What to run, how long it takes, its speedup, and who else is as good."""
+    """Return one line: the strategy to run, its time, its speedup, and which others are as good."""
     gain, time = answer.speedup, answer.time
     digits = decimals([time.mean])
     over = f", {speedup(gain)} over {answer.baseline}" if answer.baseline and gain else ""
@@ -110,6 +112,13 @@ def _headline(answer: Recommendation) -> str:
         f"Run {run}: {seconds(time.mean, digits)} s (95% {ends(time, lambda value: seconds(value, digits))}) an "
         f"iteration{over}. {_as_good(answer.comparison)}"
     )
+
+
+def _drawn_words(answer: Recommendation) -> str:
+    """P(fastest) of the recommended strategy, and among whom; empty without posterior draws."""
+    text = posterior_sentence([answer.drawn], answer.best, answer.best)
+    among = listing([answer.best, *(name for name in answer.drawn if name != answer.best)])
+    return f"{text} Compared: {among}, planned again for each draw." if text else ""
 
 
 def _judged_words(answer: Recommendation) -> str:
@@ -126,8 +135,8 @@ class Omitted:
     """What a recommendation did not consider.
 
     Attributes:
-        strategies: those left out, with their family.
-        families: of the strategies considered.
+        strategies: strategies left out, with their family.
+        families: families of the considered strategies.
         given: overrides of keys that the tuner would choose.
     """
 
@@ -137,7 +146,7 @@ class Omitted:
 
 
 def omitted_words(omitted: Omitted) -> str:
-    """What was not considered, in one sentence."""
+    """Return one sentence on what was not considered."""
     parts = []
     if omitted.strategies:
         missing = [
@@ -171,7 +180,7 @@ def _as_good(comparison: Comparison[str]) -> str:
 
 
 def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
-    """A table of those with a result, as many columns of it as there is room for."""
+    """Return a table of strategies with a result; columns that do not fit the width are dropped."""
     ranked = [(name, comparison.standings[name]) for name in comparison.ranked]
     shown = [
         (name, each.time, each.behind, each.verdict) for name, each in ranked if each.verdict != FAILED and each.time
@@ -185,14 +194,14 @@ def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
         Column("seeds", [f"{time.num_values}" for _, time, *_ in shown]),
         Column("", [verdict if verdict != FASTEST else "" for *_, verdict in shown]),
     ]
-    # The first three say who is how fast.
+    # The first three columns are the answer.
     while len(columns) > 3 and sum(column.width + len(GAP) for column in columns) - len(GAP) > width:
         columns.pop(3)
     return table_lines(columns, 1)
 
 
 def so_far(found: Mapping[str, Times], total: int) -> str:
-    """The race until now in one line: the fastest and the next, and how many of all strategies have run."""
+    """Return the state of the race in one line: the fastest strategies, and how many have run."""
     comparison = standings(found)
     seeds = spell_seeds([seed for own in found.values() for seed in own])
     firsts = comparison.with_verdict(FASTEST)
@@ -229,21 +238,21 @@ def _layout(answer: Recommendation) -> Iterator[str]:
     yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size}."
     memory = config.strategy["scheduler"].get("memory", "module")
     if memory != "module":
-        yield f"The scheduler recomputes what its order has no memory for (memory={memory})."
+        yield f"The scheduler recomputes activations where its schedule would exceed memory (memory={memory})."
     elif not any(placed.recompute for placed in layout.modules):
-        yield "Nothing is recomputed."
+        yield "No activations are recomputed."
 
 
 def _memory(answer: Recommendation) -> str:
     job, used = answer.job, max(r.metrics["peak_memory_bytes"] for r in (*answer.records, *answer.fresh))
     peak, budget, capacity = (each / GIB for each in (used, job.memory_budget_bytes, job.cluster.device.memory_bytes))
     return (
-        f"At most {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%); {budget - peak:.1f} GiB are "
-        f"left of the {budget:.1f} that programs may use (memory_fraction={answer.config.memory_fraction:g})."
+        f"Peak {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%), {budget - peak:.1f} GiB below "
+        f"the budget of {budget:.1f} (memory_fraction={answer.config.memory_fraction:g})."
     )
 
 
-def _room(answer: Recommendation) -> str:
+def _bounds(answer: Recommendation) -> str:
     time = answer.time
     bound_s, layout_bound_s = (
         math.fsum(record.metrics[name] for record in answer.fresh) / len(answer.fresh)
@@ -251,8 +260,8 @@ def _room(answer: Recommendation) -> str:
     )
     digits = decimals([bound_s])
     return (
-        f"No layout and no order on this cluster is below {seconds(bound_s, digits)} s: a speedup of at "
-        f"most {times(time.mean / bound_s)}. Under this layout the bound is "
+        f"Lower bound for any layout and schedule on this cluster: {seconds(bound_s, digits)} s (maximum "
+        f"further speedup {times(time.mean / bound_s)}). Lower bound for this layout: "
         f"{seconds(layout_bound_s, digits)} s ({times(time.mean / layout_bound_s)})."
     )
 
@@ -287,14 +296,14 @@ def _wrapped(text: str, width: int, first: str = "", hang: str = "") -> list[str
 # Seconds of an iteration by strategy and class, the fastest strategy first.
 type Spent = Mapping[str, Mapping[str, float]]
 
-# The first of the classes: what every strategy has to do.
+# The first class: work that every strategy must do.
 WORK = next(iter(TIME_WORDS))
-# Of a difference, parts below this share of it are not named.
+# Parts below this share of a difference are not named.
 LEAST_PART = 0.1
 
 
 def spent_lines(spent: Spent, width: int) -> list[str]:
-    """A row for each class that anybody has of, a column for each strategy that there is room for."""
+    """Return a table: a row for each class with time, a column for each strategy that fits the width."""
     totals = [math.fsum(spent_s.values()) for spent_s in spent.values()]
     digits = decimals(totals)
     shown = [name for name in TIME_WORDS if any(round(spent_s[name], digits) for spent_s in spent.values())]
@@ -308,7 +317,7 @@ def spent_lines(spent: Spent, width: int) -> list[str]:
 
 
 def loss_words(spent: Spent) -> Iterator[str]:
-    """How much of its time the fastest works, and what takes each of the others longer."""
+    """Yield how much of its time the fastest computes, and why each of the others takes longer."""
     (best, own), *others = spent.items()
     total = math.fsum(own.values())
     digits = decimals([total])
@@ -330,12 +339,12 @@ def _plain(name: str) -> str:
     return TIME_WORDS[name].partition(":")[0].replace(",", " and")
 
 
-# Spans of ranks that a line has room for.
+# Spans of ranks in a line at most.
 MAX_SPANS = 6
 
 
 def layout_lines(layout: Layout) -> list[str]:
-    """A line a module: degrees, layers of each stage, ranks; and one on who shares ranks."""
+    """Return a line per module (degrees, layers of each stage, ranks), and lines on shared ranks."""
     width = max(len(placed.module) for placed in layout.modules)
     lines = [f"{placed.module.ljust(width)}  {'; '.join(_parts(placed))}" for placed in layout.modules]
     return [*lines, *_sharing(layout)]
@@ -374,7 +383,7 @@ def _sharing(layout: Layout) -> list[str]:
 
 
 def spans(ranks: IntArray) -> str:
-    """Ranks in words: ``0-15``, ``0-3, 8-11``; many spans are cut short."""
+    """Return ranks in words: ``0-15``, ``0-3, 8-11``; a long list is shortened."""
     each = np.unique(ranks)
     cuts = np.flatnonzero(np.diff(each) != 1) + 1
     parts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(each, cuts)]

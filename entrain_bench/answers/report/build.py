@@ -17,6 +17,7 @@ from entrain_bench.answers.report.evidence import (
     environment,
     fidelity_section,
     firmness,
+    knife_edges,
     rerun,
 )
 from entrain_bench.answers.report.page import Block, Image, Page, Section, Table, Text, row
@@ -73,6 +74,7 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
         _ranking(main),
         _time_spent(main, anchor),
         firmness(main, others, anchor),
+        knife_edges(material),
         _others(others, anchor),
         Section("failed", "Runs without a result", [failed]) if failed else None,
         claims_section(material.claims, material.results_dir) if material.claims is not None else None,

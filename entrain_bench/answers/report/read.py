@@ -13,6 +13,7 @@ import pandas as pd
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case
 from entrain_bench.answers.compare import read_text
+from entrain_bench.answers.posterior import KnifeEdge, split_changed
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
@@ -35,6 +36,8 @@ class Material:
         notes: sentences on runs that are left out, or that are not known to be of today's code.
         claims: the rows of ``claims.csv``; None where there are none.
         fidelity: the rows of ``fidelity.csv``; None where there are none.
+        num_tested: runs with one constant 2% higher, which are in no case.
+        edges: those of them whose time changes by more than a tenth.
     """
 
     answer: Answer
@@ -43,6 +46,8 @@ class Material:
     notes: Sequence[str] = ()
     claims: pd.DataFrame | None = None
     fidelity: pd.DataFrame | None = None
+    num_tested: int = 0
+    edges: Sequence[KnifeEdge] = ()
 
     @property
     def main(self) -> Answer:
@@ -85,13 +90,17 @@ def read_material(results: Results) -> Material:
     records, notes = current_records(results.records())
     if not any(record.status == "ok" for record in records):
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
+    lost = lost_runs(results, {record.key for record in records})
+    records, num_tested, edges = split_changed(records)
     return Material(
-        Answer.of(records, lost_runs(results, {record.key for record in records})),
+        Answer.of(records, lost),
         version("entrain-bench"),
         str(results.root),
         notes,
         _csv(results, "claims", text=True),
         _csv(results, "fidelity"),
+        num_tested,
+        edges,
     )
 
 

@@ -1,1 +1,1 @@
-"""Layer times that ``entrain-bench profile`` measured: their file, what lies between its points, and the residuals."""
+"""Layer times that ``entrain-bench profile`` measured: file, interpolation between points, and residuals."""

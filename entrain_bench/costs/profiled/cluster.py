@@ -17,8 +17,8 @@ from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, Con
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.model import FULL, FUSED, ModelSpec
-from entrain_bench.specs.module_layers import UNFUSED
+from entrain_bench.specs.model import FULL, ModelSpec
+from entrain_bench.specs.module_layers import FUSED, UNFUSED
 from entrain_bench.specs.parse import check_mapping, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
@@ -102,6 +102,7 @@ def cluster_with_times(
     for key, value, stock in (
         ("attention_kernel", framework.attention_kernel, None),
         ("norm_kernel", framework.norm_kernel, FUSED),
+        ("gate_kernel", framework.gate_kernel, FUSED),
     ):
         if value != stock:
             raise UserError(

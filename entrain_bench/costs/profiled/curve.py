@@ -1,9 +1,9 @@
-"""Seconds of one layer's pass between measured packs: a term of tokens, one of attention scores, one of sequences.
+"""Interpolate the seconds of one layer's pass between measured packs, by tokens, attention scores and sequences.
 
     seconds = products(tokens) + attention(scores) + segments * segment_s
 
-Packs of as many tokens, cut into one sequence or into many, differ in their scores, and so tell the terms apart. Both
-functions are linear between knots and never fall; ``attention`` is 0 without scores.
+Packs with the same tokens in one or in many sequences have different scores, which separates the terms. Both functions
+are linear between knots and never fall. ``attention`` is 0 without scores.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ LEAST_SCORES = 4096.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A function that is linear between knots and never falls: below the first as there, beyond the last as before it.
+    """A piecewise linear function that never falls: constant below the first knot, with the last slope above the last.
 
     Attributes:
-        knots: places, ascending ``[knots]``.
-        values: at the knots ``[knots]``.
+        knots: arguments, ascending ``[knots]``.
+        values: values at the knots ``[knots]``.
     """
 
     knots: FloatArray
     values: FloatArray
 
     def at(self, places: FloatArray) -> FloatArray:
-        """Values at places."""
+        """Return the values at places."""
         if len(self.knots) == 1:
             return np.asarray(self.values[0] * np.maximum(places / self.knots[0], 1.0))
         right = np.clip(np.searchsorted(self.knots, places), 1, len(self.knots) - 1)
@@ -39,9 +39,9 @@ class Line:
         return np.asarray(self.values[right - 1] + self._slopes()[right - 1] * (inside - self.knots[right - 1]))
 
     def least_rate(self, beyond: bool) -> float:
-        """Least value per unit of place from the first knot to the last, or to infinity.
+        """Return the least ratio of value to place, from the first knot to the last, or to infinity.
 
-        A linear piece is lowest against its place at one of its ends.
+        On a linear piece the ratio is least at one of its ends.
         """
         positive = self.knots > 0
         rates = [*(self.values[positive] / self.knots[positive])]
@@ -54,18 +54,18 @@ class Line:
 
 
 def rises(knots: FloatArray, places: FloatArray) -> FloatArray:
-    """Functions that rise from 0 to 1 between a knot and the next, the last goes on ``[places, knots - 1]``.
+    """Return functions that rise from 0 to 1 between two knots; the last keeps rising ``[places, knots - 1]``.
 
-    Sums of them, with factors >= 0, are the functions that are linear between knots and never fall.
+    Their sums with factors >= 0 are the functions that are linear between knots and never fall.
     """
     most = np.append(np.ones(max(0, len(knots) - 2)), np.inf)[: len(knots) - 1]
     return np.clip((places[:, None] - knots[:-1]) / np.diff(knots), 0.0, most)
 
 
 def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
-    """Knots of the attention term: 0, and the most scores of packs of as many tokens, where they make a difference.
+    """Return the knots of the attention term: 0, and for each token count the most scores, if packs differ in them.
 
-    Packs of as many tokens that all have as many scores do not tell attention from products.
+    Packs with equal tokens and equal scores cannot separate attention from products.
     """
     groups = [scores[tokens == each] for each in np.unique(tokens)]
     most = {float(group.max()) for group in groups if group.max() > group.min()}
@@ -75,12 +75,12 @@ def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds of one layer's pass; see above.
+    """Seconds of one layer's pass, as the sum of three terms.
 
     Attributes:
-        products: by tokens.
-        attention: by scores; None without.
-        segment_s: of a sequence, or of a window.
+        products: seconds by tokens.
+        attention: seconds by scores; None without attention.
+        segment_s: seconds per sequence, or per window.
     """
 
     products: Line
@@ -88,13 +88,13 @@ class Curve:
     segment_s: float = 0.0
 
     def at(self, tokens: FloatArray, scores: FloatArray, segments: FloatArray) -> FloatArray:
-        """Seconds of packs; 0 without tokens ``[packs]``."""
+        """Return the seconds of packs; 0 without tokens ``[packs]``."""
         seconds = self.products.at(tokens) + segments * self.segment_s
         if self.attention:
             seconds = seconds + self.attention.at(scores)
         return np.where(tokens > 0, seconds, 0.0)
 
     def least(self, tokens: FloatArray, scores: FloatArray, segments: FloatArray, beyond: bool) -> FloatArray:
-        """Seconds that packs take at least which carry this together, each inside the knots or also beyond them."""
+        """Return the least seconds of any packs with these totals, each pack inside the knots unless ``beyond``."""
         seconds = tokens * self.products.least_rate(beyond) + segments * self.segment_s
         return np.asarray(seconds + (scores * self.attention.least_rate(beyond) if self.attention else 0.0))

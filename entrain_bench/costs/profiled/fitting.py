@@ -1,6 +1,6 @@
-"""Least squares without negative factors: seconds as a sum of parts, each proportional to something.
+"""Non-negative least squares: fit seconds as a sum of parts, each with a factor >= 0.
 
-Plain arithmetic in one order, so the same points have the same factors on every machine.
+Plain arithmetic in a fixed order, so the same points give the same factors on every machine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ LEAST_SLOPE = 1e-9
 
 
 def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
-    """Factors >= 0 for which the sum of the parts has the least squares of relative residuals ``[parts]``.
+    """Return the factors >= 0 that minimize the squared relative residuals ``[parts]``.
 
-    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23): ends after finitely
-    many steps, for every set of factors above 0 is left for a better one.
+    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23). It ends, because
+    every set of positive factors is left only for a better one.
 
     Args:
-        parts: what each factor is multiplied with, at each point ``[points, parts]``.
-        seconds: at each point, positive.
+        parts: multiplier of each factor at each point ``[points, parts]``.
+        seconds: positive seconds at each point ``[points]``.
     """
     relative = np.asarray(parts, np.float64) / np.asarray(seconds, np.float64)[:, None]
     scale = np.sqrt((relative * relative).sum(axis=0))
@@ -47,7 +47,7 @@ def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
 
 
 def _best_above(square: FloatArray, right: FloatArray, factors: FloatArray, above: BoolArray) -> FloatArray:
-    """The best factors with those of a set above 0; drops from the set what would fall below."""
+    """Return the best factors of a positive set; drop from the set those that would become negative."""
     while True:
         best = np.zeros(len(factors))
         best[above] = solve(square[np.ix_(above, above)], right[above])

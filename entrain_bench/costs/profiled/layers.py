@@ -1,4 +1,4 @@
-"""Curves of a profile's layers, fitted to the stages that were timed."""
+"""Fit the curves of a profile's layers to the measured stages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ MEDIAN = 1
 
 @dataclass(frozen=True, slots=True)
 class LayerCurves:
-    """Seconds of one kind of layer at one tensor-parallel degree.
+    """Curves of one layer kind at one tensor-parallel degree, in seconds.
 
     Attributes:
-        layer: of a layer, by ``PASSES``.
-        stage: what a stage takes beside its layers, by ``PASSES``; nothing for layers that are no blocks.
-        tokens: fewest and most that were measured.
-        scores: most scores that were measured.
-        kept_bytes_per_token: what a layer keeps from forward to backward, at most tokens; and with recomputation.
+        layer: curve of a layer, by ``PASSES``.
+        stage: curve of a stage without its layers, by ``PASSES``; 0 for layers that are not blocks.
+        tokens: fewest and most measured tokens.
+        scores: most measured scores.
+        kept_bytes_per_token: bytes per token that a layer keeps from forward to backward in the largest pack, without
+            and with recomputation.
     """
 
     layer: tuple[Curve, ...]
@@ -40,7 +41,7 @@ class LayerCurves:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A pass over a stage as it was measured, and as the curves have it, in seconds."""
+    """Measured and fitted seconds of a pass over a stage."""
 
     point: StagePoint
     name: str
@@ -49,7 +50,7 @@ class Residual:
 
     @property
     def relative(self) -> float:
-        """Error of the curves over what was measured."""
+        """Error of the fit, relative to the measurement."""
         return self.curve_s / self.measured_s - 1.0
 
 
@@ -96,23 +97,23 @@ class _Group:
 
 
 def score_elements(attention: Attention, lengths: IntArray) -> FloatArray:
-    """Score-matrix elements of each sequence ``[sequences]``, without those that a causal mask leaves out."""
+    """Return the elements of each sequence's score matrix that its mask keeps ``[sequences]``."""
     return np.asarray(attention.flops(lengths) / (4.0 * attention.query_width))
 
 
 def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
-    """Sequences, or windows, that each sequence attends in ``[sequences]``."""
+    """Return the number of attention windows of each sequence, 1 without windows ``[sequences]``."""
     window = attention.window_tokens
     return np.asarray(-(-np.asarray(lengths) // window) if window else np.ones(len(lengths)), np.float64)
 
 
 def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[tuple[str, str, int], LayerCurves]:
-    """Curves by module, kind and tensor-parallel degree of all kinds that were measured."""
+    """Return the curves of all measured layer kinds, by module, kind and tensor-parallel degree."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}
 
 
 def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[Residual]:
-    """Every pass that was timed beside its curves."""
+    """Return every measured pass with its fitted seconds."""
     for _, group in _groups(profile, modules):
         for name in group.passes():
             layer, stage = group.curves(name)
@@ -130,15 +131,15 @@ def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[t
         found.setdefault((point.module, point.kind, point.tp), []).append(point)
     for key, points in found.items():
         if key[:2] in attentions:
-            loads = np.array([_load(attentions[key[:2]], point.lengths) for point in points])
+            loads = np.array([_load(attentions[key[:2]], point) for point in points])
             yield key, _Group(tuple(points), *loads.T)
 
 
-def _load(attention: Attention | None, lengths: tuple[int, ...]) -> tuple[float, float, float]:
+def _load(attention: Attention | None, point: StagePoint) -> tuple[float, float, float]:
     """Tokens, scores and segments of a pack."""
-    array = np.array(lengths)
+    array = np.array(point.lengths)
     if attention is None:
-        return float(array.sum()), 0.0, 0.0
+        return float(array.sum()), float(point.labelled), 0.0
     scores, segments = score_elements(attention, array), num_segments(attention, array)
     return float(array.sum()), float(scores.sum()), float(segments.sum())
 
@@ -156,8 +157,11 @@ def _curves(group: _Group) -> LayerCurves:
 
 def _kept_bytes_per_token(group: _Group) -> tuple[float, float]:
     """What a layer keeps, without and with recomputation, of the pack of most tokens."""
-    largest = max(group.points, key=lambda point: sum(point.lengths)).lengths
-    alike = sorted((point for point in group.points if point.lengths == largest), key=lambda point: point.layers)
+    top = max(group.points, key=lambda point: (sum(point.lengths), point.labelled))
+    largest, same = top.lengths, (top.lengths, top.labelled)
+    alike = sorted(
+        (point for point in group.points if (point.lengths, point.labelled) == same), key=lambda point: point.layers
+    )
     few, many = alike[0], alike[-1]
     pairs = [(few.kept_bytes, many.kept_bytes), (few.remade_kept_bytes, many.remade_kept_bytes)]
     if few is many:

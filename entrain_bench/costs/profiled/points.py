@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.specs.framework import ALL
 from entrain_bench.specs.model import ModuleSpec
 
 STATISTICS = ("p10", "median", "p90")
@@ -32,6 +33,7 @@ class StagePoint:
         kept_bytes: bytes that the forward keeps for the backward, without parameters.
         remade_kept_bytes: the same with blocks recomputed; 0 for layers that are not blocks.
         repetitions: number of measured runs, without warm-up.
+        labelled: tokens with a label, in a head that computes logits of labelled tokens only; otherwise 0.
     """
 
     module: str
@@ -45,11 +47,12 @@ class StagePoint:
     kept_bytes: int
     remade_kept_bytes: int
     repetitions: int
+    labelled: int = 0
 
     @property
-    def key(self) -> tuple[str, str, int, int, tuple[int, ...]]:
-        """The identity of the point: module, kind, layers, tp and lengths."""
-        return self.module, self.kind, self.layers, self.tp, self.lengths
+    def key(self) -> tuple[str, str, int, int, tuple[int, ...], int]:
+        """The identity of the point: module, kind, layers, tp, lengths and labelled tokens."""
+        return self.module, self.kind, self.layers, self.tp, self.lengths, self.labelled
 
     def check(self, where: str) -> None:
         """Raise ``UserError`` for what cannot have been measured."""
@@ -57,7 +60,7 @@ class StagePoint:
             require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
         lengths = [*self.lengths]
         require(bool(lengths) and min(lengths) >= 1, f"{where}.lengths", lengths, "sequences of at least 1 token")
-        for name in ("kept_bytes", "remade_kept_bytes"):
+        for name in ("kept_bytes", "remade_kept_bytes", "labelled"):
             require(getattr(self, name) >= 0, f"{where}.{name}", getattr(self, name), "at least 0")
         for name in ("forward_s", "backward_s", *(["remade_s"] if self.remade_s else [])):
             check_quantiles(getattr(self, name), f"{where}.{name}")
@@ -117,6 +120,7 @@ class Subject:
         torch, megatron_core: versions.
         model: name of the model.
         modules: configuration of every module, by name.
+        head_tokens: positions whose logits the LLM's head computed (``FrameworkOptions.head_tokens``).
     """
 
     device: str
@@ -128,6 +132,7 @@ class Subject:
     megatron_core: str
     model: str
     modules: Mapping[str, Any]
+    head_tokens: str = ALL
 
     def difference(self, other: Subject) -> str:
         """Return the first difference as ``key=value of the other``; empty if there is none."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order, sum_rows
 from entrain_bench.base.errors import UserError
+from entrain_bench.costs.loads import Loads, busiest_area, labelled_of, most_labelled, packed
 from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
@@ -16,13 +17,9 @@ from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.roofline import (
     ATTENTION_BACKWARD,
     GEMM_BACKWARD,
-    Loads,
     PassTimes,
     Roofline,
-    busiest_area,
-    packed,
     remade_layers,
-    sum_in_order,
 )
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
@@ -77,6 +74,8 @@ class ProfiledTimes:
                 f"{where}: was measured with sequence_parallel={str(sequences).lower()}. Set the same here, or profile "
                 "the device again"
             )
+        if (heads := profile.subject.head_tokens) != framework.head_tokens:
+            raise UserError(f"{where}: was measured with head_tokens={heads}. Set the same here, or profile again")
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = curves_of(profile, model.modules)
@@ -97,17 +96,24 @@ class ProfiledTimes:
         """The same curves, extrapolated outside the measured range."""
         return replace(self, extrapolate=True)
 
-    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+    def loads(
+        self,
+        module: ModuleSpec,
+        lengths: IntArray,
+        offsets: IntArray | None = None,
+        labelled: IntArray | None = None,
+    ) -> Loads:
         """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
-        areas, segments = {}, {}
+        areas, segments = labelled_of(module, lengths, labelled), dict[str, FloatArray]()
         for layer in module.kinds:
             if layer.attention:
                 areas[layer.kind] = score_elements(layer.attention, lengths)
                 segments[layer.kind] = num_segments(layer.attention, lengths)
-        if offsets is None:
-            return Loads(np.asarray(lengths, np.float64), areas, segments)
-        area, count = ({kind: sum_rows(offsets, each) for kind, each in values.items()} for values in (areas, segments))
-        return packed(Loads(sum_rows(offsets, lengths), area, count), lengths, offsets, self.roofline.framework)
+        found = Loads(np.asarray(lengths, np.float64), areas, segments)
+        if offsets is not None:
+            area, count = ({kind: sum_rows(offsets, own) for kind, own in each.items()} for each in (areas, segments))
+            found = Loads(sum_rows(offsets, lengths), area, count)
+        return packed(found, module, lengths, offsets, self.roofline.framework, labelled)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
@@ -232,6 +238,8 @@ class ProfiledTimes:
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
             scores = busiest_area(layer, loads, cp)
+        elif layer.labelled:
+            scores = most_labelled(layer, loads, cp)
         tokens, scores, segments = np.ceil(tokens / cp), scores / cp, segments / cp
         if not self.extrapolate:
             curves = self._curves(module, layer, tp)
@@ -256,9 +264,11 @@ def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> Float
     """
     if not layer.learns:
         return np.zeros_like(tokens)
-    products = sum_in_order([gemm.flops(tokens) for gemm in layer.gemms], tokens)
+    part = layer.labelled
+    products = sum_in_order([gemm.flops(scores if part else tokens) for gemm in (part or layer).gemms], tokens)
     attention = 4.0 * layer.attention.query_width * scores if layer.attention else np.zeros_like(tokens)
-    total = GEMM_BACKWARD * products + ATTENTION_BACKWARD * attention
+    # Logits of labelled tokens are computed once more.
+    total = (GEMM_BACKWARD + (part is not None)) * products + ATTENTION_BACKWARD * attention
     return np.divide(products, total, out=np.zeros_like(total), where=total > 0)
 
 

@@ -14,7 +14,8 @@ import yaml
 from entrain_bench.base.errors import require
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
-from entrain_bench.costs.roofline import Roofline, score_area
+from entrain_bench.costs.loads import score_area
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec
 from entrain_bench.specs.layer import Attention, Gemm
 from entrain_bench.specs.parse import check_mapping, parse

@@ -57,7 +57,7 @@ FITTED: tuple[Constant, ...] = (
     Constant(DEVICE, "host_launch_s", 6e-6, 0.5, 0.8, "eager PyTorch issues a kernel in 4 to 12 us"),
     Constant(NODE, "collective_efficiency", 0.8, 0.2, 0.5, "nccl-tests reach 0.8 to 0.95 with large messages"),
     Constant(NODE, "collective_start_s", 20e-6, 0.6, 0.8, "nccl-tests: 10 to 40 us for small messages"),
-    Constant(NETWORK, "collective_efficiency", 0.8, 0.4, 0.5, "nccl-tests: 0.6 to 0.95, by fabric"),
+    Constant(NETWORK, "collective_efficiency", 0.7, 0.8, 0.5, "nccl-tests: 0.6 to 0.95, by fabric"),
 )
 # What is not known of the constants, fitted or cited, once they are in the YAMLs: factors of ``Speed``.
 SPEED: tuple[Knob, ...] = (
@@ -91,6 +91,11 @@ def with_values(cluster: ClusterSpec, values: Mapping[str, Mapping[str, Any]]) -
 def at_speed(factors: FloatArray) -> Change:
     """A cluster at factors on ``SPEED``."""
     return lambda cluster: cluster.at(speed_of(factors))
+
+
+def at_reserve(factors: FloatArray) -> Change:
+    """A cluster at a factor on ``RESERVE``."""
+    return lambda cluster: cluster.at(Speed(reserve=float(factors[0])))
 
 
 def speed_of(factors: FloatArray, reserve: float = 1.0) -> Speed:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 from typing import Any
 
 from entrain_bench.lab.ledger.book import Book, Family, Machine, Source
 from entrain_bench.lab.ledger.rows import LedgerRow
-from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
+from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import FUSED, ModuleConfig, Role
 
 # Sizes without which there is no job; feed-forward width and key-value heads have usual values.
@@ -19,14 +22,39 @@ NEEDED = ("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "
 USUAL_FFN = 4
 HALF_PRECISION = ("bf16", "fp16")
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
-# Generations of kernels by words of `attention_kernel`; where only a family is named, it may be any of these.
-GENERATIONS = {"flashattention 3": FLASH3, "flashattention 2": FLASH2, "flashattention 1": FLASH1}
-NO_VERSION = "version not"
 # Words of `note`.
 REPEATED = "same value as in"
-# Words of `zero_stage` after its number.
-SMALL_GROUPS = "over "
-ALL_RANKS = "over all"
+# What `zero_stage` says after its number: the ranks that share out optimizer states.
+GROUP = re.compile(r"over (\d+)")
+# What `recompute` says of some layers: how many, of all or of each stage.
+SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
+# Generations of attention kernels by what `attention_kernel` says, the first that is in it: any of a family where that
+# alone is named, the device's own where nothing is said.
+KERNELS: Mapping[str, tuple[str | None, ...]] = {
+    "flashattention 3": (FLASH3,),
+    "flashattention 2": (FLASH2,),
+    "flashattention 1": (FLASH1,),
+    "flashattention": (FLASH1, FLASH2),
+    "softmax": (UNFUSED,),
+    "unfused": (UNFUSED,),
+    "": (None,),
+}
+EAGER = "pytorch"
+
+
+@dataclass(frozen=True)
+class LedgerOptions(FrameworkOptions):
+    """Settings of a published run that jobs of the suite do not have.
+
+    Attributes:
+        optimizer_ranks: ranks that share out the optimizer states of a weight; 0: all that hold it.
+    """
+
+    optimizer_ranks: int = 0
+
+    def optimizer_instances(self, module: ModuleSpec, copies: int) -> int:  # noqa: ARG002 - of every module
+        """Copies of the sharded optimizer states among ``copies`` ranks that hold the same weights."""
+        return copies // gcd(self.optimizer_ranks, copies) if self.optimizer_ranks else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +65,15 @@ class LedgerJob:
         module: the language model.
         causal: whether its attention is masked.
         outputs: numbers that its head makes of a token; 0 for the vocabulary's.
-        machine: its nodes.
+        machine: its device and nodes.
         gpus: how many.
         sequence_tokens: of every sequence.
         tp, cp, pp, dp, vpp: degrees; ``pp`` counts the ranks of a pipeline, each with ``vpp`` virtual stages.
         microbatch_size: sequences.
         num_microbatches: of a replica, in an iteration.
-        recompute: whether blocks are recomputed in backward.
+        recompute: blocks of a stage that are recomputed in backward, at most.
+        eager_scores: whether attention is of PyTorch's single operators: a scale, a mask and a dropout of scores are
+            kernels of their own.
         sharded: whether weights are sharded over replicas (ZeRO-3, FSDP).
         framework: how the trainer runs it.
     """
@@ -51,7 +81,7 @@ class LedgerJob:
     module: tuple[tuple[str, Any], ...]
     causal: bool
     outputs: int
-    machine: tuple[str, tuple[tuple[str, float], ...]]
+    machine: Machine
     gpus: int
     sequence_tokens: int
     tp: int
@@ -61,7 +91,8 @@ class LedgerJob:
     vpp: int
     microbatch_size: int
     num_microbatches: int
-    recompute: bool
+    recompute: int
+    eager_scores: bool
     sharded: bool
     framework: FrameworkOptions
 
@@ -84,7 +115,7 @@ def jobs_of(row: LedgerRow, book: Book) -> tuple[LedgerJob, ...] | Unusable:
     Nothing is guessed: where a needed size is missing, or is something that the cost model does not price, there is a
     reason instead.
     """
-    source, family = book.source(row.source), book.family(row.model)
+    source, family = book.source(row), book.family(row.model)
     row, opened = _completed(row, source)
     if reason := _reason(row, source, family, opened):
         return Unusable(reason)
@@ -93,8 +124,8 @@ def jobs_of(row: LedgerRow, book: Book) -> tuple[LedgerJob, ...] | Unusable:
     found: dict[LedgerJob, None] = {}
     problem = ""
     for machine in source.machines(row.gpu_type):
-        for chosen in product(*choices):
-            made = _job(replace(row, **dict(chosen)), source, family, machine)
+        for kernel, *chosen in product(_kernels(row), *choices):
+            made = _job(replace(row, **dict(chosen)), source, family, machine, kernel)
             if isinstance(made, Unusable):
                 problem = problem or made.reason
             else:
@@ -102,13 +133,19 @@ def jobs_of(row: LedgerRow, book: Book) -> tuple[LedgerJob, ...] | Unusable:
     return tuple(found) or Unusable(problem)
 
 
+def _kernels(row: LedgerRow) -> tuple[str | None, ...]:
+    """Generations of attention kernels that the row may have had; None for the device's own."""
+    said = row.attention_kernel.lower()
+    return next(kernels for word, kernels in KERNELS.items() if word in said)
+
+
 def _completed(row: LedgerRow, source: Source) -> tuple[LedgerRow, dict[str, Any]]:
     """The row with what is said of all its source's, and what its other empty columns may be."""
     empty = {name for name in (*source.given, *source.open) if getattr(row, name) in (None, "")}
     given = {name: value for name, value in source.given.items() if name in empty}
     opened = {name: values for name, values in source.open.items() if name in empty - {*given}}
-    if NO_VERSION in row.attention_kernel:
-        opened["attention_kernel"] = ("FlashAttention 1", "FlashAttention 2")
+    if not row.grad_dtype and "grad_dtype" not in source.framework:
+        opened["grad_dtype"] = GRAD_DTYPES
     for name, needed in (("sequence_parallel", row.tp != 1), ("vpp", row.pp != 1)):
         if not needed:
             opened.pop(name, None)
@@ -153,7 +190,7 @@ def _reasons(row: LedgerRow, source: Source, family: Family | None, opened: Mapp
         yield "lengths of samples are not stated"
 
 
-def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> LedgerJob | Unusable:
+def _job(row: LedgerRow, source: Source, family: Family, machine: Machine, kernel: str | None) -> LedgerJob | Unusable:
     """The job of a row in which nothing is open."""
     tp, pp, dp, cp, vpp = row.tp or 1, row.pp or 1, row.dp or 1, row.cp or 1, row.vpp or 1
     heads, layers = row.heads or 1, row.layers or 1
@@ -169,16 +206,14 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
         (layers < pp * vpp, "fewer layers than stages"),
         (vpp > 1 and bool(share % pp), "microbatches do not divide by PP, as interleaving needs it"),
         (zero.startswith("2"), "gradients sharded in every micro-step (ZeRO-2) are not priced"),
-        (SMALL_GROUPS in zero and ALL_RANKS not in zero, "optimizer states sharded over a few ranks are not priced"),
         (sharded and pp > 1, "sharded weights in a pipeline are not priced"),
-        (_is_unfused(row), "attention that keeps its scores is not priced"),
     ):
         if wrong:
             return Unusable(reason)
     hidden = row.hidden or 0
-    module = {
+    module: dict[str, Any] = {
         "role": Role.LLM.value,
-        "source": row.place,
+        "source": "",
         "num_layers": layers,
         "hidden_size": hidden,
         "num_heads": heads,
@@ -189,18 +224,19 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
         "context_tokens": row.seq_len or 0,
         **family.model,
     }
-    # The same model in another row is the same.
-    module["source"] = ""
-    settings = {**source.framework, **(source.pipelined if pp > 1 else {})}
+    settings: dict[str, Any] = {**source.framework, **(source.pipelined if pp > 1 else {})}
     settings["distributed_optimizer"] = not zero.startswith("0")
-    settings["attention_kernel"] = _generation(row)
-    settings["norm_kernel"] = row.rmsnorm_kernel or FUSED
     settings["sequence_parallel"] = tp > 1 and row.sequence_parallel is not False
+    settings["attention_kernel"] = kernel
+    settings["norm_kernel"] = row.rmsnorm_kernel or FUSED
+    if row.grad_dtype:
+        settings["grad_dtype"] = row.grad_dtype
+    group = GROUP.search(zero)
     return LedgerJob(
         tuple(module.items()),
         family.causal,
         family.outputs,
-        (machine.cluster, tuple(machine.bandwidth.items())),
+        machine,
         row.gpus or 0,
         row.seq_len or 0,
         tp,
@@ -210,18 +246,18 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine) -> Le
         vpp,
         row.microbatch_size or 0,
         share,
-        row.recompute.startswith("full"),
+        _recomputed(row.recompute, layers, pp),
+        EAGER in row.attention_kernel.lower(),
         sharded,
-        FrameworkOptions(**settings),
+        LedgerOptions(**settings, optimizer_ranks=int(group[1]) if group else 0),
     )
 
 
-def _generation(row: LedgerRow) -> str | None:
-    """Generation of a row's attention kernels; None if it names none: the device's own."""
-    kernel = row.attention_kernel.lower()
-    return next((found for words, found in GENERATIONS.items() if kernel.startswith(words)), None)
+def _recomputed(said: str, layers: int, pp: int) -> int:
+    """Blocks of each stage that are recomputed: all, some, or none.
 
-
-def _is_unfused(row: LedgerRow) -> bool:
-    kernel = row.attention_kernel.lower()
-    return "unfused" in kernel or "softmax" in kernel
+    Recomputing attention alone costs next to nothing with kernels that keep no scores, and counts as none.
+    """
+    if some := SOME_LAYERS.fullmatch(said):
+        return int(some[1]) if some[2] else -(-int(some[1]) // pp)
+    return layers if said.startswith("full") else 0

@@ -13,7 +13,8 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.tree import config_tree
-from entrain_bench.costs.roofline import Roofline, score_area
+from entrain_bench.costs.loads import score_area
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.lab.ledger.fit import Interval, Knob, Point
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Attention, Gemm

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from entrain_bench.base.arrays import FloatArray
+from entrain_bench.lab.ledger.entries import OK, Entry, Range
 from entrain_bench.lab.ledger.fit import Interval, Point
 from entrain_bench.lab.ledger.forwards import ForwardCase
 from entrain_bench.lab.ledger.predict import Case, Change, Prediction
-from entrain_bench.lab.ledger.rows import LedgerRow
 
 type Changes = Callable[[FloatArray], Change]
-type Measured = Callable[[Prediction], float]
 
 
-def time_point(row: LedgerRow, published_s: float, cases: Sequence[Case], changes: Changes) -> Point:
-    """A measured iteration; what the row leaves open makes its prediction a range over its cases."""
-    return _point(row, (published_s, published_s), cases, changes, lambda prediction: prediction.seconds)
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predictions of cases under factors, each made once: many rows are the same job."""
+
+    changes: Changes
+    known: dict[tuple[int, bytes], Prediction] = field(default_factory=dict)
+
+    def of(self, entry: Entry, factors: FloatArray) -> tuple[Range | None, Range | None]:
+        """Seconds and GiB of a row."""
+        change, content = self.changes(factors), factors.tobytes()
+
+        def predict(case: Case) -> Prediction:
+            asked = id(case), content
+            if asked not in self.known:
+                self.known[asked] = case.predict(change)
+            return self.known[asked]
+
+        outcome = entry.outcome(predict)
+        return outcome.seconds, outcome.gib
 
 
-def memory_point(row: LedgerRow, published_gib: float, cases: Sequence[Case], changes: Changes) -> Point:
-    """A measured peak of memory."""
-    return _point(row, (published_gib, published_gib), cases, changes, lambda prediction: prediction.gib)
+def time_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
+    """The measured iterations; what a row leaves open makes its prediction a range."""
+    predictor = Predictor(changes)
+    return [
+        _point(entry, entry.row.published_s, predictor, 0)
+        for entry in entries
+        if entry.cases and entry.row.outcome == OK and entry.row.published_s is not None
+    ]
+
+
+def memory_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
+    """The measured peaks of memory."""
+    predictor = Predictor(changes)
+    return [
+        _point(entry, entry.row.peak_memory_gib, predictor, 1)
+        for entry in entries
+        if entry.cases and entry.row.outcome == OK and entry.row.peak_memory_gib is not None
+    ]
 
 
 def forward_points(cases: Iterable[ForwardCase], changes: Changes) -> list[Point]:
@@ -40,16 +69,10 @@ def _forward(case: ForwardCase, changes: Changes) -> Point:
     return Point(case.row.where, case.truth.cluster.device.name, published, predict)
 
 
-def _point(
-    row: LedgerRow,
-    published: Interval,
-    cases: Sequence[Case],
-    changes: Changes,
-    measured: Callable[[Prediction], float],
-) -> Point:
+def _point(entry: Entry, published: float, predictor: Predictor, measured: int) -> Point:
     def predict(factors: FloatArray) -> Interval:
-        change = changes(factors)
-        found = np.array([measured(case.predict(change)) for case in cases])
-        return float(found.min()), float(found.max())
+        found = predictor.of(entry, factors)[measured]
+        assert found is not None
+        return found.low, found.high
 
-    return Point(row.source, cases[0].cluster.device.name, published, predict)
+    return Point(entry.row.source, entry.cases[0].cluster.device.name, (published, published), predict)

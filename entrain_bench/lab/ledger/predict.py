@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +13,26 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.lab.ledger.book import Machine
 from entrain_bench.lab.ledger.jobs import LedgerJob
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.recomputation import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.module_layers import Role, build_layers
+from entrain_bench.specs.module_layers import Role, build_layers, language_head
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.variants import with_options
 
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
+# Kernels on scores that eager attention has besides: scale, mask, dropout.
+EAGER_KERNELS = 3
 # Cases that are kept while constants change.
 MAX_CASES = 4096
 # How text becomes tokens; rows state tokens.
@@ -107,49 +114,75 @@ class Cases:
         return self._clusters[name]
 
     def _made(self, job: LedgerJob) -> Case:
-        name, bandwidths = job.machine
-        cluster, fraction = self._cluster(name)
+        cluster, fraction = self._cluster(job.machine.cluster)
         model, layout = model_of(job), layout_of(job)
         count, step = job.num_microbatches, job.pp
         least = ROUNDS * step + count % step
         counts = (count,) if count <= least + step else (least, least + step)
         programs = tuple(_program(model, layout, job, number) for number in counts)
         rounds = (count - least) // step if len(counts) > 1 else 0
-        return Case(model, resized(cluster, job.gpus, dict(bandwidths)), job, programs, rounds, fraction)
+        return Case(model, cluster_of(job.machine, cluster, job.gpus), job, programs, rounds, fraction)
 
 
-def resized(cluster: ClusterSpec, gpus: int, bandwidths: dict[str, float]) -> ClusterSpec:
-    """The cluster with as many GPUs, in nodes of the same kind, and other bandwidths of the named tiers.
+def cluster_of(machine: Machine, cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """As many GPUs in nodes of a machine, whose choice of cluster is given.
 
     Fewer GPUs than a node has are one node, and tiers that join no more than the tier before are left out.
     """
-    per_node = min(cluster.gpus_per_node, gpus)
-    nodes = -(-gpus // per_node)
+    per_node = min(machine.gpus_per_node or cluster.gpus_per_node, gpus)
+    inside = [tier for tier in cluster.tiers[:-1] if not machine.tiers or tier.name in machine.tiers]
+    # Without other tiers of a node the last of them joins it.
+    sizes = [min(tier.num_ranks, per_node) for tier in inside[:-1]] + [per_node] * bool(inside) + [gpus]
     tiers = [
         replace(
             tier,
-            num_ranks=min(tier.num_ranks, gpus) if tier is not cluster.tiers[-1] else gpus,
-            bandwidth_bytes_per_s=bandwidths.get(tier.name, tier.bandwidth_bytes_per_s),
+            num_ranks=size,
+            bandwidth_bytes_per_s=machine.bandwidth.get(tier.name, tier.bandwidth_bytes_per_s),
         )
-        for tier in cluster.tiers
+        for tier, size in zip([*inside, cluster.tiers[-1]], sizes, strict=True)
     ]
     joined = next(index for index, tier in enumerate(tiers) if tier.num_ranks >= gpus)
-    return replace(cluster, num_nodes=nodes, gpus_per_node=per_node, tiers=tuple(tiers[: joined + 1]))
+    return replace(
+        cluster,
+        num_nodes=-(-gpus // per_node),
+        gpus_per_node=per_node,
+        device=replace(cluster.device, **machine.device),
+        tiers=tuple(tiers[: joined + 1]),
+    )
 
 
 def model_of(job: LedgerJob) -> ModelSpec:
     """The language model of a job."""
     config = job.config
-    layers = [*build_layers(config)]
-    if job.outputs:
-        layers[-1] = build_layers(replace(config, vocab_size=job.outputs))[-1]
-    if not job.causal:
-        layers = [
-            replace(layer, attention=replace(layer.attention, causal=False)) if layer.attention else layer
-            for layer in layers
-        ]
+    layers = [
+        replace(layer, **_of_attention(job, layer)) if layer.attention else layer for layer in build_layers(config)
+    ]
     model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
-    return model.with_norm_kernel(job.framework.norm_kernel)
+    model = with_options(model, job.framework)
+    if not job.outputs:
+        return model
+    head = language_head(replace(config, vocab_size=job.outputs), job.framework.cross_entropy)
+    return replace(model, modules=(replace(model.llm, layers=(*model.llm.layers[:-1], head)),))
+
+
+def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
+    """What a job changes of a layer with attention: its mask, and eager kernels on scores besides a softmax.
+
+    Those scale, mask and drop scores: each reads and writes them in both passes, and what is left of the last stays.
+    Sequences of a job have one length, so bytes of scores are bytes of tokens.
+    """
+    if layer.attention is None:
+        return {}
+    changes: dict[str, Any] = {"attention": replace(layer.attention, causal=job.causal)}
+    if job.eager_scores:
+        scores = BF16_BYTES * job.config.num_heads * job.sequence_tokens
+        moved = EAGER_KERNELS * 2 * scores
+        changes["activation_bytes_per_token"] = layer.activation_bytes_per_token + scores
+        changes["elementwise_bytes_per_token"] = layer.elementwise_bytes_per_token + moved
+        if layer.backward_elementwise_bytes_per_token is not None:
+            changes["backward_elementwise_bytes_per_token"] = layer.backward_elementwise_bytes_per_token + moved
+        changes["num_elementwise_kernels"] = layer.num_elementwise_kernels + EAGER_KERNELS
+    return changes
 
 
 def layout_of(job: LedgerJob) -> Layout:
@@ -163,7 +196,7 @@ def layout_of(job: LedgerJob) -> Layout:
         job.cp,
         layers_of_stages(job.config.num_layers, stages),
         ranks,
-        recompute=job.recompute,
+        recompute=job.recompute >= job.config.num_layers,
         sharded=job.sharded,
     )
     return Layout((placed,), job.num_microbatches)
@@ -189,5 +222,11 @@ def _program(model: ModelSpec, layout: Layout, job: LedgerJob, count: int) -> Pr
     microbatch = np.arange(len(shapes)) // job.microbatch_size
     assignment = Assignment((ModuleAssignment(np.zeros_like(microbatch), microbatch),))
     if job.vpp > 1:
-        return interleaved_program(model, shapes, layout, assignment)
-    return chain_program(model, shapes, layout, assignment, stages_behind(layout))
+        program = interleaved_program(model, shapes, layout, assignment)
+    else:
+        program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    (placed,) = layout.modules
+    if not job.recompute or placed.recompute:
+        return program
+    most = covered_per_stage(model.llm, placed.layers_per_stage)
+    return recompute_chunks(program, [np.tile(np.minimum(most, job.recompute), (len(program.chunks[0]), 1))])

@@ -26,6 +26,8 @@ COLUMNS = (
     "greatest_predicted_s",
 )
 
+OF_ERRORS = ("timed", "median ratio", "median error", "within 10%", "width")
+
 type Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -61,7 +63,7 @@ def _line(outcome: Outcome) -> tuple[object, ...]:
 def tables_of(outcomes: Sequence[Outcome], book: Book) -> Iterator[Table]:
     """Tables of a title, headings and rows: sources, what runs have in common, layouts, and what is left out."""
     sources = of_sources(outcomes, book)
-    heading = ["source", "rows", "timed", "median ratio", "median error", "within 10%", "fits or not", "peak error"]
+    heading = ["source", "rows", *OF_ERRORS, "fits or not", "peak error"]
     rows = []
     for each in sources:
         peak = "" if each.peak_error is None else f"{each.peak_error:.0%}"
@@ -72,7 +74,7 @@ def tables_of(outcomes: Sequence[Outcome], book: Book) -> Iterator[Table]:
     for name, what in BY.items():
         found = by(outcomes, what)
         if len(found) > 1:
-            yield f"By {name}", [name, *heading[2:6]], [[label, *_errors(errors)] for label, errors in found]
+            yield f"By {name}", [name, *OF_ERRORS], [[label, *_errors(errors)] for label, errors in found]
     if ordered := orders(outcomes):
         shown = [[each.name, str(each.layouts), f"{each.tau:.2f}", f"{each.regret:.1%}"] for each in ordered]
         yield "Order of layouts", ["job", "layouts", "Kendall's tau", "lost by predicted best"], shown
@@ -82,8 +84,9 @@ def tables_of(outcomes: Sequence[Outcome], book: Book) -> Iterator[Table]:
 
 def _errors(errors: Errors | None) -> list[str]:
     if errors is None:
-        return ["0", "", "", ""]
-    return [f"{errors.rows:,}", f"{errors.ratio:.3f}", f"{errors.error:.1%}", f"{errors.near:.0%}"]
+        return ["0", *[""] * (len(OF_ERRORS) - 1)]
+    sizes = f"{errors.ratio:.3f}", f"{errors.error:.1%}", f"{errors.near:.0%}", f"{errors.width:.0%}"
+    return [f"{errors.rows:,}", *sizes]
 
 
 def _right(fits: Fits) -> str:

@@ -28,21 +28,26 @@ class Errors:
         ratio: median of predicted over published.
         error: median of its distance from 1.
         near: share within ``NEAR``.
+        width: median width of what is predicted, relative to its lower end; 0 where nothing is open.
     """
 
     rows: int
     ratio: float
     error: float
     near: float
+    width: float
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Errors | None:
         """Of those that have both times; None without any."""
-        ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
-        if not ratios:
+        found = [(outcome.ratio, outcome.seconds) for outcome in outcomes]
+        known = [(ratio, seconds.high / seconds.low - 1.0) for ratio, seconds in found if ratio and seconds]
+        if not known:
             return None
+        ratios, widths = zip(*known, strict=True)
         sizes = [abs(ratio - 1.0) for ratio in ratios]
-        return cls(len(ratios), median(ratios), median(sizes), sum(size <= NEAR for size in sizes) / len(sizes))
+        near = sum(size <= NEAR for size in sizes) / len(sizes)
+        return cls(len(ratios), median(ratios), median(sizes), near, median(widths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,9 @@ def of_sources(outcomes: Sequence[Outcome], book: Book) -> list[OfSource]:
     for source, each in groupby(outcomes, key=lambda outcome: outcome.row.source):
         own = [*each]
         peaks = [abs(outcome.memory_ratio - 1.0) for outcome in own if outcome.memory_ratio is not None]
-        name = book.source(source).name if source in book.sources else source
-        found.append(OfSource(name, len(own), Errors.of(own), Fits.of(own), median(peaks) if peaks else None))
+        found.append(
+            OfSource(book.name(source), len(own), Errors.of(own), Fits.of(own), median(peaks) if peaks else None)
+        )
     return found
 
 

@@ -84,7 +84,15 @@ class Bench:
             groups = StageGroups(tp, cp, dp_cp, self.framework.of(module).sequence_parallel)
             dtype, device, again = getattr(torch, self.dtype), self.device, shape.recompute
             stage = build_stage(
-                model, module, shape.layers, groups, dtype=dtype, seed=0, device=device, recompute=again
+                model,
+                module,
+                shape.layers,
+                groups,
+                dtype=dtype,
+                seed=0,
+                device=device,
+                recompute=again,
+                logit_chunk_tokens=self.framework.logit_chunk,
             )
             stages.append(train_stage(stage, groups, alone, OptimizerSettings(framework=self.framework)))
         return stages
@@ -135,8 +143,8 @@ class Bench:
         if features is not None:
             return features
         if trained.stage.held.start:
-            hidden = shares_of(sum(inputs.pack.lengths), trained.groups).hidden
-            num_rows, width = hidden.stop - hidden.start, trained.stage.config.hidden_size
+            hidden = shares_of(inputs.pack.lengths, trained.groups).hidden
+            num_rows, width = hidden.size, trained.stage.config.hidden_size
         else:
             assert inputs.pack.token_ids is not None
             num_rows, width = int((inputs.pack.token_ids < 0).sum()), program.model.llm.config.hidden_size

@@ -49,7 +49,8 @@ class StageWork:
     """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
 
     ``outputs`` are LLM tokens of each item, on the last stage of an encoder, ``num_projected`` tokens from encoders, on
-    the first stage of an LLM. If ``splits_backward``, gradients of weights have a pass of their own.
+    the first stage of an LLM; ``labelled`` those that have a label, on its last stage, where its head tells them apart,
+    by sample. If ``splits_backward``, gradients of weights have a pass of their own.
     """
 
     stage: StageShape
@@ -57,6 +58,7 @@ class StageWork:
     outputs: tuple[int, ...] = ()
     num_projected: int = 0
     splits_backward: bool = False
+    labelled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,12 @@ def works_of(program: Program) -> dict[int, StageWork]:
             members = chunks.units(chunk)
             lengths = tuple(module.lengths(shapes, members).tolist())
             outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
+            told = module.labelled(shapes, members)
+            labelled = () if told is None else tuple(told.tolist())
             projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
             for place, stage in enumerate(stages):
                 ends = outputs if place == len(stages) - 1 else (), 0 if place else projected
-                work = StageWork(stage, lengths, *ends, splits)
+                work = StageWork(stage, lengths, *ends, splits, labelled if place == len(stages) - 1 else ())
                 works |= {int(actions[chunk, place]): work for actions in passes}
     return works
 

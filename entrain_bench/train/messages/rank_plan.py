@@ -17,7 +17,8 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray, rows_of, take_rows
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.context_pieces import rank_rows
+from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.train.messages.channels import (
     Channel,
     Place,
@@ -214,12 +215,13 @@ class _RankMessages:
         return block_of(program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of a chunk on each rank: CP cuts the padded pack evenly, TP with sequence parallelism again."""
+        """Tokens of a chunk on each rank: CP cuts samples or packs, TP with sequence parallelism what is left."""
         program = self.program
         module = int(program.module[action])
         spec, placed = program.model.modules[module], program.layout.modules[module]
-        tokens = int(spec.lengths(program.shapes, self._members(action)).sum())
-        return -(-tokens // (placed.cp * (placed.tp if self.framework.splits_tokens(spec, placed.tp) else 1)))
+        lengths = spec.lengths(program.shapes, self._members(action))
+        parts = placed.tp if self.framework.splits_tokens(spec, placed.tp) else 1
+        return rank_rows(lengths, placed.cp, whole_pack=self.framework.cp_split == PACK, parts=parts) // parts
 
     def _members(self, action: int) -> IntArray:
         program = self.program

@@ -1,4 +1,4 @@
-"""Attention of packed sequences by one of several kernels; keys and values gathered over context parallel ranks."""
+"""Attention of packed sequences with one of several kernels; context-parallel ranks gather keys and values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from entrain_bench.train.modules.positions import Rotation
 
 
 class AttentionKernel(StrEnum):
-    """Kernel of attention.
+    """Attention kernels.
 
-    ``FLASH2``, ``FLASH3`` and ``FLASH4`` are torch's variable-length attention, all sequences in one call: its own
-    kernel, or that of an installed package. ``CPU`` is torch's flash attention for CPUs, ``SDPA`` its scaled
-    dot-product attention: one call for all sequences of a length.
+    ``FLASH2``, ``FLASH3`` and ``FLASH4`` are torch's variable-length attention, with all sequences in one call;
+    ``FLASH2`` is torch's own kernel, the others come from installed packages. ``CPU`` is torch's flash attention for
+    CPUs. ``SDPA`` is torch's scaled dot-product attention, with one call for all sequences of equal length.
     """
 
     CPU = "cpu"
@@ -37,14 +37,14 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Takes the place of a mask in a layer's attention."""
+    """What megatron-core passes to a layer's attention as its mask."""
 
     segments: Segments
     rotation: Rotation | None = None
 
 
 class PackedAttention(torch.nn.Module):
-    """Core attention of a megatron-core layer; takes a ``Mask`` for its attention mask."""
+    """Core attention of a megatron-core layer; its attention mask is a ``Mask``."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class PackedAttention(torch.nn.Module):
         if self.cp.size() > 1:
             both = torch.cat([key, value], dim=-1)
             both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp)
-            key, value = both.narrow(0, segments.first_key, sum(segments.key_lengths)).chunk(2, dim=-1)
+            if segments.keys is not None:
+                both = both.index_select(0, segments.keys)
+            key, value = both.chunk(2, dim=-1)
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
         query, key, value = (tensor.squeeze(1).contiguous() for tensor in (query, key, value))
         output = packed_attention(query, key, value, segments, causal=self.causal, kernel=self.kernel)
@@ -80,11 +82,10 @@ class PackedAttention(torch.nn.Module):
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool, kernel: AttentionKernel
 ) -> Tensor:
-    """Scaled dot-product attention inside each segment.
+    """Return scaled dot-product attention inside each segment, in the shape of ``query``.
 
-    ``query [sum(query_lengths), heads, head_dim]``; ``key`` and ``value [sum(key_lengths), key-value heads,
-    head_dim]``. If ``causal``, a segment's queries, which are its last tokens, see only keys up to themselves. The
-    result has the shape of ``query``.
+    ``query`` is ``[sum(query_lengths), heads, head_dim]``; ``key`` and ``value`` are ``[sum(key_lengths), key-value
+    heads, head_dim]``. A segment's queries are its last tokens; if ``causal``, each sees only keys up to itself.
     """
     output: Any
     if kernel is AttentionKernel.CPU:
@@ -118,7 +119,7 @@ def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, ca
 
 
 class _FlashOnCpu(torch.autograd.Function):
-    """torch's flash attention for CPUs, by segment length; keeps what a variable-length kernel keeps."""
+    """torch's flash attention for CPUs, one call per segment length; it keeps the same tensors as a GPU kernel."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
@@ -154,9 +155,9 @@ class _FlashOnCpu(torch.autograd.Function):
 
 
 def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Segments of equal lengths, with their rows of each tensor ``[segments, heads, rows, head_dim]``.
+    """Yield segments of equal lengths with their rows of each tensor ``[segments, heads, rows, head_dim]``.
 
-    The second and third tensors are keys and values, the others have the rows of queries.
+    The second and third tensors are keys and values; the others have the rows of queries.
     """
     queries, keys = segments.query_lengths, segments.key_lengths
     members = defaultdict(list)
@@ -169,7 +170,7 @@ def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[
 
 
 def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
-    """Arguments of masking; the kernel masks itself if a segment has as many queries as keys."""
+    """Return the masking arguments; if a segment has as many queries as keys, the kernel masks."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     if not causal or num_queries == num_keys:
         return {"is_causal": causal}

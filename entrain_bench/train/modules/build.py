@@ -32,13 +32,13 @@ def build_stage(
     seed: int,
     device: torch.device,
     recompute: bool,
-    loss_chunk_tokens: int = 0,
+    logit_chunk_tokens: int = 0,
     kernels: Kernels | None = None,
 ) -> Stage:
     """Build and initialise a stage; call ``prepare_platform`` before.
 
     ``layers`` are indices into the module's: the embedding, the blocks, the head. Weights follow from the seed, not
-    from the layout. With ``recompute`` each block keeps its input only. ``loss_chunk_tokens`` logits exist at a time;
+    from the layout. With ``recompute`` each block keeps its input only. ``logit_chunk_tokens`` logits exist at a time;
     0: all.
 
     Raises:
@@ -64,7 +64,7 @@ def build_stage(
             dtype=dtype,
             recompute=recompute,
             attention=kernels.attention[module.name],
-            loss_chunk_tokens=loss_chunk_tokens,
+            logit_chunk_tokens=logit_chunk_tokens,
         )
     initialise(stage, seed)
     return stage

@@ -30,7 +30,16 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import Norm
 from entrain_bench.train.modules.grids import Arrangement, merge_tokens
-from entrain_bench.train.modules.packing import Pack, Share, Shares, StageGroups, places_in, positions_of, share_of
+from entrain_bench.train.modules.packing import (
+    Pack,
+    Share,
+    Shares,
+    StageGroups,
+    places_in,
+    positions_of,
+    share_of,
+    with_halo,
+)
 from entrain_bench.train.modules.positions import on_grid
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter
 
@@ -194,9 +203,7 @@ class EncoderEmbedding(torch.nn.Module):
 
     def forward(self, features: Tensor, pack: Pack, shares: Shares) -> Tensor:
         """``[sum(lengths), input_width]`` to ``[tokens of this rank, hidden_size]``."""
-        share = shares.products
-        start = max(0, share.start - self.halo_tokens)
-        wider = Share(share.total, start, share.stop, share.padded)
+        wider, own = with_halo(shares.products, pack.lengths, self.halo_tokens)
         rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
         positions = positions_of(pack.lengths, wider)
         hidden: Tensor = self.products(rows, positions)
@@ -207,12 +214,13 @@ class EncoderEmbedding(torch.nn.Module):
                     f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
                 )
             hidden = hidden + self.positions[to_device(positions, self.positions.device)]
-        hidden = hidden[share.start - start :]
+        if own is not None:
+            hidden = hidden.index_select(0, to_device(own, hidden.device))
         if not self.groups.splits_tokens:
             return hidden
         # A copy: a view would keep all tokens.
-        own: Tensor = scatter_to_sequence_parallel_region(hidden, group=self.groups.tp).clone()
-        return own
+        part: Tensor = scatter_to_sequence_parallel_region(hidden, group=self.groups.tp).clone()
+        return part
 
 
 class Projector(torch.nn.Module):
@@ -232,10 +240,10 @@ class Projector(torch.nn.Module):
             raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector's product must not overlap tokens")
         self.groups, self.cp = groups, groups.cp
 
-    def forward(self, hidden: Tensor, pack: Pack, arrangement: Arrangement | None) -> Tensor:
+    def forward(self, hidden: Tensor, pack: Pack, held: Share, arrangement: Arrangement | None) -> Tensor:
         """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``, in the order of the pack.
 
-        Context parallel ranks project a share of the outputs each.
+        ``held`` is what this rank has of the tokens. Context parallel ranks project a share of the outputs each.
         """
         hidden = _all_tokens(self.norm(hidden), self.groups)
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.cp)
@@ -243,11 +251,12 @@ class Projector(torch.nn.Module):
         taken = share.pad(self._taken_tokens(pack), -1).flatten()
         if arrangement and arrangement.windows:
             taken = torch.where(taken >= 0, arrangement.place[taken.clamp(min=0)], -1)
+        taken = torch.where(taken >= 0, held.places[taken.clamp(min=0)], -1)
         token = to_device(taken, hidden.device)
         rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
         rows = self.products(rows)
         outputs: Tensor = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False, group=self.cp)
-        return outputs[: share.total]
+        return outputs[: sum(pack.outputs)]
 
     def _taken_tokens(self, pack: Pack) -> Tensor:
         """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none, on the CPU."""
@@ -290,9 +299,13 @@ class TokenEmbedding(torch.nn.Module):
         projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.cp)
         if self.groups.splits_tokens:
             projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.tp)
-        before = int((pack.token_ids[: own.start] < 0).sum())
         places = (own.pad(pack.token_ids) < 0).nonzero().flatten()
-        here = projected[before : before + len(places)].to(hidden.dtype)
+        number = own.pad((pack.token_ids < 0).cumsum(0) - 1)[places]
+        if own.run is None:
+            here = projected.index_select(0, to_device(number, projected.device)).to(hidden.dtype)
+        else:
+            before = int(number[0]) if len(number) else 0
+            here = projected[before : before + len(number)].to(hidden.dtype)
         return hidden.index_copy(0, to_device(places, device), here)
 
 

@@ -166,6 +166,6 @@ def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: 
 def _results(kernel: AttentionKernel, inputs: Sequence[Tensor], gradient: Tensor, causal: bool) -> list[Tensor]:
     """Return the output, and gradients of queries, keys and values."""
     query, key, value = leaves = [rows.detach().clone().requires_grad_() for rows in inputs]
-    segments = make_segments(QUERIES, KEYS, 0, query.device)
+    segments = make_segments(QUERIES, KEYS, None, query.device)
     output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
     return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrain_bench.specs.context_pieces import rows_of_ranks
+from entrain_bench.specs.framework import PACK, SAMPLE
 from entrain_bench.train.device import to_device
 
 
 @dataclass(frozen=True, slots=True)
 class StageGroups:
-    """Process groups of this rank for one stage of one module; gradients of parameters are summed over ``dp_cp``."""
+    """Process groups of this rank for one stage of one module; gradients of parameters are summed over ``dp_cp``.
+
+    ``sequence_parallel`` and ``cp_split`` are those of ``FrameworkOptions``.
+    """
 
     tp: dist.ProcessGroup
     cp: dist.ProcessGroup
     dp_cp: dist.ProcessGroup
     sequence_parallel: bool = False
+    cp_split: str = SAMPLE
 
     @property
     def splits_tokens(self) -> bool:
@@ -53,27 +60,55 @@ class Pack:
     grids: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The rows ``start..stop`` that one of several ranks holds of ``total``, padded so that all ranks hold as many."""
+    """The rows of a pack that one of several ranks holds, padded at the end so that all ranks hold as many.
 
-    total: int
-    start: int
-    stop: int
-    padded: int
+    Attributes:
+        rows: row of the pack at each place, -1 for padding ``[size]``; on the CPU.
+        places: place of each row of the pack among the rows of all ranks, one rank after the other ``[total]``.
+        first: place of this rank's first row among them.
+        run: the rows, if they follow each other; None if they do not.
+    """
+
+    rows: Tensor
+    places: Tensor
+    first: int
+    run: slice | None
+
+    @classmethod
+    def of(cls, rows: Tensor, places: Tensor, first: int) -> Share:
+        """The share of these rows."""
+        own = rows[rows >= 0]
+        start = int(own[0]) if len(own) else 0
+        follows = bool((own == torch.arange(start, start + len(own))).all())
+        return cls(rows, places, first, slice(start, start + len(own)) if follows else None)
+
+    @property
+    def size(self) -> int:
+        """Rows that each rank holds, padding included."""
+        return len(self.rows)
 
     def pad(self, rows: Tensor, value: float = 0) -> Tensor:
-        """This rank's rows of a tensor that holds all ``[total, ...]``, padding filled in ``[stop - start, ...]``."""
-        held = rows[self.start : self.stop]
-        missing = self.stop - self.start - len(held)
+        """This rank's rows of a tensor that holds all ``[total, ...]``, padding filled in ``[size, ...]``."""
+        if self.run is not None:
+            held = rows[self.run]
+        else:
+            held = rows.index_select(0, to_device(self.rows[self.rows >= 0], rows.device))
+        missing = self.size - len(held)
         return torch.cat([held, held.new_full((missing, *held.shape[1:]), value)]) if missing else held
 
+    def part(self, index: int, parts: int) -> Share:
+        """Of the rows one of equally many parts."""
+        size = self.size // parts
+        return Share.of(self.rows[index * size : (index + 1) * size], self.places, self.first + index * size)
 
-def share_of(total: int, group: dist.ProcessGroup, parts: int = 1) -> Share:
-    """What this rank of a group holds of ``total`` rows, a multiple of ``parts``."""
-    size = -(-total // (group.size() * parts)) * parts
-    start = group.rank() * size
-    return Share(total, start, start + size, size * group.size())
+
+def share_of(total: int, group: dist.ProcessGroup) -> Share:
+    """What this rank of a group holds of ``total`` rows that follow each other."""
+    size = -(-total // group.size())
+    rows = torch.arange(group.rank() * size, (group.rank() + 1) * size)
+    return Share.of(torch.where(rows < total, rows, -1), torch.arange(total), group.rank() * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,52 +124,103 @@ class Shares:
     hidden: Share
 
 
-def shares_of(total: int, groups: StageGroups) -> Shares:
-    """This rank's tokens of a chunk of ``total``."""
+def shares_of(lengths: tuple[int, ...], groups: StageGroups) -> Shares:
+    """This rank's tokens of a chunk of sequences; context parallel ranks cut each, or the pack (``cp_split``)."""
     parts = groups.tp.size() if groups.splits_tokens else 1
-    share = share_of(total, groups.cp, parts)
-    size = (share.stop - share.start) // parts
-    start = share.start + groups.tp.rank() * size if groups.splits_tokens else share.start
-    return Shares(share, Share(total, start, start + size, share.padded))
+    share = _share_of_pieces(lengths, groups.cp.size(), groups.cp.rank(), groups.cp_split == PACK, parts)
+    return Shares(share, share.part(groups.tp.rank(), parts) if parts > 1 else share)
+
+
+@lru_cache(maxsize=64)
+def _share_of_pieces(lengths: tuple[int, ...], cp: int, rank: int, whole_pack: bool, parts: int) -> Share:
+    found = rows_of_ranks(np.array(lengths), cp, whole_pack=whole_pack, parts=parts)
+    places = np.empty(sum(lengths), np.int64)
+    held = np.flatnonzero(found >= 0)
+    places[found.ravel()[held]] = held
+    return Share.of(torch.from_numpy(found[rank]), torch.from_numpy(places), rank * found.shape[1])
+
+
+def with_halo(share: Share, lengths: tuple[int, ...], halo: int) -> tuple[Share, Tensor | None]:
+    """A share with up to ``halo`` tokens of the same sequence before each run of tokens, and where its own are.
+
+    Places of own tokens are None if there are no others.
+    """
+    if not halo:
+        return share, None
+    own = share.rows[share.rows >= 0].numpy()
+    begins = np.flatnonzero(np.diff(own, prepend=-2) != 1)
+    before = np.minimum(halo, places_in(torch.tensor(lengths))[1].numpy()[own[begins]])
+    more = np.zeros(len(own), np.int64)
+    more[begins] = before
+    if not more.any():
+        return share, None
+    counts = 1 + more
+    last = np.cumsum(counts) - 1
+    # Each own token, and before it as many as it has in its halo.
+    wider = np.repeat(own - (last - counts + 1) - more, counts) + np.arange(counts.sum())
+    padding = share.size - len(own)
+    rows = torch.from_numpy(np.append(wider, np.full(padding, -1)))
+    kept = torch.from_numpy(np.append(last, len(wider) + np.arange(padding)))
+    return Share.of(rows, share.places, share.first), kept
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Block-diagonal attention of the tokens one rank holds; keys of consecutive segments are consecutive rows.
+    """Block-diagonal attention of the tokens one rank holds.
 
     Attributes:
         query_lengths: rows of each segment among this rank's tokens, in order.
-        key_lengths: rows of each segment among all tokens; a causal segment's last query sees all of them.
-        first_key: row of the first segment's first key among all tokens.
+        key_lengths: rows of each segment among its keys; a causal segment's last query sees all of them.
+        keys: rows of keys among those of all ranks, segment by segment; None: all, as they are.
         query_offsets, key_offsets: starts of the segments' rows, and the last end ``[segments + 1]``, int32, on the
-            device that attends; keys from ``first_key`` on.
+            device that attends.
     """
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
-    first_key: int
+    keys: Tensor | None
     query_offsets: Tensor
     key_offsets: Tensor
 
 
 def make_segments(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], first_key: int, device: torch.device
+    query_lengths: Sequence[int], key_lengths: Sequence[int], keys: Tensor | None, device: torch.device
 ) -> Segments:
     """Segments with their offsets on a device."""
     offsets = torch.tensor([[0, *query_lengths], [0, *key_lengths]]).cumsum(1, dtype=torch.int32)
-    return Segments(tuple(query_lengths), tuple(key_lengths), first_key, *to_device(offsets, device))
+    keys = None if keys is None else to_device(keys, device)
+    return Segments(tuple(query_lengths), tuple(key_lengths), keys, *to_device(offsets, device))
 
 
-def segments_of(runs: Sequence[int], share: Share, *, causal: bool, device: torch.device) -> Segments:
-    """Segments of runs of tokens, packed sequences or windows; padding attends to itself alone."""
-    queries, keys, first_keys = [], [], []
-    for start, stop in pairwise(accumulate((*runs, share.padded - share.total), initial=0)):
-        low, high = max(start, share.start), min(stop, share.stop)
-        if low < high:
-            queries.append(high - low)
-            keys.append((high if causal else stop) - start)
-            first_keys.append(start)
-    return make_segments(queries, keys, first_keys[0], device)
+def segments_of(
+    runs: Sequence[int], share: Share, *, causal: bool, device: torch.device, gathered: bool = True
+) -> Segments:
+    """Segments of runs of tokens, packed sequences or windows; padding attends to itself alone.
+
+    Without ``gathered`` this rank holds all tokens, and its keys are all there are.
+    """
+    bounds = np.cumsum([0, *runs])
+    rows = share.rows[share.rows >= 0].numpy()
+    padding = share.size - len(rows)
+    if not gathered:
+        own = [*runs, *([padding] if padding else [])]
+        return make_segments(own, own, None, device)
+    run = np.searchsorted(bounds, rows, side="right") - 1
+    # A causal segment's queries follow each other; others see all keys of their run from wherever in it.
+    breaks = np.diff(run, prepend=-1) != 0
+    if causal:
+        breaks |= np.diff(rows, prepend=-2) != 1
+    begins = np.flatnonzero(breaks)
+    queries, of_segment = np.diff(begins, append=len(rows)), run[begins]
+    first = bounds[of_segment]
+    stop = rows[begins + queries - 1] + 1 if causal else bounds[of_segment + 1]
+    counts = stop - first
+    seen = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    keys = share.places[torch.from_numpy(seen)]
+    if padding:
+        queries, counts = np.append(queries, padding), np.append(counts, padding)
+        keys = torch.cat([keys, share.first + torch.arange(len(rows), share.size)])
+    return make_segments(queries.tolist(), counts.tolist(), keys, device)
 
 
 def consecutive_windows(lengths: Sequence[int], window_tokens: int) -> list[int]:
@@ -149,5 +235,5 @@ def places_in(lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions_of(lengths: tuple[int, ...], share: Share) -> Tensor:
-    """Place of each token this rank holds in its own sequence ``[stop - start]``, on the CPU; 0 for padding."""
+    """Place of each token this rank holds in its own sequence ``[size]``, on the CPU; 0 for padding."""
     return share.pad(places_in(torch.tensor(lengths))[1])

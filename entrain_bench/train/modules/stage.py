@@ -41,11 +41,11 @@ class Stage(torch.nn.Module):
         dtype: torch.dtype,
         recompute: bool,
         attention: AttentionKernel,
-        loss_chunk_tokens: int = 0,
+        logit_chunk_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.loss_chunk_tokens = loss_chunk_tokens
+        self.logit_chunk_tokens = logit_chunk_tokens
         self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
         self._is_first, self._is_last = held.start == 0, held.stop == len(module.layers)
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
@@ -69,8 +69,8 @@ class Stage(torch.nn.Module):
         Args:
             hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder; in the
                 order of ``in_stage_order``) or all projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM;
-                None for none); others the hidden states of this rank's tokens ``[ceil(sum(lengths) / ranks),
-                hidden_size]``, where context and, with sequence parallelism, tensor parallel ranks count.
+                None for none); others the hidden states of this rank's tokens ``[shares_of(lengths).hidden.size,
+                hidden_size]``, split over context and, with sequence parallelism, tensor parallel ranks.
             pack: the chunk's sequences.
 
         Returns:
@@ -79,7 +79,7 @@ class Stage(torch.nn.Module):
         """
         assert sum(pack.lengths) > 0, "empty chunk"
         self.splitter.on = pack.splits_backward
-        shares = shares_of(sum(pack.lengths), self.groups)
+        shares = shares_of(pack.lengths, self.groups)
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)
             if not self.module.config.rotary and not self.module.config.learned_positions:
@@ -92,7 +92,7 @@ class Stage(torch.nn.Module):
             return hidden
         head = self.layers[str(self.held[-1])]
         if isinstance(head, Projector):
-            return head(hidden, pack, arrangement)  # type: ignore[no-any-return]
+            return head(hidden, pack, shares.products, arrangement)  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
@@ -127,7 +127,7 @@ class Stage(torch.nn.Module):
         if index == 0:
             return TokenEmbedding(module, config, groups)
         own_weight = not (module.config.tied_embeddings and self._is_first)
-        return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.loss_chunk_tokens)
+        return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.logit_chunk_tokens)
 
     def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share, arrangement: Arrangement | None) -> Tensor:
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
@@ -145,7 +145,8 @@ class Stage(torch.nn.Module):
                 runs: Sequence[int] = pack.lengths
                 if window:
                     runs = arrangement.windows if arrangement else consecutive_windows(pack.lengths, window)
-                segments = segments_of(runs, share, causal=layer.attention.causal, device=hidden.device)
+                causal, gathered = layer.attention.causal, self.groups.cp.size() > 1
+                segments = segments_of(runs, share, causal=causal, device=hidden.device, gathered=gathered)
                 masks[window] = Mask(segments, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
             block.remakes_mlp = again and layer.remade is not None

@@ -70,6 +70,7 @@ class ProfileRecorder:
             megatron_core=version("megatron-core"),
             model=model.name,
             modules={module.name: module_values(module) for module in model.modules},
+            head_tokens=settings.head_tokens,
         )
         known = read_profile(path, f"output={path}") if path.exists() else None
         if known and (found := subject.difference(known.subject)):
@@ -100,7 +101,8 @@ class ProfileRecorder:
         settings, device = self.settings, self.device
         degrees, dtype = settings.degrees(self.model), dtype_of(settings, device)
         try:
-            with one_of_many(self.model, degrees, dtype, device, sequence_parallel=settings.sequence_parallel) as bench:
+            split, chunk = settings.sequence_parallel, settings.framework.logit_chunk
+            with one_of_many(self.model, degrees, dtype, device, sequence_parallel=split, logit_chunk=chunk) as bench:
                 self._measure_steps(bench)
                 self._measure_stages(bench, advance)
             self._measure_collectives(advance)
@@ -122,9 +124,10 @@ class ProfileRecorder:
         stages: TargetStages | None = None
         for target, lengths in self.packs():
             name, kind, tp = target.module.name, target.kind, target.tp
+            labelled = target.labelled(sum(lengths))
             what = f"{name} {kind}, tp {tp}, {sum(lengths)} tokens in {len(lengths)}"
             advance(what)
-            if known.issuperset((name, kind, depth, tp, lengths) for depth in target.depths):
+            if known.issuperset((name, kind, depth, tp, lengths, labelled) for depth in target.depths):
                 continue
             if stages is None or stages.target != target:
                 # Those before go first.

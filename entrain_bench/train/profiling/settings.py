@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.grammar import own
 from entrain_bench.program.layout import check_tensor_parallel
+from entrain_bench.specs.framework import ALL, HEAD_TOKENS, FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.settings import DEVICES, DTYPES
 
@@ -33,6 +34,7 @@ class ProfileSettings:
     message_bytes: tuple[int, ...] = own((4096, 65536, 2**20, 2**24), "bytes of the tensors that ranks communicate")
     device: str = own("auto", "cpu, cuda, or auto: a GPU if there is one")
     sequence_parallel: bool = own(True, "time shards of more than one rank with sequence parallelism, as in later runs")
+    head_tokens: str = own(ALL, "time the LLM's head with logits of all or labelled tokens, as in later runs")
     dtype: str | None = own(None, "float32 or bfloat16; null: bfloat16 on a GPU, float32 on a CPU")
     threads: int = own(1, "CPU threads of the process; ranks have as many in training")
     min_repetitions: int = own(5, "least repetitions of a point")
@@ -52,6 +54,8 @@ class ProfileSettings:
             raise unknown_choice("device", self.device, DEVICES)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise unknown_choice("dtype", self.dtype, DTYPES)
+        if self.head_tokens not in HEAD_TOKENS:
+            raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
         for name, least in (("tokens", 1), ("tp", 1), ("ranks", 2), ("message_bytes", 1)):
             values = getattr(self, name)
             if values is not None:
@@ -67,6 +71,11 @@ class ProfileSettings:
         for name in ("point_s", "peak_bf16_flops", "memory_bytes", "host_bandwidth_bytes_per_s"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "positive")
+
+    @property
+    def framework(self) -> FrameworkOptions:
+        """The settings of later runs that decide what is timed."""
+        return FrameworkOptions(sequence_parallel=self.sequence_parallel, head_tokens=self.head_tokens)
 
     def degrees(self, model: ModelSpec) -> tuple[int, ...]:
         """Tensor-parallel degrees to profile; ``UserError`` for one that does not divide the model."""

@@ -30,23 +30,37 @@ DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
 # Of the time of a point; a pack of which a single repetition takes longer is left out.
 TURN_SHARE = 0.5
+# Labelled tokens of packs that a head over labelled tokens is timed with, as shares of all.
+LABELLED_SHARES = (1.0, 1 / 16)
 # Gradients of a step are clipped to half.
 CLIP, NORM = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of layer at a tensor-parallel degree, and the numbers of its layers in the stages that are timed."""
+    """A kind of layer at a tensor-parallel degree, and the numbers of its layers in the stages that are timed.
+
+    ``share`` is that of labelled tokens, for a head over these; 0 for other layers.
+    """
 
     module: ModuleSpec
     kind: str
     tp: int
     depths: tuple[int, ...]
+    share: float = 0.0
+
+    def labelled(self, tokens: int) -> int:
+        """Labelled tokens of a pack of so many; 0 where nobody asks."""
+        return int(self.share * tokens)
 
 
 def targets_of(module: ModuleSpec, tp: int) -> list[Target]:
     """Every kind of layer of a module; only blocks are stacked."""
-    return [Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,)) for layer in module.kinds]
+    return [
+        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), share)
+        for layer in module.kinds
+        for share in (LABELLED_SHARES if layer.labelled else (0.0,))
+    ]
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
@@ -54,6 +68,8 @@ def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
 
     As few sequences as an LLM's context allows take the place of one; there is no pack if it allows none.
     """
+    if target.share and not target.labelled(tokens):
+        return
     longest, most = target.module.config.context_tokens or tokens, isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
     wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
@@ -81,6 +97,7 @@ class Bench:
     alone: dist.ProcessGroup
     dtype: torch.dtype
     device: torch.device
+    logit_chunk: int = 0
 
     def build(self, target: Target, depth: int) -> TrainedStage:
         """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
@@ -98,14 +115,14 @@ class Bench:
             seed=0,  # Times do not depend on weights.
             device=self.device,
             recompute=False,
+            logit_chunk_tokens=self.logit_chunk,
         )
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
         """Inputs of a stage's forward for sequences of these lengths."""
         module, total = target.module, sum(lengths)
-        share = shares_of(total, self.groups[target.tp]).hidden
-        num_rows = share.stop - share.start
+        num_rows = shares_of(tuple(lengths), self.groups[target.tp]).hidden.size
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
             merge = merge_tokens(module)
@@ -117,7 +134,10 @@ class Bench:
             # The first half of every sample are projected tokens.
             ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
             ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
-            pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
+            labels = ids.clamp(min=0)
+            if target.share:
+                labels[: total - target.labelled(total)] = -1
+            pack = Pack(tuple(lengths), (), ids, labels)
             num_rows = int((ids < 0).sum()) if first else num_rows
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
         is_loss = last and not module.is_encoder
@@ -141,6 +161,7 @@ def one_of_many(
     device: torch.device,
     *,
     sequence_parallel: bool = True,
+    logit_chunk: int = 0,
 ) -> Iterator[Bench]:
     """Build and run stages as shards of each tensor-parallel degree."""
     if device.type == "cuda":
@@ -148,7 +169,7 @@ def one_of_many(
     with rank_of_many(max(degrees)):
         alone = dist.new_group([0])
         groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone, sequence_parallel) for tp in degrees}
-        yield Bench(model, groups, alone, dtype, device)
+        yield Bench(model, groups, alone, dtype, device, logit_chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +203,8 @@ class TargetStages:
             passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
-            points.append(StagePoint(*key, passes[FORWARD], passes[BACKWARD], remade, *kept[index], len(rows)))
+            labelled, found = self.target.labelled(sum(lengths)), (passes[FORWARD], passes[BACKWARD], remade)
+            points.append(StagePoint(*key, *found, *kept[index], len(rows), labelled))
         return points
 
     @property

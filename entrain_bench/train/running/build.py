@@ -67,8 +67,8 @@ def build_runtime(
     for index, number in sorted(groups.stages):
         module, placed, own = model.modules[index], layout.modules[index], groups.stages[index, number]
         first = sum(placed.layers_per_stage[:number])
-        layers, loss_tokens = range(first, first + placed.layers_per_stage[number]), settings.loss_chunk_tokens
-        stage = build(module, layers, own, recompute=placed.recompute, loss_chunk_tokens=loss_tokens)
+        layers = range(first, first + placed.layers_per_stage[number])
+        stage = build(module, layers, own, recompute=placed.recompute, logit_chunk_tokens=job.framework.logit_chunk)
         if checkpoint:
             load_weights(checkpoint, model, stage, roots)
         trained = shard_stage(stage, own, adam) if placed.sharded else train_stage(stage, own, groups.alone, adam)

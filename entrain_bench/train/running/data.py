@@ -61,8 +61,7 @@ class SampleData:
     @property
     def num_loss_tokens(self) -> int:
         """Predicted tokens of the whole batch: text tokens that have a token before them."""
-        starts_with_text = np.diff(self.shapes.item_offsets) == 0
-        return int((self.shapes.text_tokens - (starts_with_text & (self.shapes.text_tokens > 0))).sum())
+        return int(self.shapes.labelled_tokens.sum())
 
     def inputs(
         self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, *, splits_backward: bool = False

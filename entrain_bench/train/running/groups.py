@@ -77,7 +77,7 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
         key = place.module, place.stage
         tp, cp, dp_cp = _members(module, place)
         split = job.framework.of(spec).sequence_parallel
-        stages[key] = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split)
+        stages[key] = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split, job.framework.cp_split)
         if spec.config.tied_embeddings and place.stage in (0, module.pp - 1):
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:

@@ -10,9 +10,11 @@ import pytest
 from entrain_bench.answers.documents import posterior, results
 from entrain_bench.answers.documents.posterior import (
     PosteriorPlan,
+    PosteriorRuns,
     drawn_cells,
     jobs_of,
     posterior_output,
+    posterior_runs,
     posterior_sweeps,
     read_plan,
 )
@@ -23,16 +25,18 @@ from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.figures import _runner, iteration_time
 from entrain_bench.figures._runner import Drawing
 from entrain_bench.records.records import Results
+from entrain_bench.records.tables import parquet_of, table_of
 from entrain_bench.run.study import Study, bring_up_to_date
 from entrain_bench.specs.cluster import Speed
 
 PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02, ("gemm",))
+# All three run in the first draw, the two that come closest in the others.
 SWEEP = """# @package _global_
-# Two strategies on one job.
+# Three strategies on one job.
 hydra:
   sweeper:
     params:
-      strategy: megatron,entrain
+      strategy: megatron,entrain,disttrain
       model: tiny
       cluster: tiny
       global_batch: 16
@@ -67,7 +71,9 @@ def make(study: Study) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 @pytest.mark.wide
-def test_rounds_follow_from_results_and_are_shown(study: Study) -> None:
+def test_rounds_follow_from_results_and_are_shown(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert posterior_sweeps(study) == []
     ran = make(study)
     assert {problem for _, problem, _ in ran} == {""}
@@ -75,31 +81,48 @@ def test_rounds_follow_from_results_and_are_shown(study: Study) -> None:
     first = [each for each in values if each.get("constants") == "1"]
     later = [each for each in values if each.get("constants") in ("2", "3")]
     edges = [each for each in values if "speed.gemm" in each]
-    assert [len(part) for part in (values, first, later, edges)] == [4 + 2 + 2 + 1, 2, 2, 1]
-    # Each draw has its own seed; whoever was not the fastest in the first draw stops.
+    assert [len(part) for part in (values, first, later, edges)] == [6 + 3 + 4 + 2, 3, 4, 2]
+    # Each draw has its own seed; the slowest of the first draw stops.
     assert all(each["seed"] == each["constants"] and each["action_noise"] == "0.02" for each in (*first, *later))
     (job,) = jobs_of(study, PLAN)
     assert job.complete
     table = pd.read_csv(study.results.root / "posterior.csv").set_index("strategy")
-    winner = later[0]["strategy"]
-    assert {each["strategy"] for each in (*later, *edges)} == {winner}
-    assert table.loc[winner, ["num_draws", "num_runs", "num_fastest", "probability"]].tolist() == [3, 3, 3, 1.0]
-    assert sorted(table["num_runs"]) == [1, 3]
-    assert table.loc[winner, "lead"] >= 1
+    winner = str(table["num_fastest"].idxmax())
+    remaining = {each["strategy"] for each in later}
+    assert {each["strategy"] for each in edges} == remaining
+    assert winner in remaining
+    assert table["num_draws"].tolist() == [3, 3, 3]
+    assert table["num_fastest"].sum() == 3
+    assert {name: number for name, number in table["num_runs"].items() if name in remaining} == dict.fromkeys(
+        remaining, 3
+    )
+    assert sorted(table["num_runs"]) == [1, 3, 3]
     # Nothing is left to run.
     assert make(Study(study.results, study.config_dir)) == []
-    _check_figure(study, winner)
+    _check_figure(study, winner, tmp_path / "table.parquet", monkeypatch)
 
 
-def _check_figure(study: Study, winner: str) -> None:
+def _check_figure(study: Study, winner: str, committed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The main figure has a column more, and says the same as the table."""
     drawing = Drawing("iteration_time", iteration_time, {"": ("figure=jobs",)}, ["figures", "iteration_time"])
     assert drawing.shows_draws
     assert drawing.output.bring_up_to_date(study) == ""
     drawn = pd.read_csv(study.results.root / "figures" / "iteration_time.csv").set_index("strategy")
-    assert drawn.loc[winner, "p_fastest"] == 1.0
-    assert drawn["p_fastest"].sum() == 1.0
-    assert len(drawn_cells(study)) == 4
+    assert drawn["p_fastest"].sum() == pytest.approx(1.0)
+    assert drawn["p_fastest"].idxmax() == winner
+    cells = drawn_cells(study)
+    assert len(cells) == 7
+    # Where no run has a record, the committed reference says the same; other keys in it do not count.
+    before, files = posterior_runs(study), [study.results.record_path(cell.key) for cell in cells]
+    committed.write_bytes(parquet_of(table_of(study.results.records())))
+    for file in files:
+        file.unlink()
+    bare = Study(Results(study.results.root), study.config_dir)
+    assert posterior_runs(bare).table.empty
+    monkeypatch.setattr(posterior, "COMMITTED", committed)
+    assert posterior_runs(bare).chances == before.chances
+    assert drawn_cells(bare) == []
+    assert len(posterior_sweeps(bare)) == 1
 
 
 def test_a_device_without_draws_has_no_posterior(study: Study, tmp_path: Path) -> None:
@@ -137,7 +160,7 @@ def test_results_name_chances_and_knife_edges() -> None:
     slow = data.assign(strategy="megatron", iteration_time_s=[3.0, 1.0])
     both = pd.concat([data, slow], ignore_index=True)
     edge = KnifeEdge("tiny", "coco", "megatron", "speed.launch", 1.234)
-    text = results.posterior_markdown(both, results.chances_by_job(both), [edge])
+    text = results.posterior_markdown(both, PosteriorRuns(both, [edge]).chances, [edge])
     assert "| Tiny Coco | Braid | 0.50 | 0.50x (0.50x to 1.50x) | 2 |" in text
     assert "| Tiny Coco | Megatron | 0.50 | 0.67x (0.67x to 2.00x) | 2 |" in text
     assert "Knife's edge: Megatron on Tiny Coco" in text

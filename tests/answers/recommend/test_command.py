@@ -14,9 +14,12 @@ import yaml
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.recommend import strategy_race as session_module
+from entrain_bench.answers.recommend.recommendation import NUM_DRAWS
 from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
+from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
+from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.program.layout_json import layout_to_json
 from entrain_bench.program.plan_file import read_plan
@@ -25,6 +28,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.cells import Done, compose_cells, run_cells, run_one
+from entrain_bench.specs.cluster import Speed
 
 JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
 FREE = [*JOB[:3], "global_batch=16", "iterations=1", "mlflow=false", "seed=4"]
@@ -65,7 +69,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
         "Memory\n",
         "ideal work  ",
         "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
-        "No layout and no order",
+        "Lower bound for any layout and schedule",
         "Robustness",
         "judged on seeds 9 to 20",
     ):
@@ -245,3 +249,32 @@ def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[s
     assert re.findall(r" (behind|as good|slower)\n", table) == ["behind"]
     assert "Ended early by seconds=" in " ".join(out.split())
     assert yaml.safe_load(Path("results/recommendation.yaml").read_text())["expected"]["num_seeds"] == 12
+
+
+@pytest.mark.wide
+def test_posterior_draws_of_the_best_give_a_probability(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = {draw: Speed(gemm=1 - draw / 20, node=1 + draw / 10) for draw in range(1, NUM_DRAWS + 1)}
+    (tmp_path / "posterior.csv").write_text(draws_text({"A40": draws}))
+    monkeypatch.setattr(constants, "config_tree", lambda: tmp_path)
+    read_draws.cache_clear()
+    job = [*TINY, "strategy=megatron,bridge_reorder"]
+    out = " ".join(said(capsys, *job)[0].split())
+    found = re.search(
+        r"Over 6 posterior draws of the hardware constants, (\w+) has P\(fastest\) ([01]\.\d\d) and a", out
+    )
+    assert found
+    assert f"Run strategy={found.group(1)}: " in out
+    drawn = [record for record in Results(tmp_path / "results" / "judged").records() if record.config["constants"]]
+    assert len(drawn) == 2 * NUM_DRAWS
+    # Each draw has a fresh seed of its own, and both strategies ran at it.
+    assert {(r.config["constants"], r.config["seed"]) for r in drawn} == {(draw, 8 + draw) for draw in draws}
+    assert {r.config["action_noise"] for r in drawn} == {0.02}
+    # Nothing of it without time, without draws, or where the user chose a draw.
+    read_draws.cache_clear()
+    for more in (["seconds=0.001"], ["constants=1"]):
+        assert "P(fastest)" not in said(capsys, *job, *more)[0]
+    (tmp_path / "posterior.csv").unlink()
+    read_draws.cache_clear()
+    assert "P(fastest)" not in said(capsys, *job)[0]

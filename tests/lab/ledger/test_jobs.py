@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.tree import config_tree
 from entrain_bench.lab.ledger.book import load_book
 from entrain_bench.lab.ledger.jobs import LedgerJob, Unusable, jobs_of
 from entrain_bench.lab.ledger.rows import LedgerRow, row_of
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.module_layers import Role, build_layers
 from support.ledger import STATED
 
 BOOK = load_book()
 
 
 def row(**changes: str) -> LedgerRow:
-    return row_of("aleph_alpha_layouts_a100", 2, {**STATED, **changes})
+    return row_of("internevo_a100", 2, {**STATED, **changes})
 
 
 def jobs(**changes: str) -> tuple[LedgerJob, ...]:
@@ -34,16 +39,22 @@ def test_a_row_that_states_everything_is_one_job() -> None:
     assert job.causal
     assert job.framework.sequence_parallel
     assert job.framework.distributed_optimizer
-    assert not job.framework.overlap_grad_reduce
+    assert not job.framework.overlap_param_gather
+    assert job.framework.grad_dtype == "bf16"
     assert job.config.gated_mlp
     assert job.config.head_dim == 128
 
 
 def test_what_is_left_open_is_every_job_that_it_may_have_been() -> None:
-    assert [job.framework.sequence_parallel for job in jobs(sequence_parallel="")] == [False, True]
+    open_row = row_of("own", 2, {**STATED, "sequence_parallel": ""})
+    found = jobs_of(open_row, BOOK)
+    assert not isinstance(found, Unusable)
+    seen = [(job.framework.sequence_parallel, job.framework.grad_dtype) for job in found]
+    assert seen == [(False, "fp32"), (False, "bf16"), (True, "fp32"), (True, "bf16")]
     # Without tensor parallelism there is nothing to split.
-    (job,) = jobs(sequence_parallel="", tp="1", dp="16")
-    assert not job.framework.sequence_parallel
+    found = jobs_of(replace(open_row, tp=1, dp=16, grad_dtype="bf16"), BOOK)
+    assert not isinstance(found, Unusable)
+    assert [job.framework.sequence_parallel for job in found] == [False]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0", False), ("1", True), ("1 over all data-parallel ranks", True)])
@@ -74,7 +85,6 @@ def test_optimizer_states_are_sharded_as_the_stage_says(text: str, expected: boo
         ({"vpp": "11"}, "fewer layers than stages"),
         ({"vpp": "2", "global_batch": "96"}, "microbatches do not divide by PP"),
         ({"zero_stage": "2"}, "ZeRO-2"),
-        ({"zero_stage": "1 over 8 GPUs"}, "over a few ranks"),
         ({"zero_stage": "3"}, "sharded weights in a pipeline"),
         ({"note": "same value as in v24.11"}, "repeats a value"),
     ],
@@ -83,6 +93,79 @@ def test_what_is_not_stated_or_not_priced_is_a_reason_and_no_guess(changes: dict
     found = jobs_of(row(**changes), BOOK)
     assert isinstance(found, Unusable)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FlashAttention 2", ["flash2"]),
+        ("FlashAttention 1.0.8", ["flash1"]),
+        ("FlashAttention (version not stated)", ["flash1", "flash2"]),
+        ("fused softmax (Megatron kernel)", ["unfused"]),
+        ("PyTorch unfused", ["unfused"]),
+        ("", [None]),
+    ],
+)
+def test_attention_is_of_the_generation_that_is_named_or_of_any(text: str, expected: list[str | None]) -> None:
+    found = jobs(attention_kernel=text)
+    assert [job.framework.attention_kernel for job in found] == expected
+    assert found[0].eager_scores == text.startswith("PyTorch")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", 0),
+        ("full", 40),
+        ("selective (core attention)", 0),
+        ("full on 5 layers", 2),
+        ("full on 3 * pp layers", 3),
+    ],
+)
+def test_blocks_are_recomputed_as_the_row_says(text: str, expected: int) -> None:
+    assert [job.recompute for job in jobs(recompute=text)] == [expected]
+
+
+def test_a_few_ranks_may_share_out_optimizer_states() -> None:
+    (job,) = jobs(zero_stage="1 over 4 GPUs")
+    (whole,) = jobs()
+    module = ModuleSpec("llm", Role.LLM, job.config, build_layers(job.config))
+    assert [each.framework.optimizer_instances(module, 8) for each in (job, whole)] == [2, 1]
+
+
+def test_rows_of_a_release_have_settings_of_their_own() -> None:
+    old = replace(row(), source="nvidia_megatron_lm", release="2021-04 (arXiv)", zero_stage="", sequence_parallel=False)
+    new = replace(old, release="Megatron-Core 0.8.0 (2024-07)")
+    for each, overlaps, sharded in ((old, False, False), (new, True, True)):
+        found = jobs_of(each, BOOK)
+        assert not isinstance(found, Unusable)
+        assert found[0].framework.overlap_grad_reduce is overlaps
+        assert found[0].framework.distributed_optimizer is sharded
+
+
+def test_a_type_of_gpu_may_be_several_machines() -> None:
+    machines = BOOK.sources["easyllm"].machines("80 GB GPU, type not stated (A100 or A800: I)")
+    assert [machine.bandwidth for machine in machines] == [{}, {"nvlink": 160e9}]
+    assert not BOOK.sources["easyllm"].machines("H100")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tp_overlap: 0.9375", "tp_overlapp: 0.9375", "nvidia_dgxc_benchmarking.framework key=tp_overlapp: unknown"),
+        ("open: {sequence_parallel", "open: {sequences", "aleph_alpha_layouts_a100.open=sequences: must be a column"),
+        ("peak_bf16_flops", "peak_flops", "key=peak_flops: unknown"),
+        ("gated_mlp: true", "gated: true", "key=gated: unknown"),
+    ],
+)
+def test_a_wrong_book_is_told_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = (config_tree() / "ledger.yaml").read_text()
+    assert old in text
+    path = tmp_path / "ledger.yaml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(UserError) as error:
+        load_book(path)
+    assert message in str(error.value)
 
 
 def test_rows_of_an_unknown_table_are_a_users_own() -> None:

@@ -12,9 +12,9 @@ from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.book import load_book
+from entrain_bench.lab.ledger.book import Machine, load_book
 from entrain_bench.lab.ledger.jobs import LedgerJob, Unusable, jobs_of
-from entrain_bench.lab.ledger.predict import Cases, layers_of_stages, layout_of, resized
+from entrain_bench.lab.ledger.predict import Cases, cluster_of, layers_of_stages, layout_of
 from entrain_bench.lab.ledger.rows import row_of
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.simulate import Simulator
@@ -32,7 +32,7 @@ def cases() -> Cases:
 
 
 def job_of(**changes: str) -> LedgerJob:
-    found = jobs_of(row_of("aleph_alpha_layouts_a100", 2, {**STATED, **SMALL, **changes}), BOOK)
+    found = jobs_of(row_of("internevo_a100", 2, {**STATED, **SMALL, **changes}), BOOK)
     assert not isinstance(found, Unusable), found
     return found[0]
 
@@ -113,9 +113,36 @@ def test_blocks_are_spread_evenly(blocks: int, stages: int, expected: list[int])
 
 def test_a_cluster_is_resized_in_whole_nodes() -> None:
     base = ClusterSpec.from_config(Composer().run(("cluster=a40x64",)).cluster)
-    large, small, pair = (resized(base, gpus, {"network": 1e9}) for gpus in (128, 4, 2))
+    plain = Machine("a40x64", {"network": 1e9})
+    large, small, pair = (cluster_of(plain, base, gpus) for gpus in (128, 4, 2))
     assert (large.num_nodes, large.num_ranks, large.tiers[-1].num_ranks) == (32, 128, 128)
     assert large.tiers[-1].bandwidth_bytes_per_s == 1e9
     assert [tier.name for tier in small.tiers] == ["nvlink", "pcie"]
     assert [tier.name for tier in pair.tiers] == ["nvlink"]
     assert (pair.num_ranks, pair.tiers[0].num_ranks) == (2, 2)
+    wide = cluster_of(replace(plain, tiers=("pcie",), gpus_per_node=8, device={"memory_bytes": 7}), base, 16)
+    assert [(tier.name, tier.num_ranks) for tier in wide.tiers] == [("pcie", 8), ("network", 16)]
+    assert (wide.num_nodes, wide.device.memory_bytes) == (2, 7)
+
+
+def test_eager_attention_moves_and_keeps_scores_besides(cases: Cases) -> None:
+    kernels = ("FlashAttention 2", "fused softmax (Megatron kernel)", "PyTorch unfused")
+    flash, fused, eager = (cases.of(job_of(attention_kernel=kernel)).predict() for kernel in kernels)
+    assert flash.seconds < fused.seconds < eager.seconds
+    assert flash.gib < fused.gib < eager.gib
+
+
+def test_a_head_of_two_numbers_costs_next_to_nothing(cases: Cases) -> None:
+    bert = job_of(model="BERT large", vocab="32000")
+    assert not bert.causal
+    head = cases.of(bert).model.llm.layers[-1]
+    assert head.gemms[0].n == 2
+    assert cases.of(bert).model.llm.layers[0].parameters == 32000 * 1024
+
+
+def test_some_blocks_are_recomputed_on_each_stage(cases: Cases) -> None:
+    none, some, full = (
+        cases.of(job_of(recompute=text)).predict() for text in ("none", "full on 1 * pp layers", "full")
+    )
+    assert none.seconds < some.seconds < full.seconds
+    assert none.gib > some.gib > full.gib

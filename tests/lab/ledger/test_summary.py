@@ -35,6 +35,10 @@ def test_errors_are_medians_and_the_share_within_a_tenth() -> None:
     found = Errors.of([outcome(9, 9), outcome(8, 8), outcome(10, 10), outcome(13, 13)])
     assert found is not None
     assert (found.rows, found.ratio, found.error, found.near) == pytest.approx((4, 0.95, 0.15, 0.5))
+    assert found.width == 0
+    wide = Errors.of([outcome(8, 12), outcome(8, 10), outcome(8, 8)])
+    assert wide is not None
+    assert wide.width == pytest.approx(0.25)
     assert Errors.of([Outcome(outcome(1, 1).row, "because")]) is None
 
 
@@ -117,7 +121,7 @@ def test_rows_of_equal_jobs_are_predicted_once(monkeypatch: pytest.MonkeyPatch) 
         return Prediction(1.0, 1.0, True)
 
     monkeypatch.setattr(Case, "predict", predict)
-    row = row_of("mine", 2, STATED)
+    row = row_of("mine", 2, {**STATED, "grad_dtype": "bf16"})
     entries = [*entries_of([row, replace(row, line=3), replace(row, line=4, tp=4, dp=4)], BOOK, Cases(Composer()))]
     assert len(outcomes_of(entries)) == 3
     assert len(asked) == 2

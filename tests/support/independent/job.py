@@ -18,6 +18,7 @@ from support.independent.layers import (
     layers_of,
     mlp_of,
     with_single_kernels,
+    with_two_gate_kernels,
 )
 
 ROLES = ("encoder", "llm", "generator")
@@ -172,20 +173,25 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module, cp), module in self.split
-                    alone = self.framework["norm_kernel"] == "unfused"
-                    ran = with_single_kernels(layer) if alone else layer
-                    times = machine.layer_times(ran, lengths, tp, parts, split)
+                    times = machine.layer_times(self._run(layer, module), lengths, tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
                         once_more = times
                         if self.framework["recompute_granularity"] == "selective":
                             part = replace(mlp_of(self.configs[module]), learns=layer.learns)
-                            part = with_single_kernels(part) if alone else part
-                            once_more = machine.layer_times(part, lengths, tp, parts, split=False)
+                            once_more = machine.layer_times(self._run(part, module), lengths, tp, parts, split=False)
                         again = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                         times = replace(times, backward=again[0], backward_comm=again[1])
                     kinds[layer.kind] = times
             self._times[module, chunk] = [kinds[layer.kind] for layer in self.layers[module]]
         return self._times[module, chunk]
+
+    def _run(self, layer: Layer, module: int) -> Layer:
+        """A layer with the kernels that the framework runs."""
+        if self.framework["norm_kernel"] == "unfused":
+            layer = with_single_kernels(layer)
+        return (
+            with_two_gate_kernels(layer, self.configs[module]) if self.framework["gate_kernel"] == "unfused" else layer
+        )
 
     def seconds(self, action: Action) -> list[float]:
         """Seconds of each of the stage's layers in an action, what they send each other included."""

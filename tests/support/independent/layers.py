@@ -157,14 +157,28 @@ def mlp_of(config: Mapping[str, Any]) -> Layer:
 
 def with_single_kernels(layer: Layer) -> Layer:
     """The layer with RMSNorms of seven kernels each: cast, square, mean, root, product, cast, product."""
-    moved = layer.norms * layer.hidden * ((2 + 4) + (4 + 4) + 4 + (4 + 4) + (4 + 2) + (2 + 2) - (2 + 2))
+    if not layer.norms:
+        return layer
+    values = layer.norms * layer.hidden
+    moved = values * ((2 + 4) + (4 + 4) + 4 + (4 + 4) + (4 + 2) + (2 + 2) - (2 + 2))
+    # Sums over tokens, products and casts in their turn; a fused kernel reads two and writes one, and the weight's.
+    moved_back = values * ((2 * 3 + 2) + 4 + 6 + 8 + (4 * 3 + 4) + 4 + (4 * 3 + 8) + 12 + 6 - 8)
+    returned = 2 * layer.elementwise_bytes if layer.returned_bytes is None else layer.returned_bytes
     return replace(
         layer,
         elementwise_bytes=layer.elementwise_bytes + moved,
         hidden_bytes=layer.hidden_bytes + moved,
-        returned_bytes=None if layer.returned_bytes is None else layer.returned_bytes + 2 * moved,
+        returned_bytes=returned + moved_back,
         launches=layer.launches + 6 * layer.norms,
     )
+
+
+def with_two_gate_kernels(layer: Layer, config: Mapping[str, Any]) -> Layer:
+    """A layer with an MLP whose activation, then whose product with the gate, each read and write their values."""
+    if not config.get("gated_mlp") or layer.kind not in ("block", "window", "mlp"):
+        return layer
+    moved = BF16 * ((1 + 1) + (2 + 1) - (2 + 1)) * config["ffn_hidden_size"]
+    return replace(layer, elementwise_bytes=layer.elementwise_bytes + moved, launches=layer.launches + 1)
 
 
 def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrain_bench.specs.framework import PACK, SAMPLE
 from entrain_bench.specs.model import SELECTIVE, ModuleSpec
 from entrain_bench.train.modules import NamedParameter, StageGroups, attention
 from entrain_bench.train.modules import split as splitting
@@ -62,12 +63,15 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
         split: bool = False,
         two_passes: bool = False,
         recompute: bool = False,
+        whole_pack: bool = False,
+        chunk: int = 0,
     ) -> list[str]:
         key = module.name, short
         if key not in whole:
             whole[key] = run_module(model, module, groups[1, 1], short=short)
-        own = replace(groups[tp, cp], sequence_parallel=split)
-        actual = run_module(model, module, own, cuts, short=short, splits_backward=two_passes, recompute=recompute)
+        own = replace(groups[tp, cp], sequence_parallel=split, cp_split=PACK if whole_pack else SAMPLE)
+        options = {"recompute": recompute, "logit_chunk_tokens": chunk}
+        actual = run_module(model, module, own, cuts, short=short, splits_backward=two_passes, **options)
         wrong = differences(actual, whole[key], tolerance=1e-5)
         return [f"{module.name} tp{tp} cp{cp} {cuts} {split} {two_passes}: {line}" for line in wrong]
 
@@ -76,8 +80,11 @@ def layout_differences(_rank: int) -> dict[str, list[str]]:
         for tp, cp, cuts in LAYOUTS:
             found["none"] += compare(module, tp, cp, cuts)
             found["none"] += compare(module, tp, cp, cuts, split=True)
+        for tp, cp in ((1, 2), (2, 2), (1, 4)):
+            found["none"] += compare(module, tp, cp, split=True, whole_pack=True)
+            found["none"] += compare(module, tp, cp, (1, 3), chunk=3)
         for split in (False, True):
-            found["none"] += compare(module, tp, cp, cuts, split=split, two_passes=True)
+            found["none"] += compare(module, 2, 2, (1, 3), split=split, two_passes=True)
         selective = model.with_recomputation(SELECTIVE).module(module.name)
         for split in (False, True):
             found["none"] += compare(selective, 2, 1, split=split, recompute=True)

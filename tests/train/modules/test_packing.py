@@ -12,20 +12,31 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from entrain_bench.specs.context_pieces import rank_rows
 from entrain_bench.train.modules import NamedParameter, attention
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
-from entrain_bench.train.modules.packing import Segments, Share, consecutive_windows, make_segments, segments_of
+from entrain_bench.train.modules.packing import (
+    Segments,
+    Share,
+    _share_of_pieces,
+    consecutive_windows,
+    make_segments,
+    segments_of,
+    with_halo,
+)
 from support.train.reference import normal
 
 CPU = torch.device("cpu")
 
 
 def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> Tensor:
+    """Which of all rows each of a rank's rows sees ``[num_rows, total]``."""
     mask = torch.zeros(num_rows, total, dtype=torch.bool)
-    row, key = 0, segments.first_key
+    places = torch.arange(total) if segments.keys is None else segments.keys
+    row, key = 0, 0
     for queries, keys in zip(segments.query_lengths, segments.key_lengths, strict=True):
         for i in range(queries):
-            mask[row + i, key : key + (keys - queries + i + 1 if causal else keys)] = True
+            mask[row + i, places[key : key + (keys - queries + i + 1 if causal else keys)]] = True
         row, key = row + queries, key + keys
     assert row == num_rows
     return mask
@@ -34,23 +45,76 @@ def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> T
 packs = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
 
 
-@given(lengths=packs, cp=st.integers(1, 4), causal=st.booleans(), window=st.integers(0, 4))
-@settings(max_examples=60, deadline=None)
+def share_of_rank(lengths: tuple[int, ...], cp: int, rank: int, whole_pack: bool, parts: int = 1) -> Share:
+    return _share_of_pieces(lengths, cp, rank, whole_pack, parts)
+
+
+@given(lengths=packs, cp=st.integers(1, 4), causal=st.booleans(), window=st.integers(0, 4), whole_pack=st.booleans())
+@settings(max_examples=100, deadline=None)
 def test_segments_of_all_ranks_are_the_block_diagonal_mask(
-    lengths: tuple[int, ...], cp: int, causal: bool, window: int
+    lengths: tuple[int, ...], cp: int, causal: bool, window: int, whole_pack: bool
 ) -> None:
-    total = sum(lengths)
-    size = -(-total // cp)
     label = [(i, at // window if window else 0) for i, length in enumerate(lengths) for at in range(length)]
-    label += [(-1, 0)] * (size * cp - total)
-    expected = [[label[q] == label[k] and (k <= q or not causal) for k in range(len(label))] for q in range(len(label))]
-    rows = []
+    runs = consecutive_windows(lengths, window) if window else lengths
+    seen_rows = list[int]()
     for rank in range(cp):
-        share = Share(total, rank * size, (rank + 1) * size, size * cp)
-        runs = consecutive_windows(lengths, window) if window else lengths
-        segments = segments_of(runs, share, causal=causal, device=CPU)
-        rows.append(dense_mask(segments, size, size * cp, causal))
-    assert torch.cat(rows).tolist() == expected
+        share = share_of_rank(lengths, cp, rank, whole_pack)
+        segments = segments_of(runs, share, causal=causal, device=CPU, gathered=cp > 1)
+        mask = dense_mask(segments, share.size, cp * share.size, causal)
+        own = [row for row in share.rows.tolist() if row >= 0]
+        seen_rows += own
+        for place, row in enumerate(own):
+            wanted = {k for k in range(len(label)) if label[k] == label[row] and (k <= row or not causal)}
+            assert set(mask[place].nonzero().flatten().tolist()) == {int(share.places[k]) for k in wanted}
+        # Padding sees padding of its rank, so that no row is without a key.
+        for place in range(len(own), share.size):
+            seen = mask[place].nonzero().flatten()
+            assert len(seen)
+            assert all(share.first + len(own) <= key < share.first + share.size for key in seen.tolist())
+    assert sorted(seen_rows) == [*range(len(label))]
+
+
+@given(lengths=packs, cp=st.integers(1, 4), whole_pack=st.booleans(), parts=st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_ranks_take_a_piece_from_the_front_and_one_from_the_end(
+    lengths: tuple[int, ...], cp: int, whole_pack: bool, parts: int
+) -> None:
+    units = [sum(lengths)] if whole_pack else [*lengths]
+    held: list[list[int]] = [[] for _ in range(cp)]
+    start = 0
+    for tokens in units:
+        cuts = [start + tokens * piece // (2 * cp) for piece in range(2 * cp + 1)]
+        for rank, own in enumerate(held):
+            for piece in (rank, 2 * cp - 1 - rank):
+                own += range(cuts[piece], cuts[piece + 1])
+        start += tokens
+    rows = torch.arange(sum(lengths)) * 10
+    for rank, own in enumerate(held):
+        share = share_of_rank(lengths, cp, rank, whole_pack, parts)
+        assert share.size == rank_rows(np.array(lengths), cp, whole_pack=whole_pack, parts=parts)
+        assert share.size % parts == 0
+        assert share.pad(rows, -7).tolist() == [10 * row for row in own] + [-7] * (share.size - len(own))
+        joined = [row for index in range(parts) for row in share.part(index, parts).rows.tolist()]
+        assert joined == share.rows.tolist()
+        assert [share.first + place for place in range(len(own))] == share.places[own].tolist()
+
+
+@given(lengths=packs, cp=st.integers(1, 4), halo=st.integers(0, 4))
+@settings(max_examples=80, deadline=None)
+def test_a_halo_has_the_tokens_before_each_piece_and_none_of_another_sequence(
+    lengths: tuple[int, ...], cp: int, halo: int
+) -> None:
+    first = [start for start, length in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True) for _ in range(length)]
+    for rank in range(cp):
+        share = share_of_rank(lengths, cp, rank, False)
+        wider, kept = with_halo(share, lengths, halo)
+        rows = wider.rows.tolist()
+        places = [*range(share.size)] if kept is None else kept.tolist()
+        assert [rows[place] for place in places] == share.rows.tolist()
+        for place in places:
+            row = rows[place]
+            reach = min(halo, row - first[row]) if row >= 0 else 0
+            assert rows[place - reach : place] == [*range(row - reach, row)] or row < 0
 
 
 def varlen_in_plain_torch(
@@ -91,7 +155,7 @@ def varlen_in_plain_torch(
 def test_packed_attention_is_masked_attention(
     segments: list[tuple[int, int]], causal: bool, kernel: AttentionKernel
 ) -> None:
-    lengths = make_segments([q for q, _ in segments], [q + more for q, more in segments], 0, CPU)
+    lengths = make_segments([q for q, _ in segments], [q + more for q, more in segments], None, CPU)
     rng = np.random.default_rng(len(segments))
     query = normal(rng, sum(lengths.query_lengths), 4, 8)
     key, value = (normal(rng, sum(lengths.key_lengths), 2, 8) for _ in range(2))

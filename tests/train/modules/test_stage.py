@@ -310,7 +310,7 @@ def test_logits_in_chunks_give_the_same_and_never_exist_for_all(
     results = []
     for chunk in (0, 7):
         with LargestLogits(words, width) as seen:
-            options = {"splits_backward": splits_backward, "loss_chunk_tokens": chunk}
+            options = {"splits_backward": splits_backward, "logit_chunk_tokens": chunk}
             results.append(run_module(model, model.llm, alone, (2,), **options))
         most[chunk] = seen.rows
     assert most == {0: sum(SAMPLES), 7: 7}
@@ -319,7 +319,7 @@ def test_logits_in_chunks_give_the_same_and_never_exist_for_all(
 
 def test_a_chunk_without_labels_has_no_loss_and_all_gradients(alone: StageGroups) -> None:
     model = small_model()
-    stage = stage_of(model, model.llm, alone, loss_chunk_tokens=4)
+    stage = stage_of(model, model.llm, alone, logit_chunk_tokens=4)
     ids = torch.arange(20)
     loss = stage(None, Pack((20,), (), ids, torch.full((20,), -1)))
     loss.backward()

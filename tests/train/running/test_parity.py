@@ -30,6 +30,16 @@ SETTINGS = {
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
 }
+# How context parallelism cuts, and whether the head has logits of all positions.
+STAGES = {
+    "cp4": ("layout.tp=1", "layout.cp=4"),
+    "cp2_pack": (*DEGREES["cp2"], "cp_split=pack"),
+    "cp4_pack": ("layout.tp=1", "layout.cp=4", "cp_split=pack"),
+    "tp2_cp2_pack": ("layout.tp=2", "layout.cp=2", "cp_split=pack"),
+    "tp2_labelled": (*DEGREES["tp2"], "head_tokens=labelled"),
+    "cp2_labelled": (*DEGREES["cp2"], "head_tokens=labelled"),
+    "tp2_cp2_labelled": ("layout.tp=2", "layout.cp=2", "head_tokens=labelled"),
+}
 SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
 VIRTUAL = {
@@ -56,7 +66,7 @@ SCHEDULES = {
     "zb_v_recomputed": ("strategy/scheduler=zb_v", *V, *PP4, "layout.recompute=[vision,llm]"),
     "interleaved_pp4": ("strategy.planner.virtual_stages=2", *PP4),
 }
-LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | SAMPLES | SCHEDULES
+LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | STAGES | SAMPLES | SCHEDULES
 MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
 # Strategy, layout and change.
 Case = tuple[str, str, str]
@@ -66,6 +76,8 @@ QUICK: list[Case] = [
     ("megatron", "zb_v_recomputed", ""),
     ("hetero_colocated", "sharded_optimizer", ""),
     ("fsdp", "dp1", ""),
+    ("megatron", "cp2_labelled", ""),
+    ("megatron", "cp4_pack", ""),
 ]
 # With make test-wide; the rest is for make test-slow.
 USUAL: dict[str, list[Case]] = {
@@ -83,6 +95,9 @@ USUAL: dict[str, list[Case]] = {
         ("entrain", "pp2_dp2", ""),
         ("dflop", "free", ""),
         ("veomni", "single", ""),
+        ("megatron", "cp4", ""),
+        ("megatron", "tp2_cp2_pack", ""),
+        ("megatron", "tp2_cp2_labelled", ""),
     ],
 }
 FAULTY: list[Case] = [
@@ -183,6 +198,13 @@ def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None
 def test_every_schedule_trains_like_one_process(model: str, reference: Path) -> None:
     cases = [("megatron", name, "") for name in SCHEDULES]
     cases += [("dip", name, change) for name in ("virtual", "virtual_closed") for change in ("", SPLIT)]
+    assert check(run_cases(cases, MODELS[model], reference)) == len(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_cut_and_head_trains_like_one_process(model: str, reference: Path) -> None:
+    cases = [("megatron", name, change) for name in ("cp2", *STAGES) for change in ("", SPLIT)]
     assert check(run_cases(cases, MODELS[model], reference)) == len(cases)
 
 

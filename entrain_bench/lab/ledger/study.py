@@ -1,0 +1,139 @@
+"""The fit of the whole ledger: constants, sources left out, and what stays unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.config.constants import Draws
+from entrain_bench.lab.ledger.constants import (
+    FITTED,
+    RESERVE,
+    SPEED,
+    Constant,
+    at_reserve,
+    at_speed,
+    speed_of,
+    with_constants,
+)
+from entrain_bench.lab.ledger.entries import Entry, Outcome, outcomes_of
+from entrain_bench.lab.ledger.fit import Fit, Knob, Point, fit_points, left_out_fits, linearize, solve
+from entrain_bench.lab.ledger.forwards import ForwardCase
+from entrain_bench.lab.ledger.points import forward_points, memory_points, time_points
+from entrain_bench.lab.ledger.posterior import NUM_DRAWS, draw
+from entrain_bench.specs.cluster import Speed
+
+# Significant digits of a fitted constant.
+DIGITS = 2
+# Devices without measurements, and the one whose constants they carry over.
+CARRIED = {"H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Rows with their cases, and published ranges of forwards."""
+
+    entries: tuple[Entry, ...]
+    forwards: tuple[ForwardCase, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A fit of whole runs by source.
+
+    Attributes:
+        fit: of all sources.
+        without: of all sources but one, by its name.
+    """
+
+    constants: tuple[Constant, ...]
+    fit: Fit
+    without: Mapping[str, Fit]
+
+    def values(self, device: str) -> dict[str, float]:
+        """Fitted constants of a device by name, rounded to ``DIGITS``."""
+        named = zip(self.constants, self.fit.factors(device).tolist(), strict=True)
+        return {each.knob.name: float(f"{each.value(factor):.{DIGITS}g}") for each, factor in named}
+
+    def left_out(self, ledger: Ledger) -> list[Outcome]:
+        """What comes of every row under the fit without its source; rows without a prediction as they are."""
+        found = []
+        for entry in ledger.entries:
+            fit = self.without.get(entry.row.source)
+            if fit is None or not entry.cases:
+                found += outcomes_of([entry])
+                continue
+            device = entry.cases[0].cluster.device.name
+            found += outcomes_of([entry], with_constants(self.constants, fit.factors(device)))
+        return found
+
+
+def study_of(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
+    """Fit the constants to all timed rows and ranges, and again without each source."""
+    chosen = tuple(constants)
+    changes = partial(with_constants, chosen)
+    points = [*time_points(ledger.entries, changes), *forward_points(ledger.forwards, changes)]
+    fit = fit_points(points, [constant.knob for constant in chosen])
+    return Study(chosen, fit, left_out_fits(fit.problem, fit.error))
+
+
+def constants_table(study: Study) -> tuple[str, list[str], list[list[str]]]:
+    """Title, heading and rows: fitted constants by device, and by how much the log of each is uncertain."""
+    devices = study.fit.problem.devices
+    spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
+    values = [study.values(device) for device in devices]
+    rows = [
+        [
+            name,
+            *(
+                f"{own[name]:.{DIGITS}g} ({100 * size:.0f}%)"
+                for own, size in zip(values, spread[:, index], strict=True)
+            ),
+        ]
+        for index, name in enumerate(values[0])
+    ]
+    title = f"Fitted constants (standard deviation); error of a source left out: {100 * study.fit.error:.1f}%"
+    return title, ["constant", *devices], rows
+
+
+def posterior(ledger: Ledger, error: float) -> Draws:
+    """Sets of constants around the configured ones, by device.
+
+    Devices in ``CARRIED`` have those of the device that they carry constants over from.
+
+    Args:
+        ledger: what they must agree with.
+        error: of a prediction, as of ``Fit``.
+
+    Raises:
+        UserError: the configured constants do not keep the published ranges.
+    """
+    ranges = forward_points(ledger.forwards, at_speed)
+    times = _around([*time_points(ledger.entries, at_speed), *ranges], SPEED, error)
+    peaks = memory_points(ledger.entries, at_reserve)
+    memory = _around(peaks, (RESERVE,), error) if peaks else None
+    found = {device: _draws(device, times, memory, ranges) for device in times.problem.devices}
+    return found | {device: found[other] for device, other in CARRIED.items() if other in found}
+
+
+def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit:
+    """What is unknown around the configured constants."""
+    problem = linearize(points, knobs)
+    return replace(solve(problem, error), at=np.zeros_like(problem.at))
+
+
+def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point]) -> dict[int, Speed]:
+    held = [point for point in ranges if point.device == device]
+
+    def holds(factors: FloatArray) -> bool:
+        return all(point.residual(factors) == 0.0 for point in held)
+
+    factors, reserves = draw(times, device, holds), np.ones((NUM_DRAWS, 1))
+    if memory is not None and device in memory.problem.devices:
+        reserves = draw(memory, device, lambda _: True)
+    pairs = zip(factors, reserves[:, 0].tolist(), strict=True)
+    return {number: speed_of(row, reserve) for number, (row, reserve) in enumerate(pairs, 1)}
