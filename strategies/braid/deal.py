@@ -120,7 +120,8 @@ def dealt(
     """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
 
     Args:
-        seconds, bytes_: of each sample on each width ``[widths, samples]``.
+        seconds: of each sample on each width ``[widths, samples]``.
+        bytes_: that it needs on a rank there ``[widths, samples]``.
         widths: narrow to wide ``[widths]``.
         num_ranks: of a stage.
         room_bytes: for what a rank keeps.

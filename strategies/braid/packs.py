@@ -1,21 +1,18 @@
-"""Packs of samples on groups of several widths: labels of units, the order of packs, and their program."""
+"""Packs of samples on groups of several widths: the deal that ends first, its packs, and labels of units."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
+from entrain_bench.balancing.widths import packed_program, widths_of
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.program import Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
-from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.job import Job
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .deal import Deal, Work, dealt, priced, split, work_of
@@ -36,36 +33,7 @@ def pack_assignment(shapes: SampleShapes, layout: Layout, profile: Profile) -> A
     deals = [dealt(seconds, bytes_, widths, num_ranks, room, decisive(share * ideal_s)) for share in LIMITS]
     chosen = deals[int(decisive(np.array([deal.end_s for deal in deals])).argmin())]
     own = np.searchsorted(widths, chosen.width), np.arange(len(shapes))
-    return labelled(shapes, layout, profile, work, chosen, bytes_[own], seconds[own], room)
-
-
-def layouts_with_widths(job: Job) -> Iterator[Layout]:
-    """Layouts on all ranks in which a group of any width may take a sample.
-
-    Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, ....
-    """
-    num_ranks, node = job.cluster.num_ranks, job.cluster.gpus_per_node
-    for least in (tp for tp in (1, 2, 4, 8) if node % tp == 0 and num_ranks % tp == 0):
-        modules = []
-        for module in job.model.modules:
-            base = least if module is job.model.llm else 1
-            widths = [
-                (tp, width // tp)
-                for width in (1, 2, 4, 8, 16, 32)
-                for tp in (1, 2, 4, 8)
-                if width <= num_ranks and width % tp == tp % base == node % tp == 0 and splits(module, tp)
-            ]
-            if not widths or widths[0][0] * widths[0][1] > least:
-                break
-            ranks = np.arange(num_ranks).reshape(-1, 1, base)
-            modules.append(ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, widths=tuple(widths)))
-        else:
-            yield Layout(tuple(modules), 1)
-
-
-def splits(module: ModuleSpec, tp: int) -> bool:
-    """Whether a tensor-parallel degree splits a module."""
-    return all(size % tp == 0 for size in module.sharded_sizes.values())
+    return labels_of(packs_of(chosen, bytes_[own], seconds[own], room), chosen, work, layout)
 
 
 def believed_s(shapes: SampleShapes, layout: Layout, profile: Profile) -> float:
@@ -76,42 +44,15 @@ def believed_s(shapes: SampleShapes, layout: Layout, profile: Profile) -> float:
     return packed_iteration_s(program, profile)
 
 
-def widths_of(layout: Layout) -> IntArray:
-    """Ranks of the groups that packs may have, narrow to wide: those that every module can fill."""
-    own = [{tp * cp for tp, cp in placed.degrees} for placed in layout.modules]
-    narrowest = max(min(each) for each in own)
-    return np.array(sorted(width for width in set().union(*own) if width >= narrowest))
-
-
-def labelled(
-    shapes: SampleShapes,
-    layout: Layout,
-    profile: Profile,
-    work: Work,
-    deal: Deal,
-    bytes_: FloatArray,
-    seconds: FloatArray,
-    room: float,
-) -> Assignment:
-    """Group and pack of every unit.
-
-    Args:
-        shapes, layout, profile: of the batch.
-        work: its believed work.
-        deal: groups of samples.
-        bytes_: what each sample needs on a rank of its group ``[samples]``.
-        seconds: what it takes on its own ``[samples]``.
-        room: what a pack may keep on a rank.
-    """
-    modules = profile.job.model.modules
-    packs = packs_of(deal, bytes_, seconds, room)
-    replica = [np.zeros(len(module.units(shapes)), np.int64) for module in modules]
-    number = [np.zeros(len(module.units(shapes)), np.int64) for module in modules]
+def labels_of(packs: Sequence[IntArray], deal: Deal, work: Work, layout: Layout) -> Assignment:
+    """Group and pack of every unit of the samples of each pack, whose order is the packs'."""
     first_group = [offsets_from_counts(placed.num_groups) for placed in layout.modules]
+    counts, num_modules = np.diff(work.first_unit).tolist(), len(layout.modules)
+    replica, number = ([np.zeros(count, np.int64) for count in counts] for _ in range(2))
     for index, samples in enumerate(packs):
         width, first = int(deal.width[samples[0]]), int(deal.first[samples[0]])
         for module, placed in enumerate(layout.modules):
-            found = split(work, samples, module, len(modules), width)
+            found = split(work, samples, module, num_modules, width)
             if found is None:
                 continue
             degree, units, place = found
@@ -150,21 +91,3 @@ def packs_of(deal: Deal, bytes_: FloatArray, seconds: FloatArray, room: float) -
         )
         packs += [((-width, place, first), each) for place, each in enumerate(own_packs)]
     return [samples for _, samples in sorted(packs, key=lambda each: each[0])]
-
-
-def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-    """Packs one after another: encoders, LLM and generators forward, then back; recomputed where memory is short."""
-    model = profile.job.model
-    labels = zip(model.modules, assignment.modules, strict=True)
-    chunks = [group_chunks(module, shapes, own) for module, own in labels]
-    slots = []
-    for module, rows in zip(model.modules, chunks, strict=True):
-        base = 6 * rows.microbatch.astype(np.int64)[:, None]
-        depth = 0 if module.is_encoder else 1 if module is model.llm else 2
-        slots.append(Slots(base + depth, base + 5 - depth))
-    program = build_program(model, layout, shapes, chunks, slots)
-    if profile.job.request.recompute is not None:
-        return program
-    if float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes:
-        return program
-    return recompute_by_chunk(recompute_all(program), profile)

@@ -15,14 +15,15 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.tuning import Candidates, chosen_layout, default_job
+from entrain_bench.balancing.tuning import chosen_layout, default_job
+from entrain_bench.balancing.widths import layouts_with_widths
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .layout import Shape, Work, place, shapes_of, split_layers
-from .packs import believed_s, layouts_with_widths
+from .packs import believed_s
 
 # Replicas whose schedules are believed where a layout has more of them.
 DRAFT_REPLICAS = 16
@@ -35,6 +36,7 @@ class BraidPlanner:
     """Encoders and LLM on all ranks of a replica.
 
     Attributes:
+        widths: whether a sample may take a group of any width; otherwise all layouts have one TP and CP.
         profile_samples: samples that stand for a batch.
         overhead: share of an encoder chunk's time that a chunk costs anyway, as the planner counts on.
         encoder_degrees: whether encoders have TP and CP of their own.
@@ -49,6 +51,7 @@ class BraidPlanner:
 
     handles_generators: ClassVar[bool] = True
 
+    widths: bool = True
     profile_samples: int = 1024
     overhead: float = 0.05
     encoder_degrees: bool = True
@@ -69,7 +72,13 @@ class BraidPlanner:
         require(bool(factors) and min(factors) > 0, "strategy.planner.microbatches", factors, "numbers above 0")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The fastest on trial of the most promising layouts that fit memory."""
+        """The fastest on trial of the most promising layouts that fit memory.
+
+        Layouts with groups of several widths, if the job leaves all degrees free and one fits; otherwise pipelines.
+        """
+        wide = self._with_widths(profile)
+        if wide:
+            return chosen_layout(profile, lambda _: wide, make_program, self.num_trials)
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
         draft: MakeProgram = getattr(make_program, "draft", make_program)
@@ -90,23 +99,22 @@ class BraidPlanner:
                 layers = split_layers(work, shape).layers
                 yield Candidate(rating_s, place(each.job, shape, layers))
 
-        return chosen_layout(
-            profile, candidates, make_program, self.num_trials, self._with_widths(profile), quick=quick
-        )
+        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=quick)
 
-    def _with_widths(self, profile: Profile) -> list[Candidates]:
-        """Layouts whose groups have several widths, for jobs that leave all degrees free; none for others."""
+    def _with_widths(self, profile: Profile) -> list[Candidate]:
+        """Layouts whose groups have several widths, if the job leaves all degrees free, by rising estimate."""
         asked = profile.job.request
-        if any((asked.tp, asked.cp, asked.pp, asked.dp)):
+        if not self.widths or any((asked.tp, asked.cp, asked.pp, asked.dp)):
             return []
-        samples = profile.draw(profile.job.global_batch)
-        found = [
-            Candidate(believed_s(samples, layout, profile), layout)
-            for layout in layouts_with_widths(profile.job)
-            if has_room(profile, layout)
-        ]
-        rising = sorted(found, key=lambda each: decisive(each.estimated_s))
-        return [lambda _: iter(rising)] if rising else []
+        start = profile.place
+        samples, found = profile.draw(profile.job.global_batch), list[Candidate]()
+        for layout in layouts_with_widths(profile.job):
+            if has_room(profile, layout):
+                estimated_s = believed_s(samples, layout, profile)
+                if np.isfinite(estimated_s):
+                    found.append(Candidate(estimated_s, layout))
+        profile.go_back(start)
+        return sorted(found, key=lambda each: decisive(each.estimated_s))
 
     def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
         """Drafts of the best shapes of every width, of all with the same degrees, then of those next to the fastest."""

@@ -18,6 +18,7 @@ from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
+from entrain_bench.balancing.widths import packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
@@ -27,7 +28,6 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .packs import packed_program
 from .replicas import Replica, recomputing, replicas_of
 
 # A replica this close to the work of its busiest lane has nothing left to search for.

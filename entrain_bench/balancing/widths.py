@@ -1,0 +1,74 @@
+"""Layouts whose groups of ranks have several widths, and programs of packs that such groups run one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program.assignment import Assignment, group_chunks
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+# Ranks of a group, and ways to split layers among them.
+GROUPS, TENSOR_PARALLEL = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
+
+
+def layouts_with_widths(job: Job) -> Iterator[Layout]:
+    """Layouts on all ranks in which a group of any width may take a sample.
+
+    Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, ....
+    """
+    num_ranks, node = job.cluster.num_ranks, job.cluster.gpus_per_node
+    for least in (tp for tp in TENSOR_PARALLEL if node % tp == 0 and num_ranks % tp == 0):
+        modules = []
+        for module in job.model.modules:
+            base = least if module is job.model.llm else 1
+            widths = [
+                (tp, width // tp)
+                for width in GROUPS
+                for tp in TENSOR_PARALLEL
+                if width <= num_ranks and width % tp == tp % base == node % tp == 0 and splits(module, tp)
+            ]
+            if not widths or widths[0][0] * widths[0][1] > least:
+                break
+            ranks = np.arange(num_ranks).reshape(-1, 1, base)
+            modules.append(ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, widths=tuple(widths)))
+        else:
+            yield Layout(tuple(modules), 1)
+
+
+def splits(module: ModuleSpec, tp: int) -> bool:
+    """Whether a tensor-parallel degree splits a module."""
+    return all(size % tp == 0 for size in module.sharded_sizes.values())
+
+
+def widths_of(layout: Layout) -> IntArray:
+    """Ranks of the groups that packs may have, narrow to wide: those that every module can fill."""
+    own = [{tp * cp for tp, cp in placed.degrees} for placed in layout.modules]
+    narrowest = max(min(each) for each in own)
+    return np.array(sorted(width for width in set().union(*own) if width >= narrowest))
+
+
+def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+    """Packs one after another: encoders, LLM and generators forward, then back; recomputed where memory is short."""
+    model = profile.job.model
+    labels = zip(model.modules, assignment.modules, strict=True)
+    chunks = [group_chunks(module, shapes, own) for module, own in labels]
+    slots = []
+    for module, rows in zip(model.modules, chunks, strict=True):
+        base = 6 * rows.microbatch.astype(np.int64)[:, None]
+        depth = 0 if module.is_encoder else 1 if module is model.llm else 2
+        slots.append(Slots(base + depth, base + 5 - depth))
+    program = build_program(model, layout, shapes, chunks, slots)
+    if profile.job.request.recompute is not None:
+        return program
+    if float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes:
+        return program
+    return recompute_by_chunk(recompute_all(program), profile)
