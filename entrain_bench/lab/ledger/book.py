@@ -32,6 +32,7 @@ class Family:
         model: fields of ``ModuleConfig``.
         causal: whether attention is masked.
         outputs: numbers that the head makes of a token; 0 for a vocabulary's.
+        dropout: whether scores and both results of a block are dropped, by kernels of their own.
     """
 
     words: tuple[str, ...]
@@ -39,6 +40,7 @@ class Family:
     model: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = True
     outputs: int = 0
+    dropout: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,8 @@ class LedgerJob:
         microbatch_size: sequences.
         num_microbatches: of a replica, in an iteration.
         recompute: blocks of a stage that are recomputed in backward, at most.
-        eager_scores: whether attention is of PyTorch's single operators: a scale, a mask and a dropout of scores are
-            kernels of their own.
+        eager_scores: whether attention is of PyTorch's single operators: scale and mask are kernels of their own.
+        dropout: whether there is dropout of scores and hidden states, by kernels of its own.
         sharded: whether weights are sharded over replicas (ZeRO-3, FSDP).
         framework: how the trainer runs it.
     """
@@ -93,6 +93,7 @@ class LedgerJob:
     num_microbatches: int
     recompute: int
     eager_scores: bool
+    dropout: bool
     sharded: bool
     framework: FrameworkOptions
 
@@ -248,6 +249,7 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine, kerne
         share,
         _recomputed(row.recompute, layers, pp),
         EAGER in row.attention_kernel.lower(),
+        family.dropout,
         sharded,
         LedgerOptions(**settings, optimizer_ranks=int(group[1]) if group else 0),
     )
