@@ -54,6 +54,7 @@ FRAMEWORKS = {
     "unfused kernels": FrameworkOptions(
         attention_kernel="unfused", norm_kernel="unfused", gate_kernel="unfused", tp_overlap=0.5
     ),
+    "unfused optimizer": FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 

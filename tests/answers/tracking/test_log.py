@@ -219,6 +219,7 @@ def test_of_more_than_thirty_parameters_the_usual_ones_are_left_out(store: Resul
         "head_tokens",
         "norm_kernel",
         "gate_kernel",
+        "optimizer_kernel",
         "encoder_sp",
         "encoder_optimizers",
         "recompute_granularity",
