@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def _joined(times: Sequence[PassTimes], order: IntArray) -> PassTimes:
         return np.concatenate(columns)[order]
 
     first = times[0]
-    joined = {
+    joined: dict[str, Any] = {
         field.name: together([getattr(each, field.name) for each in times])
         for field in fields(PassTimes)
         if field.name != "remade_s" and getattr(first, field.name) is not None
