@@ -23,7 +23,7 @@ from entrain_bench.specs.workload import Counts
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 # Between what decides a sentence: what became of a case.
 type RunResult = tuple[str, tuple[str, ...], tuple[str, ...]]
-ONE_SEED = "With one seed, chance is not ruled out."
+ONE_SEED = "Only one seed was run, so differences may be noise."
 WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its results"
 
 

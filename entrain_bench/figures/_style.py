@@ -24,7 +24,9 @@ mpl.use("Agg")
 
 _DRAWING = RLock()
 SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
-FONT_PT = 7.0
+FONT_PT, MESSAGE_PT = 7.0, 8.0
+# Of figures that have many names in one column's width.
+SMALL_PT = 5.0
 SMALL_DPI = 130
 # Upper estimates of what a legend's symbol with its gaps and a letter take.
 ENTRY_IN, LETTER_IN, MESSAGE_LETTER_IN = 0.36, 0.055, 0.071
@@ -167,14 +169,15 @@ def split(figure: Figure, widths: Sequence[float] = (1.0,), heights: Sequence[fl
     return [figure.add_subfigure(place, frameon=False) for place in places]
 
 
-def say(figure: Figure, message: str) -> None:
-    """Write the figure's message above all else: over its legend, if it has one."""
-    text = "\n".join(textwrap.wrap(" ".join(message.split()), int(figure.get_figwidth() / MESSAGE_LETTER_IN)))
+def say(figure: Figure, message: str, size_pt: float = MESSAGE_PT) -> None:
+    """Write the figure's message above its legend, or above its panels if it has none."""
+    letter_in = MESSAGE_LETTER_IN * size_pt / MESSAGE_PT
+    text = "\n".join(textwrap.wrap(" ".join(message.split()), int(figure.get_figwidth() / letter_in)))
     if figure.legends:
         (legend, *_) = figure.legends
-        legend.set_title(text, FontProperties(size=FONT_PT + 1, weight="bold"))
+        legend.set_title(text, FontProperties(size=size_pt, weight="bold"))
     else:
-        figure.suptitle(text, fontsize=FONT_PT + 1, weight="bold")
+        figure.suptitle(text, fontsize=size_pt, weight="bold")
 
 
 def message_of(figure: Figure) -> str:
@@ -183,14 +186,17 @@ def message_of(figure: Figure) -> str:
     return " ".join(text.split())
 
 
-def legend_above(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
-    """One legend for the figure, above all panels, in as many rows as its width asks for."""
+def legend_above(
+    figure: Figure, handles: Sequence[Artist], columns: int | None = None, size_pt: float = FONT_PT
+) -> None:
+    """Draw one legend for the figure above all panels, in the fewest rows that fit its width."""
     if not handles:
         return
-    columns = columns or _fitting_columns([str(handle.get_label()) for handle in handles], figure.get_figwidth())
+    width_in = figure.get_figwidth() * FONT_PT / size_pt
+    columns = columns or _fitting_columns([str(handle.get_label()) for handle in handles], width_in)
     for earlier in [*figure.legends]:
         earlier.remove()
-    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns)
+    figure.legend(handles=list(handles), loc="outside upper center", ncols=columns, fontsize=size_pt)
 
 
 def _fitting_columns(labels: Sequence[str], width_in: float) -> int:
