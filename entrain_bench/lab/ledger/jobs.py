@@ -16,8 +16,11 @@ from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import FUSED, ModuleConfig, Role
 
-# Sizes without which there is no job; feed-forward width and key-value heads have usual values.
-NEEDED = ("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "microbatch_size", "global_batch")
+# Without these there is no job; feed-forward width and key-value heads have usual values.
+NEEDED = (
+    *("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp"),
+    *("microbatch_size", "global_batch", "recompute", "zero_stage"),
+)
 # Feed-forward width of a block without a gate, in hidden sizes.
 USUAL_FFN = 4
 HALF_PRECISION = ("bf16", "fp16")
@@ -184,7 +187,8 @@ def _reasons(row: LedgerRow, source: Source, family: Family | None, opened: Mapp
         yield "low-rank adapters are not priced"
     if not source.machines(row.gpu_type):
         yield "device has no constants"
-    missing = [name for name in NEEDED if getattr(row, name) is None and name not in opened]
+    needed = [*NEEDED, *(["sequence_parallel"] if row.tp != 1 else []), *(["vpp"] if row.pp != 1 else [])]
+    missing = [name for name in needed if getattr(row, name) in (None, "") and name not in opened]
     if missing:
         yield f"not stated: {', '.join(missing)}"
     if row.seq_at_most:
