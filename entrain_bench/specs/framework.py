@@ -119,6 +119,10 @@ class FrameworkOptions:
         """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
         return FP32_BYTES if self.grad_dtype == FP32 else element_bytes
 
+    def scattered_bytes(self, element_bytes: int) -> int:
+        """Bytes that the reduction of a gradient moves, as those of a reduce-scatter over the distributed optimizer."""
+        return self.gradient_bytes(element_bytes)
+
     def of(self, module: ModuleSpec) -> FrameworkOptions:
         """Return the settings with the module's own sequence parallelism."""
         if self.encoder_sp or not module.is_encoder:

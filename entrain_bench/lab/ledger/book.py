@@ -12,9 +12,9 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.tree import config_tree
+from entrain_bench.lab.ledger.options import LedgerOptions
 from entrain_bench.lab.ledger.rows import COLUMNS, LedgerRow
 from entrain_bench.specs.cluster import DeviceSpec
-from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.module_layers import ModuleConfig
 from entrain_bench.specs.parse import check_mapping, check_values, parse
 
@@ -72,7 +72,7 @@ class Source:
     Attributes:
         name: in tables and figures.
         devices: machines that a type of GPU may be, by a pattern of the text in ``gpu_type``.
-        framework: fields of ``FrameworkOptions``.
+        framework: fields of ``LedgerOptions``.
         pipelined: likewise, of runs with a pipeline alone.
         given: values for empty columns.
         open: what an empty column may be.
@@ -146,7 +146,7 @@ def _source(values: Any, where: str) -> Source:
             require(name in known, f"{where}.releases.{start}", name, f"of {', '.join(sorted(known))}")
     for each in (source, *(source.of(start) for start in source.releases)):
         for name in ("framework", "pipelined"):
-            check_values(FrameworkOptions, getattr(each, name), f"{where}.{name}")
+            check_values(LedgerOptions, getattr(each, name), f"{where}.{name}")
         for name in ("given", "open"):
             for column in getattr(each, name):
                 require(column in COLUMNS, f"{where}.{name}", column, "a column")

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd
 from typing import Any
 
 from entrain_bench.lab.ledger.book import Book, Family, Machine, Source
+from entrain_bench.lab.ledger.options import LedgerOptions
 from entrain_bench.lab.ledger.rows import LedgerRow
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
-from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.framework import GRAD_DTYPES
 from entrain_bench.specs.module_layers import FUSED, ModuleConfig, Role
 
 # Without these there is no job; feed-forward width and key-value heads have usual values.
@@ -43,21 +42,6 @@ KERNELS: Mapping[str, tuple[str | None, ...]] = {
     "": (None,),
 }
 EAGER = "pytorch"
-
-
-@dataclass(frozen=True)
-class LedgerOptions(FrameworkOptions):
-    """Settings of a published run that jobs of the suite do not have.
-
-    Attributes:
-        optimizer_ranks: ranks that share out the optimizer states of a weight; 0: all that hold it.
-    """
-
-    optimizer_ranks: int = 0
-
-    def optimizer_instances(self, module: ModuleSpec, copies: int) -> int:  # noqa: ARG002 - of every module
-        """Copies of the sharded optimizer states among ``copies`` ranks that hold the same weights."""
-        return copies // gcd(self.optimizer_ranks, copies) if self.optimizer_ranks else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +82,7 @@ class LedgerJob:
     eager_scores: bool
     dropout: bool
     sharded: bool
-    framework: FrameworkOptions
+    framework: LedgerOptions
 
     @property
     def config(self) -> ModuleConfig:

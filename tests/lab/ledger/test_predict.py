@@ -155,3 +155,16 @@ def test_some_blocks_are_recomputed_on_each_stage(cases: Cases) -> None:
     )
     assert none.seconds < some.seconds < full.seconds
     assert none.gib > some.gib > full.gib
+
+
+def test_an_all_reduce_in_fp32_moves_four_times_what_a_bf16_scatter_does(cases: Cases) -> None:
+    job = replace(job_of(), framework=replace(job_of().framework, overlap_grad_reduce=False))
+    whole = replace(job, framework=replace(job.framework, fp32_all_reduce=True))
+    synced, reduced = (
+        CostTruth(cases.of(each).model, cases.of(each).cluster, each.framework).step_costs.sync_s(
+            cases.of(each).model.llm, layout_of(each).modules[0]
+        )
+        for each in (job, whole)
+    )
+    # Latency is that of one pass of the ring in either.
+    np.testing.assert_allclose(reduced / synced, 4.0, rtol=0.1)
