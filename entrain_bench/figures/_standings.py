@@ -46,7 +46,7 @@ def standings_png(answer: Answer) -> bytes:
 
 
 def draw(answer: Answer) -> Figure:
-    """Bars are means over seeds with 95 % intervals; above the best stands the speedup over the baseline.
+    """Bars are means over seeds with 95% intervals; above the best stands the speedup over the baseline.
 
     The panel has the same height whatever stands around it.
     """

@@ -117,6 +117,13 @@ def darker(colour: Colour, share: float = 0.6) -> Colour:
     return red, green, blue
 
 
+def is_dark(colour: Sequence[float]) -> bool:
+    """Return whether white text has a higher contrast than ``INK`` on a color (WCAG 2.2, relative luminance)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (*to_rgb(INK), *colour)]
+    ink, ground = (0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in (linear[:3], linear[3:6]))
+    return 1.05 / (ground + 0.05) > (ground + 0.05) / (ink + 0.05)
+
+
 def panels(rows: int, columns: int, width_in: float, height_in: float, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure with a grid of panels, row by row; panels are placed so that no text overlaps."""
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
