@@ -67,7 +67,7 @@ class PassTimes:
 
     @property
     def again_s(self) -> FloatArray:
-        """What recomputation adds to a backward of the layer, with its communication."""
+        """Seconds that recomputation adds to a backward of the layer, with its communication."""
         ahead, comm = self.remade_s or (self.forward_s, self.forward_comm_s)
         return ahead + comm
 
@@ -387,7 +387,7 @@ class Roofline:
         return all(size % tp == 0 for size in module.sharded_sizes.values())
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``.
+        """Least GPU time of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
 
         One GPU without communication or recomputation: parts of a split are padded as the whole and read own weights.
         """

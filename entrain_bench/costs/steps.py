@@ -57,7 +57,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class ExposedStep:
-    """What follows the last backward of a stage, and precedes its first forward, at least ``[stages]``."""
+    """Least seconds after the last backward of a stage, and before its first forward ``[stages]``."""
 
     gather_s: FloatArray
     sync_s: FloatArray
@@ -66,7 +66,7 @@ class ExposedStep:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What travels of a stage's weights, in buckets in the order of a backward.
+    """Gradient and weight traffic of a stage, in buckets in the order of a backward.
 
     Attributes:
         kinds: kind of each layer ``[layers]``.
@@ -110,7 +110,7 @@ MAX_KNOWN = 512
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What steps cost on the cluster under the framework's settings."""
+    """Times of steps on the cluster under the framework's settings."""
 
     memory: Memory
     layer_times: LayerTimes
