@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from entrain_bench.answers.console_table import make_console
+from entrain_bench.answers.documents.claims import load_claims
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
@@ -21,6 +22,7 @@ from entrain_bench.lab.ledger.book import Book, load_book
 from entrain_bench.lab.ledger.constants import FITTED
 from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
 from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
+from entrain_bench.lab.ledger.papers import of_papers
 from entrain_bench.lab.ledger.predict import Cases
 from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
@@ -48,7 +50,8 @@ def main(request: Request[Keys]) -> int:
     cases, keys = Cases(composer), request.keys
     mine = [Path(keys.ledger)] if keys.ledger else []
     shown = _entries(mine or book.tables, book, cases)
-    outcomes = outcomes_of(shown)
+    papers = [] if mine else [*of_papers(load_claims(), composer)]
+    outcomes = outcomes_of([*shown, *papers])
     write(Path(keys.results_dir), outcomes, book)
     _show("", outcomes, book)
     if keys.fit or keys.posterior:

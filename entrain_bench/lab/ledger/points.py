@@ -9,7 +9,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.lab.ledger.entries import OK, Entry, Range
 from entrain_bench.lab.ledger.fit import Interval, Point
 from entrain_bench.lab.ledger.forwards import ForwardCase
-from entrain_bench.lab.ledger.predict import Case, Change, Prediction
+from entrain_bench.lab.ledger.predict import Change, Predictable, Prediction
 
 type Changes = Callable[[FloatArray], Change]
 
@@ -25,7 +25,7 @@ class Predictor:
         """Seconds and GiB of a row."""
         change, content = self.changes(factors), factors.tobytes()
 
-        def predict(case: Case) -> Prediction:
+        def predict(case: Predictable) -> Prediction:
             asked = id(case), content
             if asked not in self.known:
                 self.known[asked] = case.predict(change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,6 +56,19 @@ class Prediction:
     seconds: float
     gib: float
     fits: bool
+
+
+class Predictable(Protocol):
+    """A run that the cost model can predict."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """What it runs on, as configured."""
+        ...
+
+    def predict(self, change: Change | None = None) -> Prediction:
+        """The prediction, on the cluster as it is or changed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
