@@ -34,7 +34,7 @@ COLUMNS = 2
 # Height of a bar with its texts, of a panel's title and gap, and of texts around all panels, in inches.
 ROW_IN, TITLE_IN, HEAD_IN = 0.085, 0.26, 1.0
 # Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
-NUMBER_ENDS_PT = (16.5, 45, 58)
+NUMBER_ENDS_PT = (16.5, 45, 61)
 BAR = 0.82
 LEGEND_PT = 6.0
 # From here half widths are whole percents, and numbers whole.
