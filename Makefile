@@ -60,9 +60,9 @@ claims: setup ## Execute missing runs; write results/claims.csv, results/claims.
 	$(BENCH) figures$(FOLDER) claims results
 	@$(BENCH) claims$(FOLDER) | tail -n 2
 
-calibration: setup ## Fit devices to published times, print the residuals, write results/calibration.md
+calibration: setup ## Fit constants to published runs, print errors of sources left out, write results/calibration.md
 	$(BENCH) figures calibration
-	$(BENCH) calibrate
+	$(BENCH) ledger fit=true
 
 verify: setup ## Recompute every committed result and list every value that is not bit-identical
 	$(BENCH) verify

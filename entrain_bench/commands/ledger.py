@@ -22,6 +22,7 @@ from entrain_bench.lab.ledger.book import Book, load_book
 from entrain_bench.lab.ledger.constants import FITTED
 from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
 from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
+from entrain_bench.lab.ledger.kernels import kernels_table
 from entrain_bench.lab.ledger.papers import of_papers
 from entrain_bench.lab.ledger.predict import Cases
 from entrain_bench.lab.ledger.report import frame_of, tables_of
@@ -60,7 +61,8 @@ def main(request: Request[Keys]) -> int:
         ledger = Ledger(tuple(entries), forwards)
         say(f"fitting {len(FITTED)} constants a device")
         study = study_of(ledger)
-        _print(make_console(), *constants_table(study))
+        for table in (constants_table(study), kernels_table(composer)):
+            _print(make_console(), *table)
         _show("Each source left out of the fit: ", study.left_out(ledger), book)
         if keys.posterior:
             draws = posterior(ledger, study.fit.error)
