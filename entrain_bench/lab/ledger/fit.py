@@ -24,7 +24,7 @@ DIFFERENCE = 0.02
 MAX_STEP = 0.5
 STEPS = 3
 # Times that all points are predicted again around what was found.
-ITERATIONS = 3
+ITERATIONS = 2
 # Residuals beyond so many standard deviations count linearly (Huber).
 HUBER = 2.0
 # Standard deviation of a row that a fit starts from, and the least, in logs: no source is exact.
