@@ -48,6 +48,10 @@ FRAMEWORKS = {
     "products split": FrameworkOptions(tp_overlap=0.7),
     "encoders whole": FrameworkOptions(encoder_sp=False, encoder_cp=False),
     "gradients in bf16": FrameworkOptions(grad_dtype="bf16", overlap_grad_reduce=False),
+    "labelled head": FrameworkOptions(head_tokens="labelled"),
+    "labelled head on whole hidden states": FrameworkOptions(
+        head_tokens="labelled", cross_entropy="eager", norm_kernel="unfused", sequence_parallel=False, tp_overlap=0.5
+    ),
     "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
     "eager loss": FrameworkOptions(cross_entropy="eager"),
     "older kernels": FrameworkOptions(attention_kernel="flash1", norm_kernel="unfused", p2p="overlapped"),
@@ -118,7 +122,7 @@ def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["default", "encoders whole", "two instances"])
+@pytest.mark.parametrize("name", ["default", "encoders whole", "two instances", "labelled head"])
 @pytest.mark.parametrize("strategy", ["megatron", "disttrain", "fsdp"])
 def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
     case = decided(strategy, *SMALL, "layout.cp=2")
