@@ -22,9 +22,10 @@ from entrain_bench.lab.ledger.book import Book, load_book
 from entrain_bench.lab.ledger.constants import FITTED
 from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
 from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
-from entrain_bench.lab.ledger.kernels import kernels_table
+from entrain_bench.lab.ledger.kernels import kernels_table, read_kernels
 from entrain_bench.lab.ledger.papers import of_papers
 from entrain_bench.lab.ledger.predict import Cases
+from entrain_bench.lab.ledger.products import kernel_table, read_products
 from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
 from entrain_bench.lab.ledger.study import Ledger, constants_table, posterior, study_of
@@ -55,6 +56,8 @@ def main(request: Request[Keys]) -> int:
     outcomes = outcomes_of([*shown, *papers])
     write(Path(keys.results_dir), outcomes, book)
     _show("", outcomes, book)
+    if not mine:
+        _print(make_console(), *kernel_table([*read_kernels(), *read_products(book.products)], composer))
     if keys.fit or keys.posterior:
         entries = [*(_entries(book.tables, book, cases) if mine else ()), *shown]
         forwards = tuple(ForwardCase.of(row, composer) for row in read_forwards())

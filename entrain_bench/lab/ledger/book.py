@@ -100,10 +100,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """How rows become jobs."""
+    """How rows become jobs; ``products``: devices by the types of GPU of published products."""
 
     families: tuple[Family, ...]
     sources: Mapping[str, Source]
+    products: Mapping[str, str]
 
     def source(self, row: LedgerRow) -> Source:
         """What is known of a row's table and release; of a table that is not in the book what is said of users' own."""
@@ -129,7 +130,8 @@ def load_book(path: Path | None = None) -> Book:
     path = path or config_tree() / "ledger.yaml"
     values = check_mapping(yaml.safe_load(path.read_text()), path.name)
     families = tuple(_family(each, f"{path.name}: families") for each in values["families"])
-    return Book(families, {name: _source(each, f"{path.name}: {name}") for name, each in values["sources"].items()})
+    sources = {name: _source(each, f"{path.name}: {name}") for name, each in values["sources"].items()}
+    return Book(families, sources, check_mapping(values["products"], f"{path.name}: products"))
 
 
 def _family(values: Any, where: str) -> Family:
