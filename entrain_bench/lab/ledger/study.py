@@ -26,7 +26,7 @@ from entrain_bench.lab.ledger.entries import Entry, Outcome, outcomes_of
 from entrain_bench.lab.ledger.fit import Fit, Knob, Point, fit_points, left_out_fits, linearize, solve
 from entrain_bench.lab.ledger.forwards import ForwardCase
 from entrain_bench.lab.ledger.points import forward_points, memory_points, source_of, time_points
-from entrain_bench.lab.ledger.posterior import NUM_DRAWS, draw
+from entrain_bench.lab.ledger.posterior import FARTHEST, NUM_DRAWS, draw
 from entrain_bench.specs.cluster import Speed
 
 # Significant digits of a fitted constant.
@@ -144,9 +144,17 @@ def posterior(ledger: Ledger, error: float) -> Draws:
 
 
 def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit:
-    """What is unknown around the configured constants."""
+    """What is unknown around the configured constants.
+
+    Where these contradict what a source has measured on a device, that source does not narrow the device's constants.
+    """
     problem = linearize(points, knobs)
-    return replace(solve(problem, error), at=np.zeros_like(problem.at))
+    agree = np.ones(len(problem.residuals), bool)
+    for source, device in set(zip(problem.source_of.tolist(), problem.device_of.tolist(), strict=True)):
+        rows = (problem.source_of == source) & (problem.device_of == device)
+        agree[rows] = abs(float(np.median(problem.residuals[rows]))) <= FARTHEST * error
+    known = replace(problem, slopes=np.where(agree[:, None], problem.slopes, 0.0))
+    return replace(solve(known, error), at=np.zeros_like(problem.at))
 
 
 def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point]) -> dict[int, Speed]:
@@ -156,7 +164,9 @@ def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point])
         return all(point.residual(factors) == 0.0 for point in held)
 
     factors, reserves = draw(times, device, holds), np.ones((NUM_DRAWS, 1))
-    if memory is not None and device in memory.problem.devices:
-        reserves = draw(memory, device, lambda _: True)
+    if memory is not None:
+        # A device without measured peaks has the factors of one with them.
+        known = memory.problem.devices
+        reserves = draw(memory, device if device in known else known[0], lambda _: True)
     pairs = zip(factors, reserves[:, 0].tolist(), strict=True)
     return {number: speed_of(row, reserve) for number, (row, reserve) in enumerate(pairs, 1)}
