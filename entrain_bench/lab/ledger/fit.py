@@ -196,13 +196,15 @@ def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
     return {source: solve(problem, error, source) for source in problem.sources}
 
 
-def fit_points(points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None) -> Fit:
-    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of ``ITERATIONS``.
+def fit_points(
+    points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None, iterations: int = ITERATIONS
+) -> Fit:
+    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of the iterations.
 
     ``error`` as of ``solve``; one source alone does not tell it.
     """
     fit = solve(linearize(points, knobs), error)
-    for _ in range(ITERATIONS - 1):
+    for _ in range(iterations - 1):
         fit = solve(linearize(points, knobs, fit.at), error)
     return fit
 

@@ -145,7 +145,7 @@ def kernels_table(composer: Composer) -> tuple[str, list[str], list[list[str]]]:
     rows = []
     for (device, kind), each in groupby(read_kernels(), key=lambda row: (row.device, row.kind)):
         listed, cluster = [*each], ClusterSpec.from_config(composer.run((f"cluster={device}x64",)).cluster)
-        found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], ERROR)
+        found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], ERROR, iterations=4)
         factors = zip(KNOBS[kind], found.factors(device).tolist(), strict=True)
         fitted = [f"{knob.name} {getattr(cluster.device, knob.name) * factor:.2g}" for knob, factor in factors]
         errors = [abs(kernel_ratio(row, cluster) - 1.0) for row in listed]
