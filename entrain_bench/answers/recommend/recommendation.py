@@ -33,8 +33,8 @@ from entrain_bench.specs.job import Job
 KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
 # What can be wrong with what strategies and the cost model assume: a label, and the override.
 ASSUMPTIONS = {
-    "estimates off by up to 30%, each its own way": "belief_error=0.3",
-    "estimates off by up to 30%, alike for a length": "belief_bias=0.3",
+    "estimates off by up to 30%, for each sample differently": "belief_error=0.3",
+    "estimates off by up to 30%, equally for equal lengths": "belief_bias=0.3",
     "network at half its bandwidth": "speed.network=0.5",
     "network at twice its bandwidth": "speed.network=2",
 }
