@@ -68,7 +68,8 @@ def test_the_committed_constants_are_near_the_published_kernels(device: str, kin
     errors = np.array([kernel_ratio(row, cluster) - 1.0 for row in rows])
     assert np.median(np.abs(errors)) < 0.08
     # Without a dependence on size it is far off, so the test can fail.
-    sizeless: Any = {"gemm_half_flops": 0.0, "attention_half_tokens": 0.0, "attention_half_head_dim": 0.0}
+    sizes = ("gemm_half_flops", "gemm_half_width", "attention_half_tokens", "attention_half_head_dim")
+    sizeless: Any = dict.fromkeys(sizes, 0.0)
     flat = replace(cluster, device=replace(cluster.device, **sizeless))
     assert np.median(np.abs([kernel_ratio(row, flat) - 1.0 for row in rows])) > np.median(np.abs(errors)) + 0.03
 
