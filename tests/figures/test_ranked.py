@@ -63,7 +63,7 @@ def test_every_strategy_has_a_bar_a_name_and_its_numbers_fastest_first() -> None
 
 def test_with_one_seed_nothing_is_bold_and_nothing_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     several, one = (drawn("iteration_time", data)[0] for data in (many(), many().query("seed == 0")))
-    weights = [{text.get_weight() for text in figure.axes[0].texts} for figure in (several, one)]
+    weights = [{text.get_fontweight() for text in figure.axes[0].texts} for figure in (several, one)]
     assert weights == [{"bold", "normal"}, {"normal"}]
     assert message_of(one) == (
         "Fastest strategy of 4 jobs: Alpha 4. Only one seed was run, so differences may be noise."
