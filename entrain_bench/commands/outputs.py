@@ -1,4 +1,4 @@
-"""What the suite makes of runs: figures and documents, by name, and how they are brought up to date."""
+"""Figures and documents by name, and how they are updated."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def starred(label: str, row: Mapping[Any, Any]) -> str:
 
 
 def starred_handles(table: pd.DataFrame) -> list[Artist]:
-    """What the star is, if a table needs it."""
+    """Return a legend entry for the star, if a table needs it."""
     needed = table["num_ok"].between(1, table["num_runs"] - 1).any()
     return [Line2D([], [], linestyle="", label="*: some seeds have no result")] if needed else []
 
