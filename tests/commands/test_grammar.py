@@ -105,7 +105,7 @@ def test_a_mistake_is_answered_with_what_mends_it(line: str, says: str) -> None:
         ("profile modle=tiny", "modle=tiny: unknown key (did you mean model=tiny?)"),
         ("ledger ledger=none.csv", "ledger=none.csv: must be a CSV file that can be read (FileNotFoundError)"),
         ("ui port=99999", "port=99999: must be in 1..65535"),
-        ("verify results_dir=x", "results_dir=x: must hold runs; give a folder that a sweep has written"),
+        ("verify results_dir=x", "results_dir=x: contains no runs. Name a folder that a sweep has written"),
         ("verify results_dir=x sample=-1", "sample=-1: must be at least 0"),
         ("verify --config-dir x", "--config-dir=x: must be given with results_dir, or left out"),
         ("verify --multirun", "--multirun: verify does not take it"),

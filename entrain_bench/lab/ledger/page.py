@@ -41,6 +41,8 @@ MISSING = """## What is missing
   priced. It raises Kendall's tau in the 30B and 65B groups of the A100 study, and lowers it in the 13B groups.
 - **A40.** BERT runs ask for twice the rate that Entrain's ranges of forwards permit. The committed rate is the greatest
   that keeps the ranges, so BERT on the A40 is predicted too slow. The ranges' samples are not published.
+- **Narrow products.** Whole runs ask for a `gemm_half_width` of 390 to 480. Under it, single products on the H100 are
+  predicted 19% slower than published, so the constant also stands for other costs of tensor parallelism.
 - **Host.** Every kernel takes the same time to issue; garbage collection and data loading are not priced.
 - **Multimodal training.** No row has an encoder, apart from the forwards on the A40.
 
