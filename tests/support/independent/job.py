@@ -13,13 +13,13 @@ from support.independent.layers import (
     FP32,
     Layer,
     LayerTimes,
-    Machine,
     frozen,
     layers_of,
     mlp_of,
     with_single_kernels,
     with_two_gate_kernels,
 )
+from support.independent.machine import Machine
 
 ROLES = ("encoder", "llm", "generator")
 
