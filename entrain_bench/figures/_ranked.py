@@ -33,6 +33,8 @@ from entrain_bench.figures._style import (
 COLUMNS = 2
 # Height of a bar with its texts, of a panel's title and gap, and of texts around all panels, in inches.
 ROW_IN, TITLE_IN, HEAD_IN = 0.085, 0.26, 1.0
+# Lines of message and legend that this leaves room for, and the height of each further one.
+HEAD_LINES, LINE_IN = 4, 0.12
 # Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
 NUMBER_ENDS_PT = (16.5, 45, 61)
 BAR = 0.82
@@ -72,6 +74,13 @@ def ranked_panels(num_panels: int, num_rows: int) -> tuple[Figure, list[Axes]]:
     for panel in axes[num_panels:]:
         panel.set_visible(False)
     return figure, axes[:num_panels]
+
+
+def make_room(figure: Figure) -> None:
+    """Make a figure higher if its message and legend have more lines than ``HEAD_IN`` has room for."""
+    heads = [legend.get_title().get_text().count("\n") + 1 + len(legend.get_texts()) for legend in figure.legends]
+    lines = max(heads, default=0)
+    figure.set_figheight(figure.get_figheight() + max(0, lines - HEAD_LINES) * LINE_IN)
 
 
 def draw_ranked(panel: Axes, title: str, headings: Sequence[str], rows: Sequence[Row]) -> None:

@@ -34,6 +34,7 @@ from entrain_bench.figures._ranked import (
     draw_ranked,
     family_colours,
     family_handles,
+    make_room,
     number,
     ranked_legend,
     ranked_panels,
@@ -94,6 +95,7 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure,
     ours = [name for name, family in families(data).items() if family == OURS]
     text = " ".join([message(comparisons, labels, models), *posterior_sentences([*odds.values()], labels, ours)])
     say(figure, text, FONT_PT)
+    make_room(figure)
     figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")
     probabilities = [odds.get((m, t), {}).get(s) for m, t, s in zip(*(table[name] for name in CASE), strict=True)]
     return figure, table.join(_columns(probabilities)) if odds else table
