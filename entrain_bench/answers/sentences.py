@@ -28,7 +28,7 @@ WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its
 
 
 def sentences(answer: Answer) -> list[str]:
-    """Yield the statements of an answer; none if there is nothing to compare."""
+    """Return the statements of an answer; none if there is nothing to compare."""
     contested = [case for case in answer.cases if case.contested]
     found = [*_winners(answer, contested), *_ours(contested), *posterior(answer, contested), *_over_cases(answer)]
     if contested:
