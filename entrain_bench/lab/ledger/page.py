@@ -31,8 +31,9 @@ row leaves a setting open, the prediction is a range, and its error counts from 
 prints these tables for the committed constants, or for your own measurements (`ledger=mine.csv fit=true`).
 
 Constants are fitted by source: least squares of log times, where all rows of a source share an offset, so that a source
-of 400 rows counts hardly more than one of 20. Nothing is fitted to a result of a strategy. **The errors below are those
-of sources left out**: each source is predicted with constants fitted to the other sources.
+of 400 rows counts hardly more than one of 20. A row whose range holds its published time does not move constants.
+Nothing is fitted to a result of a strategy. **The errors below are those of sources left out**: each source is predicted
+with constants fitted to the other sources.
 """
 MISSING = """## What is missing
 
