@@ -32,8 +32,8 @@ prints these tables for the committed constants, or for your own measurements (`
 
 Constants are fitted by source: least squares of log times, where all rows of a source share an offset, so that a source
 of 400 rows counts hardly more than one of 20. A row whose range holds its published time does not move constants.
-Nothing is fitted to a result of a strategy. **The errors below are those of sources left out**: each source is predicted
-with constants fitted to the other sources.
+Nothing is fitted to a result of a strategy. **The errors below are those of sources left out**: each source is
+predicted with constants fitted to the other sources.
 """
 MISSING = """## What is missing
 
