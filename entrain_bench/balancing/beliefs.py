@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,11 +21,21 @@ def covered_layer_s(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
 ) -> FloatArray:
     """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
+    if placed.widths:
+        each = range(len(placed.degrees))
+        return of_groups(
+            placed, chunks, [covered_layer_s(module, placed.at(one), shapes, chunks, profile) for one in each]
+        )
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
     counts, kinds = module.kind_counts(placed.layers_per_stage), _kinds_s(module, placed, shapes, profile)
     covered = counts * [kind.remade_share for kind in module.kinds]
     number = np.maximum(covered_per_stage(module, placed.layers_per_stage), 1)
     return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
+
+
+def of_groups(placed: ModuleLayout, chunks: Chunks, columns: Sequence[FloatArray]) -> FloatArray:
+    """What holds for each chunk's group, of what holds at each of a layout's degrees, each ``[chunks, ...]``."""
+    return np.asarray(np.stack(columns)[placed.degree_of_copy[chunks.replica], np.arange(len(chunks))])
 
 
 def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
@@ -85,6 +95,12 @@ def packed_chunks_s(
     stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With ``split`` the weight passes
     come third.
     """
+    if placed.widths:
+        each = [
+            packed_chunks_s(module, placed.at(one), shapes, chunks, profile, remade, split)
+            for one in range(len(placed.degrees))
+        ]
+        return tuple(of_groups(placed, chunks, columns) for columns in zip(*each, strict=True))
     times = profile.pack_times(module, placed.tp, placed.cp, split)
     seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
     seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)

@@ -266,7 +266,8 @@ def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Prof
         zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     ):
         tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
-        each = tokens[:, None] * _bytes_per_token(module, placed, profile)
+        per_token = np.stack([_bytes_per_token(module, placed.at(one), profile) for one in range(len(placed.degrees))])
+        each = tokens[:, None] * per_token[placed.degree_of_copy[rows.replica]]
         forward = program.forward_actions(index)
         sizes[forward] = np.ceil(each / BYTES_UNIT).astype(np.int64)
         gains[forward] = np.maximum(np.rint(forward_s[index] / SECONDS_UNIT), 1.0).astype(np.int64)
