@@ -146,6 +146,12 @@ class Strategy:
         """Assign and schedule one global batch."""
         profile = profile.under(layout)
         assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
+        grouped = next((placed.module for placed in layout.modules if placed.widths), None)
+        if grouped and not getattr(self.scheduler, "handles_widths", False):
+            raise IncompatibleError(
+                f"strategy/scheduler: {type(self.scheduler).__name__} orders replicas of fixed degrees, but the layout "
+                f"has groups of several widths ({grouped}). Use the scheduler of the planner's strategy"
+            )
         with each_replica_alone(min(placed.dp for placed in layout.modules)):
             program = self.scheduler.schedule(shapes, layout, assignment, profile)
         return _expect(Program, program, self.scheduler.schedule)
