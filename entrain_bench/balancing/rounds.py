@@ -14,9 +14,10 @@ import numpy as np
 from entrain_bench.balancing.lpt import longest_first_by_row
 from entrain_bench.balancing.planning import partition_layers, partitions, stage_sums
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.schedules import chain_chunks, one_f_one_b
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
@@ -155,13 +156,31 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
 
 
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order."""
+    """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order.
+
+    Raises:
+        IncompatibleError: if a module has no widths, or if a sample comes before its items.
+    """
+    plain = next((placed.module for placed in layout.modules if not placed.widths), None)
+    if plain:
+        raise IncompatibleError(
+            f"schedule: rounds need groups of several widths, which {plain} does not have. Use the planner of the "
+            "scheduler's strategy"
+        )
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    count = 1 + max(int(rows.microbatch.max(initial=-1)) for rows in chunks)
+    consumer = assignment.modules[model.llm_index].microbatch
+    for module, labels in zip(model.encoders, assignment.modules, strict=False):
+        owner = module.owners(shapes, module.units(shapes))
+        if np.any(labels.microbatch > consumer[owner]):
+            raise IncompatibleError(f"assignment: items of {module.name} come in a later round than their sample")
+    freed = backward_microbatch(model, shapes, assignment, chunks)
+    count = 1 + max(int(last.max(initial=-1)) for last in freed)
     last = max(int(placed.ranks.max()) for placed in layout.modules)
     slots = []
-    for rows, placed in zip(chunks, layout.modules, strict=True):
+    for rows, back, placed in zip(chunks, freed, layout.modules, strict=True):
         # Stages have equally many ranks and follow each other.
         ahead = (last - placed.plane[:, 0]) // placed.plane.shape[1]
-        slots.append(Slots(*one_f_one_b(rows.microbatch[:, None], np.array([[count]]), ahead)))
+        forward, _ = one_f_one_b(rows.microbatch[:, None], np.array([[count]]), ahead)
+        _, backward = one_f_one_b(back[:, None], np.array([[count]]), ahead)
+        slots.append(Slots(forward, backward))
     return build_program(model, layout, shapes, chunks, slots)

@@ -36,6 +36,7 @@ class FlexibleGroups:
     """
 
     handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
 
     trials: int = 5
     buckets: int = 16

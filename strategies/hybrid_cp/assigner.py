@@ -36,6 +36,7 @@ class GroupsByLength:
     """
 
     handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
 
     scheduler: str = "dev"
     max_tokens: int | None = None

@@ -109,3 +109,21 @@ def test_layers_go_to_stages_of_equal_time() -> None:
     first = found[0][0][1]
     assert max(first) - min(first) <= 1
     assert found[1][0] == [(len(encoder),), (len(llm),)]
+
+
+@pytest.mark.parametrize("part", ["assigner", "scheduler"])
+def test_parts_that_know_no_widths_are_refused(part: str) -> None:
+    profile, strategy = setting(*FREE, f"strategy/{part}=megatron")
+    with pytest.raises(
+        IncompatibleError, match=rf"strategy/{part}: \w+ knows replicas of fixed degrees, but vision has"
+    ):
+        strategy.program(profile.draw(16), layout_of(profile), profile)
+
+
+def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:
+    profile, strategy = setting(*FREE, "strategy/planner=megatron")
+    with pytest.raises(IncompatibleError, match="hybrid_cp needs groups of several widths"):
+        strategy.plan(profile)
+    profile, strategy = setting(*FREE, "cluster.num_nodes=3")
+    with pytest.raises(IncompatibleError, match="DP x CP is 12, must be a power of two"):
+        strategy.program(profile.draw(16), layout_of(profile), profile)
