@@ -252,7 +252,7 @@ def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(bench.Bench, "_leaf", full)
-    with pytest.raises(OutOfMemoryError, match=r"out of memory in forward of \w+ microbatch 0 on stage 0"):
+    with pytest.raises(OutOfMemoryError, match=r"ran out of memory in forward of \w+ microbatch 0 on stage 0"):
         emulator.execute(program)
     assert not dist.is_initialized()
 
