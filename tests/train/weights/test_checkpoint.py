@@ -93,7 +93,7 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
         (adding("model.layers.2.mlp.up_proj.weight", torch.zeros(2)), "mlp.up_proj.weight is not in model=small"),
         (
             adding("model.norm.weight", torch.zeros(64)),
-            r"model.norm.weight has the shape \[64\], model=small needs \[128\]",
+            r"model.norm.weight has the shape \[64\], but model=small needs \[128\]",
         ),
         (
             adding("audio_tower.embed_positions.weight", torch.zeros(1500, 64)),
