@@ -60,9 +60,9 @@ claims: setup ## Execute missing runs; write results/claims.csv, results/claims.
 	$(BENCH) figures$(FOLDER) claims results
 	@$(BENCH) claims$(FOLDER) | tail -n 2
 
-calibration: setup ## Fit devices to published times, print the residuals, write results/calibration.md
+calibration: setup ## Fit constants to published runs, print errors of sources left out, write results/calibration.md
 	$(BENCH) figures calibration
-	$(BENCH) calibrate
+	$(BENCH) ledger fit=true
 
 verify: setup ## Recompute every committed result and list every value that is not bit-identical
 	$(BENCH) verify
@@ -88,7 +88,7 @@ fuzz: setup ## Test 2000 random command lines, 500 broken traces and commands of
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
 	PYTHONPATH=tests $(PYTHON) -m tamper --seed $(or $(SEED),0) --count $(or $(N),500)
 
-screenshots: setup ## Draw docs/images/mlflow_*.png; needs chromium and chromedriver
+screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (build/screenshots); needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json

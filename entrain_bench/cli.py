@@ -17,7 +17,7 @@ EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 14
 
 
 def main() -> None:
-    """Console entry point; exits with 0, 1 (a run failed), 2 (bad input), 130 (interrupted) or 141 (nobody reads)."""
+    """Console entry point; exits with 0, 1 (a run failed), 2 (bad input), 130 (interrupted) or 141 (closed pipe)."""
     code = run_command(sys.argv[1:])
     if code == EXIT_INTERRUPTED:
         sys.stdout.flush()

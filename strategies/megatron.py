@@ -50,7 +50,7 @@ ORDERS = ("loop", "v")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a schedule asks of a layout.
+    """Requirements of a schedule on a layout.
 
     Attributes:
         virtual_stages: stages that each rank of a pipeline holds.

@@ -1,4 +1,8 @@
-"""Draws docs/images/mlflow_*.png: a sweep's answer, its runs and the comparison of two in MLflow, in a browser."""
+"""Draws pictures of pages in a browser: MLflow for docs/images, the report and the site for build/screenshots.
+
+In MLflow a sweep's answer, its runs and the comparison of two; of the site, which ``make docs`` has built, its main
+pages.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,35 @@ from tempfile import TemporaryDirectory
 from entrain_bench.answers.tracking.local import LocalStore
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
-from support.browser import opened, time_text
+from support.browser import opened, save_files, time_text
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES, PICTURES, SITE = ROOT / "docs" / "images", ROOT / "build" / "screenshots", ROOT / "build" / "docs" / "html"
+# Main pages of the site, by the name of their picture.
+SITE_PAGES = {
+    "site_home": "index.html",
+    "site_tutorial": "tutorials/which_strategy.html",
+    "site_strategy": "strategies/braid.html",
+    "site_results": "results_table.html",
+    "site_claims": "claims.html",
+}
 SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")
 # Sections of the comparison that are folded, so that the metrics are in sight.
 FOLDED = ("Visualizations", "Parameters")
-ANSWER_HEIGHT, RUNS_HEIGHT, COMPARE_HEIGHT = 1000, 900, 1020
+ANSWER_HEIGHT, RUNS_HEIGHT, COMPARE_HEIGHT, PAGE_HEIGHT = 1000, 900, 1020, 1400
 # Two runs of this one are compared.
 WORKLOAD = "chartqa"
 
 
 def main() -> int:
-    """Run a small sweep and show it."""
+    """Show the site's main pages; then run a small sweep and show it in a report and in MLflow."""
+    save_files({PICTURES / f"{name}.png": SITE / page for name, page in SITE_PAGES.items()}, PAGE_HEIGHT)
     with TemporaryDirectory() as folder, chdir(folder):
         results = Results(Path("results"))
-        if run_command(SWEEP):
+        if run_command(SWEEP) or run_command(["report"]):
             return 1
+        save_files({PICTURES / "report.png": results.root / "report.html"}, PAGE_HEIGHT)
         found = [record for record in results.records() if record.labels["workload"] == WORKLOAD]
         records = {record.labels["strategy"]: record for record in found}
         ((experiment, _, _),) = LocalStore(results).experiments()

@@ -123,7 +123,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(
     for launcher in ("submitit_local", "submitit_slurm"):
         assert run(tmp_path, "--multirun", f"hydra/launcher={launcher}", "seed=0,1") == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert line.endswith(f"hydra/launcher={launcher}: not installed; pip install -e '.[submitit]' adds it")
+        assert line.endswith(f"hydra/launcher={launcher}: not installed. Run pip install -e '.[submitit]'")
 
 
 @pytest.mark.slow

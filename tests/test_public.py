@@ -90,5 +90,5 @@ def test_a_run_of_the_documents_composes(command: str, monkeypatch: pytest.Monke
 def test_training_takes_no_samples_from_a_script() -> None:
     config = entrain_bench.compose("harness=train", "model=tiny", "cluster=tiny")
     shapes = entrain_bench.shapes_of(np.array([8]), {})
-    with pytest.raises(UserError, match="harness=train: takes its samples from the configured workload"):
+    with pytest.raises(UserError, match="harness=train: cannot take other samples than those of its workload"):
         entrain_bench.run_experiment(config, source=entrain_bench.ListedShapes("mine", shapes))

@@ -50,6 +50,14 @@ def test_links_lead_to_pages_and_files_of_the_site(tmp_path: Path) -> None:
     assert broken == []
 
 
+def test_images_that_state_their_width_are_links_too(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_text("")
+    text = '<img src="../../x.png" alt="a b" width="450">\n\n`<img src="../../x.png">` <img src="data:,">\n'
+    found, used, broken = rewritten(text, "docs/sub/b.md", "sub/b.md", tmp_path)
+    assert found == text.replace("../../x.png", "../files/x.png", 1)
+    assert (used, broken) == (["x.png"], [])
+
+
 def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     found, _, broken = rewritten("[n](none.md)", "docs/a.md", "a.md", tmp_path)
     assert found == "[n](none.md)"

@@ -13,7 +13,7 @@ from entrain_bench.specs.stream import ListedShapes
 
 
 class OnOverlong(StrEnum):
-    """What is done with samples that are longer than the model's context."""
+    """Treatment of samples that are longer than the model's context."""
 
     ERROR = "error"
     TRUNCATE = "truncate"

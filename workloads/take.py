@@ -33,7 +33,7 @@ class Take:
         return cls(value / 100, None) if found[2] else cls(None, int(value))
 
     def of(self, total: int) -> int:
-        """How many of so many: shares are rounded, at least 1 of what is not empty."""
+        """Return how many of ``total`` to take: a share is rounded, and at least 1 if there are any."""
         if self.number is not None:
             return min(total, self.number)
         return min(total, max(1, round((self.share or 0.0) * total)))

@@ -22,7 +22,7 @@ highlight_language = "none"
 # Commands have two hyphens.
 smartquotes = False
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "html_image"]
 myst_heading_anchors = 4
 
 toc_object_entries = False

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Code, in which nothing is a link; a link or an image.
+# Code, in which nothing is a link; a link or an image, also one of HTML that states its width.
 CODE_OR_LINK = re.compile(
     r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)[ ]*$|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|^(?: {4}|\t).*?$)"
-    r"|(?P<before>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\()(?P<target>[^()\s]+)(?P<after>(?:\s+\"[^\"]*\")?\))",
+    r"|(?P<before>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(|<img src=\")(?P<target>[^()\s\"]+)"
+    r"(?P<after>(?:\s+\"[^\"]*\")?\)|\"(?: \w+=\"[^\"]*\")*>)",
     re.MULTILINE | re.DOTALL,
 )
 OUTSIDE = re.compile(r"[a-z][a-z+.-]*:|#")

@@ -1,4 +1,4 @@
-"""What the shapes of a workload alone say about balancing; the tables behind figures that need no run.
+"""Analyses of a workload's shapes: the tables behind figures that need no run.
 
 Every table is a function of a profile (job, workload, seed) and plain parameters, so ``analyse`` caches it by them.
 """

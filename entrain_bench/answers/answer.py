@@ -47,7 +47,7 @@ class Pictures(Protocol):
         ...
 
     def ranks(self, record: Record) -> bytes:
-        """What the ranks of a run hold and do; its timeline is there."""
+        """Draw what the ranks of a run hold and do, from its timeline."""
         ...
 
     def fidelity(self, rows: pd.DataFrame) -> bytes:
@@ -108,11 +108,11 @@ class Answer:
         return {name: [each for each in _varying(found) if each != "strategy"] for name, found in groups.items()}
 
     def variant(self, group: SeedGroup) -> str:
-        """What a group is called in its case: its strategy, and what tells it from others of that strategy."""
+        """Return the name of a group in its case: its strategy, and options that distinguish it from others."""
         return name_of(group.own, ["strategy", *self._own[group.strategy]])
 
     def case_name(self, case: Case) -> str:
-        """What a case is called; empty where all runs do the same job."""
+        """Return the name of a case; empty if all runs do the same job."""
         return name_of(case.job, self.varying)
 
     def points(self) -> Iterator[Point]:
@@ -140,7 +140,7 @@ class Answer:
 
     @cached_property
     def variants(self) -> list[str]:
-        """What groups are called, by the display order of their strategies; those without one last, by name."""
+        """Names of groups by display order of their strategies; without one, by name at the end."""
         orders = {self.variant(result.group): result.group.display_order for result in self.results}
         return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
 
@@ -175,7 +175,7 @@ class Answer:
 
     @cached_property
     def ran(self) -> frozenset[str]:
-        """Strategies with a run, whatever became of it."""
+        """Strategies with a run of any status."""
         return frozenset(result.group.strategy for result in self.results)
 
     @property

@@ -67,7 +67,7 @@ def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR
 
 
 def shared_overrides(records: Sequence[Record], aside: Sequence[str] = ()) -> list[str]:
-    """Overrides that all of some records have, but for some keys."""
+    """Return the overrides that all records share, without some keys."""
     values = [decisive_overrides(record.overrides, record.config_dir).items() for record in records]
     shared = set.intersection(*map(set, values))
     return [f"{key}{text}" for key, text in values[0] if (key, text) in shared and key not in aside]

@@ -113,7 +113,7 @@ def baseline_of(orders: Mapping[str, float | None]) -> str:
 
 
 def place_of(name: str, display_order: float | None) -> tuple[float, str]:
-    """What strategies are sorted by: their display order, those that state none last, then by name."""
+    """Return a strategy's sort key: display order, those without one last, then name."""
     return math.inf if display_order is None else display_order, name
 
 

@@ -1,4 +1,4 @@
-"""What the command prints: one line a cell, and at the end a table with a word on who is fastest where."""
+"""Output of a command: one line per run, then a table and the fastest strategies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
 
 
 def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> Iterator[Text]:
-    """What came out of runs, as lines: what all have in common, a table, what has no result, and the answer.
+    """Return lines on runs: what they share, a table, runs without a result, and the answer.
 
     Last comes what became of samples (``notices``).
 

@@ -41,7 +41,7 @@ def rank_correlations(rows: pd.DataFrame) -> pd.Series:
 
 
 def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
-    """The numbers that have targets, and those beside them.
+    """Return the numbers with targets, and further numbers.
 
     Of many pairs without any difference, intervals of one in twenty exclude 1. ``sure_sign_errors`` are those of
     differences that are significant for all pairs together (Bonferroni).

@@ -1,4 +1,4 @@
-"""What strategies, workloads and models are called in figures, and where the costs of their runs come from."""
+"""Names of strategies, workloads and models in figures, and sources of their costs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ UNKNOWN = "not recorded"
 
 
 def cost_source(cluster: Mapping[str, Any]) -> str:
-    """What a cluster's configuration stands on.
+    """Return the source of a cluster's constants.
 
     Returns:
         ``profiled`` if its layers were timed on a device; ``fitted`` if any of its constants is fitted to published

@@ -150,13 +150,13 @@ def drawn_times(draws: Sequence[Record]) -> dict[str, dict[str, dict[int, float 
 
 
 def job_of(record: Record) -> str:
-    """What a run has in common with its draws and with other strategies."""
+    """Return a text that a run shares with its draws and with other strategies."""
     config = {key: value for key, value in record.config.items() if key not in OF_DRAWS}
     return json.dumps([record.labels["harness"], config], sort_keys=True, default=repr)
 
 
 def variant_of(record: Record) -> str:
-    """What a run has in common with its draws, but not with other strategies or variants of its own."""
+    """Return a text that a run shares with its draws only."""
     return json.dumps([record.labels["strategy"], record.config["strategy"]], sort_keys=True, default=repr)
 
 

@@ -23,12 +23,12 @@ from entrain_bench.specs.workload import Counts
 PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped")}
 # Between what decides a sentence: what became of a case.
 type RunResult = tuple[str, tuple[str, ...], tuple[str, ...]]
-ONE_SEED = "With one seed, chance is not ruled out."
+ONE_SEED = "Only one seed was run, so differences may be noise."
 WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its results"
 
 
 def sentences(answer: Answer) -> list[str]:
-    """What an answer says, one statement each; nothing where there is nothing to compare."""
+    """Return the statements of an answer; none if there is nothing to compare."""
     contested = [case for case in answer.cases if case.contested]
     found = [*_winners(answer, contested), *_ours(contested), *posterior(answer, contested), *_over_cases(answer)]
     if contested:
@@ -42,7 +42,7 @@ def sentences(answer: Answer) -> list[str]:
 
 
 def outcome_of(answer: Answer, case: Case) -> RunResult:
-    """What became of a case: the word, who is the fastest or might be, and who is as good."""
+    """Return the outcome of a case: verdict, fastest strategies, and those as good."""
     names = {own: answer.variant(group) for own, group in case.groups.items()}
     verdicts = case.comparison.with_verdict
     first, good, undecided = ([names[own] for own in verdicts(word)] for word in (FASTEST, AS_GOOD, OPEN))
@@ -269,17 +269,17 @@ def _interval(found: Interval | None) -> dict[str, Any] | None:
 
 
 def notices(records: Sequence[Record]) -> list[str]:
-    """What there is to know of samples, then what runs remark."""
+    """Return notices on samples, then remarks of runs."""
     return [*sample_notices(records), *run_notices(records)]
 
 
 def sample_notices(records: Sequence[Record]) -> list[str]:
-    """A line on every workload that was not taken as it is, each line once."""
+    """Return a line on every workload that was truncated or reduced, each line once."""
     return list(dict.fromkeys(line for record in records for line in _lines(record)))
 
 
 def run_notices(records: Sequence[Record]) -> list[str]:
-    """What runs remark of themselves, each line once."""
+    """Return the remarks of runs, each line once."""
     return list(dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks))
 
 

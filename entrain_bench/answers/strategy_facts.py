@@ -1,4 +1,4 @@
-"""What a reader wants to know of a strategy before trying it: ``experiments/strategies.yaml``."""
+"""Facts on strategies for readers: ``experiments/strategies.yaml``."""
 
 from __future__ import annotations
 

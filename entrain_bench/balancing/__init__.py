@@ -1,1 +1,1 @@
-"""What a strategy is, what it may know, and the parts that strategies are built from."""
+"""The interface of strategies, what they may see (``Profile``), and their building blocks."""

@@ -1,4 +1,4 @@
-"""What the list scheduler (``listing``) puts in order, and its state."""
+"""Actions that the list scheduler (``listing``) orders, and its state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOLDS = -1
 
 
 class Actions(NamedTuple):
-    """What is put in order on the lanes of one replica.
+    """Actions to order on the lanes of one replica.
 
     Attributes:
         lane_offsets, lanes: lanes of each action, CSR.
@@ -116,7 +116,7 @@ def single_lane_actions(
 
 
 class Wish(NamedTuple):
-    """What a schedule should look like.
+    """Priorities and limits of a schedule.
 
     Attributes:
         group: place of the action's group in the order of groups ``[actions]``.
@@ -137,7 +137,7 @@ class Wish(NamedTuple):
 
 
 class State(NamedTuple):
-    """How far lanes, groups and actions are.
+    """Progress of lanes, groups and actions.
 
     Attributes:
         queue: ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.

@@ -21,6 +21,8 @@ from entrain_bench.specs.shapes import SampleShapes
 # Batches profiled to check memory; fewer if they are so large that samples abound.
 MEMORY_BATCHES = 16
 MEMORY_SAMPLES = 65_536
+# Candidates behind the first that fits memory, at most, among which others with its degrees are looked for.
+MAX_RECOMPUTING = 4
 # Share of the memory up to which the batches that decide are the only ones that are checked.
 ENOUGH = 0.9
 
@@ -172,7 +174,8 @@ def fastest_in_trials(
     ``candidates`` come by rising estimate, for a profile whose job has a microbatch size. Where that is free, every
     size gets as many trials as another, for estimates that are linear in the samples do not tell sizes apart; so does
     each of ``others``, further sets whose estimates do not compare with the first's. ``num_trials`` counts layouts, of
-    all sizes together; one is the best estimate, taken without trial.
+    all sizes together; one is the best estimate, taken without trial. If memory refuses better estimates, the layouts
+    that follow and differ in recomputation alone have a trial, too (``_recomputing``).
 
     Raises:
         UserError: why there is no candidate, or none fits.
@@ -182,7 +185,7 @@ def fastest_in_trials(
     refused: list[UserError] = []
     if num_trials == 1:
         rising = merge(*each_size, key=lambda c: decisive(c.estimated_s))
-        fitting = _fitting(profile, rising, make_program, refused)
+        fitting = _recomputing(profile, iter(rising), make_program, refused)
     else:
         fitting = _by_trial(profile, each_size, make_program, num_trials, refused)
     for candidate in fitting:
@@ -213,6 +216,33 @@ class Remembered:
         """As the maker's own; itself if that has none that is quicker."""
         own: MakeProgram = getattr(self.make, "draft", self.make)
         return self if own is self.make else own
+
+
+def _recomputing(
+    profile: Profile, rising: Iterator[Candidate], make_program: MakeProgram, refused: list[UserError]
+) -> Iterator[Candidate]:
+    """The first candidate that fits memory, or one of the next that recomputes otherwise and runs a batch faster.
+
+    Estimates look at the slowest stage and do not tell which recomputation costs least. A batch that is a percent
+    heavier decides whether memory refuses the best estimate; it must not decide between 6 s and 7 s.
+    """
+    for first in _fitting(profile, rising, make_program, refused):
+        if not refused:
+            yield first
+            return
+        alike = (other for other in islice(rising, MAX_RECOMPUTING) if _degrees(other.layout) == _degrees(first.layout))
+        offered = [first, *_fitting(profile, alike, make_program, refused)]
+        if len(offered) > 1:
+            batch = profile.draw(profile.job.global_batch)
+            seconds = [decisive(profile.trial_s(make_program(batch, each.layout))) for each in offered]
+            first = offered[int(np.argmin(seconds))]
+        yield first
+        return
+
+
+def _degrees(layout: Layout) -> tuple[object, ...]:
+    """What layouts have in common that differ in recomputation and in the layers of stages."""
+    return layout.num_microbatches, tuple((own.tp, own.cp, own.pp, own.dp, own.sharded) for own in layout.modules)
 
 
 def _by_trial(

@@ -1,4 +1,4 @@
-"""What of a program depends on each other: replicas, and in each the microbatches with all that belongs to them."""
+"""Groups of dependent passes in a program: replicas, and in each the microbatches with their passes."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class Trials:
 
 
 def content_of(layout: Layout) -> tuple[object, ...]:
-    """What candidates differ in."""
+    """Return the part of a candidate in which candidates differ."""
     return layout.content, layout.num_microbatches, layout.split_backward
 
 

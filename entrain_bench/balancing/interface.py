@@ -142,9 +142,23 @@ class Strategy:
                     f"{type(part).__name__} does not support. Use another strategy or model"
                 )
 
+    def _check_widths(self, layout: Layout) -> None:
+        """Refuse groups of several widths unless assigner and scheduler have ``handles_widths = True``.
+
+        Others know replicas of fixed degrees only.
+        """
+        grouped = next((placed.module for placed in layout.modules if placed.widths), None)
+        for name, part in (("assigner", self.assigner), ("scheduler", self.scheduler)):
+            if grouped and not getattr(part, "handles_widths", False):
+                raise IncompatibleError(
+                    f"strategy/{name}: {type(part).__name__} knows replicas of fixed degrees, but {grouped} has groups "
+                    "of several widths. Use the part of the planner's strategy"
+                )
+
     def program(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Program:
         """Assign and schedule one global batch."""
         profile = profile.under(layout)
+        self._check_widths(layout)
         assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
         with each_replica_alone(min(placed.dp for placed in layout.modules)):
             program = self.scheduler.schedule(shapes, layout, assignment, profile)

@@ -24,7 +24,7 @@ def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[
     """Put all actions in an order that every lane keeps to.
 
     Args:
-        actions: what is put in order.
+        actions: the actions to order.
         wish: how.
         state: what ``room_for`` made.
         place: takes each action's place in the order ``[actions]``.

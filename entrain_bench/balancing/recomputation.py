@@ -69,7 +69,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What a lane may buy, in the units of the integer program.
+    """Options of a lane, in the units of the integer program.
 
     Attributes:
         first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.

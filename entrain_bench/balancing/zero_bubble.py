@@ -31,7 +31,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble(Recomputation):
-    """What both schedules have in common.
+    """Base of both schedules.
 
     Attributes:
         max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as many as the

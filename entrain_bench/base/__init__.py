@@ -1,1 +1,1 @@
-"""What everything else stands on: arrays, arithmetic with the same bits everywhere, errors, files, time."""
+"""Foundations: arrays, arithmetic with the same bits everywhere, errors, files, time."""

@@ -60,7 +60,7 @@ def is_unwritable(error: Exception) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """One line on an error that is nobody's input; one in an outside part names its file and line."""
+    """Return one line on an error that invalid input did not cause; for an outside part with file and line."""
     if is_unwritable(error):
         return str(error)
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -99,6 +99,6 @@ def unknown_key(text: str, keys: Iterable[str], hint: str = "") -> UserError:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that is most like another, whatever the case of its letters; empty if none is."""
+    """Return the most similar name, ignoring case; empty if none is similar."""
     lowered = {each.lower(): each for each in names}
     return "".join(lowered[each] for each in get_close_matches(name.lower(), lowered, n=1))

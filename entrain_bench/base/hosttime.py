@@ -25,7 +25,7 @@ class HostTime:
     spread_s: float = 0.0
 
     def exposed_s(self, iteration_time_s: float) -> float:
-        """What a cluster of such hosts waits for: an iteration's program is made while the one before it runs."""
+        """Return the seconds that ranks wait for a program, which is made during the iteration before."""
         return max(0.0, self.total_s - self.spread_s - iteration_time_s)
 
 
@@ -46,7 +46,7 @@ def stopwatch() -> Iterator[HostTime]:
 
 @contextmanager
 def each_replica_alone(num_replicas: int) -> Iterator[None]:
-    """What is done inside is work for all replicas that a cluster's hosts do at the same time, each for its own."""
+    """Time work for all replicas as if each host did its own replica in parallel."""
     started = perf_counter()
     try:
         yield

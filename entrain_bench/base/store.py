@@ -48,7 +48,7 @@ class Store:
         self._changed = True
 
     def save(self) -> None:
-        """Write what was put, beside what other processes wrote meanwhile."""
+        """Write the new values, and keep those that other processes wrote in the meantime."""
         if not self._changed:
             return
         with suppress(OSError, ValueError):

@@ -1,1 +1,1 @@
-"""What the command can do: a module each, with ``main(arguments)`` that returns the exit code."""
+"""The verbs of the command: one module each, with ``main(arguments)`` that returns the exit code."""

@@ -1,4 +1,4 @@
-"""What ``--help`` shows: a screen on everything, the keys of a verb, the choices of a group, a choice, a key."""
+"""The screens of ``--help``: overview, keys of a verb, choices of a group, a choice, a key."""
 
 from __future__ import annotations
 

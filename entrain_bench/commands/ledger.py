@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from entrain_bench.answers.console_table import make_console
+from entrain_bench.answers.documents.claims import load_claims
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
@@ -21,7 +22,10 @@ from entrain_bench.lab.ledger.book import Book, load_book
 from entrain_bench.lab.ledger.constants import FITTED
 from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
 from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
+from entrain_bench.lab.ledger.kernels import kernels_table, read_kernels
+from entrain_bench.lab.ledger.papers import of_papers
 from entrain_bench.lab.ledger.predict import Cases
+from entrain_bench.lab.ledger.products import kernel_table, read_products
 from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
 from entrain_bench.lab.ledger.study import Ledger, constants_table, posterior, study_of
@@ -48,16 +52,20 @@ def main(request: Request[Keys]) -> int:
     cases, keys = Cases(composer), request.keys
     mine = [Path(keys.ledger)] if keys.ledger else []
     shown = _entries(mine or book.tables, book, cases)
-    outcomes = outcomes_of(shown)
+    papers = [] if mine else [*of_papers(load_claims(), composer)]
+    outcomes = outcomes_of([*shown, *papers])
     write(Path(keys.results_dir), outcomes, book)
     _show("", outcomes, book)
+    if not mine:
+        _print(make_console(), *kernel_table([*read_kernels(), *read_products(book.products)], composer))
     if keys.fit or keys.posterior:
         entries = [*(_entries(book.tables, book, cases) if mine else ()), *shown]
         forwards = tuple(ForwardCase.of(row, composer) for row in read_forwards())
         ledger = Ledger(tuple(entries), forwards)
         say(f"fitting {len(FITTED)} constants a device")
         study = study_of(ledger)
-        _print(make_console(), *constants_table(study))
+        for table in (constants_table(study), kernels_table(composer)):
+            _print(make_console(), *table)
         _show("Each source left out of the fit: ", study.left_out(ledger), book)
         if keys.posterior:
             draws = posterior(ledger, study.fit.error)

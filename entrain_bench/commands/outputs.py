@@ -1,4 +1,4 @@
-"""What the suite makes of runs: figures and documents, by name, and how they are brought up to date."""
+"""Figures and documents by name, and how they are updated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from entrain_bench.commands.watch import Watch, say
 from entrain_bench.figures._discover import discover
 from entrain_bench.figures._rows import sweeps_of
 from entrain_bench.figures._runner import figure_output
-from entrain_bench.lab.calibration.page import calibration_output
+from entrain_bench.lab.ledger.page import calibration_output
 from entrain_bench.records.records import Results
 from entrain_bench.records.sweeps import PlannedSweep
 from entrain_bench.run.cells import Done

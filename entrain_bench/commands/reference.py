@@ -98,7 +98,7 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
 
 
 def changes(committed: Committed, wanted: Sequence[Output], study: Study) -> list[str]:
-    """What is not as it is committed, a line for every value of the table, figure, document and page."""
+    """Return a line for every value that differs from the committed table, figure, document or page."""
     found = list[str]()
     for path, content in generated(committed, wanted, study):
         before = path.read_bytes() if path.exists() else b""

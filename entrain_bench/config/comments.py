@@ -1,4 +1,4 @@
-"""What the comments of the configuration tree say: the keys of a run with their defaults, and the choices of groups."""
+"""Read the comments of the configuration tree: keys of a run with defaults, and choices of groups."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def documented_keys() -> tuple[Key, ...]:
 
 
 def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
-    """Every group of which something can be chosen: its choices, and the first sentence on each.
+    """Return the choices of every group, with the first sentence on each.
 
     Args:
         config_dir: a folder of the user's with further choices; None for none.
@@ -119,7 +119,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
 
 
 def first_sentence(path: Path) -> str:
-    """What a choice's first comment says first; of one without comment the class that it names."""
+    """Return the first sentence of a choice's comment, or the class that it names."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith(PACKAGE)]
     leading = takewhile(lambda line: line.startswith("#"), lines)
     comment = " ".join(line.removeprefix("#").strip() for line in leading)

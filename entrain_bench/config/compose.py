@@ -56,7 +56,7 @@ IN_FIGURES = ("all", "main", "none")
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep's overrides say.
+    """The runs of a sweep and its launcher.
 
     Attributes:
         cells: the overrides of every run, in the sweeper's order.
@@ -72,7 +72,7 @@ class Sweep:
 
 
 class Composer:
-    """Composes runs; what it composed is known to later processes for as long as no YAML changes.
+    """Composes runs, and caches them for later processes until a YAML changes.
 
     Args:
         config_dir: a folder of the user's, whose YAMLs and Python files are found beside ours; None for none.

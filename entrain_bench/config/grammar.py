@@ -69,7 +69,7 @@ class Storage(Folder):
 
 @dataclass(frozen=True, slots=True)
 class Verb[K]:
-    """What a verb takes.
+    """The keys, words and options of a verb.
 
     Attributes:
         keys: a frozen dataclass of its own keys (``own``).
@@ -100,7 +100,7 @@ class Verb[K]:
 
 @dataclass(frozen=True, slots=True)
 class Request[K]:
-    """What a command line asks of a verb.
+    """A parsed command line of a verb.
 
     Attributes:
         keys: values of its own keys.
@@ -182,7 +182,7 @@ def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:
 
 
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
-    """What a line asks of a verb.
+    """Parse a command line of a verb.
 
     Args:
         line: without the verb.

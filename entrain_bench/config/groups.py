@@ -1,4 +1,4 @@
-"""What Hydra composes of the choices of one group alone: of a fraction of the files of a whole run."""
+"""Compose the choices of one group, which reads a fraction of the files of a whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single overrides do: choose, give a plain key a value, or change a value inside of a choice."""
+"""Classify overrides: choose, set a plain key, or change a value inside a choice."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def options_of(target: str) -> dict[str, Any]:
 
 
 def meanings_of(target: str) -> dict[str, str]:
-    """What docstrings say of a class's fields, its bases' included."""
+    """Return the meanings of a class's fields from docstrings, including those of its bases."""
     found: dict[str, str] = {}
     for cls in reversed(class_of(target).__mro__):
         section = SECTION.search(inspect.cleandoc(cls.__doc__ or "") + "\n")

@@ -170,7 +170,7 @@ def check_storage(mlflow_uri: str | None, retry: str | None) -> None:
 
 
 def plain_values(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """What Hydra composed, as plain values."""
+    """Return what Hydra composed as plain values."""
     values = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}

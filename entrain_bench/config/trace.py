@@ -44,7 +44,7 @@ class TraceKeys:
 
 
 class Scanned(Protocol):
-    """What a scan found.
+    """The result of a scan.
 
     Attributes:
         samples: rows of the trace.
@@ -65,7 +65,7 @@ class Scanned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceCommand:
-    """What ``entrain-bench trace`` is to do.
+    """The options of ``entrain-bench trace``.
 
     Attributes:
         scan: writes the trace to a path; its second argument is told of every shard: shards in all, its samples, those

@@ -1,1 +1,1 @@
-"""What every strategy must do, whoever wrote it, and how that is checked."""
+"""Conformance tests that every strategy must pass."""

@@ -142,7 +142,7 @@ def require_valid(config: RunConfig) -> RunResult:
     outcome = run_experiment(config)
     metrics = outcome.metrics
     wrong = [name for name in METRICS if name not in metrics or not isfinite(metrics[name])]
-    shares = ((name, 0.0, 1.0) for name in ("bubble_ratio", *TIME_SHARES))
+    shares = ((name, -SHARES_TOLERANCE, 1.0) for name in ("bubble_ratio", *TIME_SHARES))
     for name, least, most in (("gap_to_lower_bound", 0.0, np.inf), *shares):
         wrong += [f"{name}={metrics[name]}"] if name not in wrong and not least <= metrics[name] < most else []
     if not wrong and abs(sum(metrics[name] for name in TIME_SHARES) - 1.0) > SHARES_TOLERANCE:

@@ -1,1 +1,1 @@
-"""What actions, transfers and memory cost: the truth the executors charge and the beliefs strategies plan with."""
+"""The cost model of passes, transfers and memory, for executors, and the estimates of strategies."""

@@ -25,7 +25,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What samples need under any layout.
+    """GPU time, iteration time and FLOPs that samples need under any layout.
 
     Attributes:
         gpu_s: GPU time (``least_gpu_s``).
@@ -47,7 +47,7 @@ class Need:
 
 
 def need_of(truth: CostTruth, shapes: SampleShapes) -> Need:
-    """What samples need under any layout."""
+    """GPU time, iteration time and FLOPs that samples need under any layout."""
     gpu_s = least_gpu_s(truth, shapes)
     return Need(gpu_s, cluster_bound_s(truth, shapes, gpu_s), truth.model.training_flops(shapes))
 

@@ -1,4 +1,4 @@
-"""What travels along a program's dependencies: over which links, for how long."""
+"""Transfers along a program's dependencies: their links and seconds."""
 
 from __future__ import annotations
 

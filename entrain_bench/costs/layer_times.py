@@ -1,4 +1,4 @@
-"""What the cost truth asks of layer times, whoever knows them."""
+"""The interface of layer times, which a roofline or a device profile implements."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LayerTimes(Protocol):
         """Whether that tensor-parallel degree splits a module, and its times are known."""
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``."""
+        """Least GPU time of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``."""
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""

@@ -21,6 +21,7 @@ from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import FUSED
 
 # Layouts whose states, and splits of a module whose bytes of a token are remembered.
 MAX_STATES, MAX_TOKENS = 16, 4096
@@ -126,6 +127,20 @@ class Memory:
         sharing = copies // self.framework.optimizer_instances(module, copies)
         states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
         return np.asarray(states + logits)
+
+    def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+        """What exists on a rank of each stage only while its optimizer steps ``[stages]``.
+
+        Per parameter whose states it holds: an fp32 copy of a gradient in another type, and with an unfused optimizer
+        the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
+        """
+        framework, copies = self.framework, module.weight_copies(placed.tp, placed.dp * placed.cp)
+        casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
+        each = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
+        sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
+        shared = sharing if framework.distributed_optimizer or placed.sharded else 1
+        learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
+        return np.asarray(learning * (each * self.reserved / shared))
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
@@ -318,6 +333,8 @@ class Memory:
                 whole, with_gradients = gathered_bytes(module, placed, self.element_bytes, self.gradient_bytes)
                 working[forward] += whole * self.reserved
                 working[backward] += with_gradients * self.reserved * runs
+            steps = np.flatnonzero((program.kind == Pass.OPTIMIZER) & (program.module == index))
+            working[steps] = self.optimizer_bytes(module, placed)[program.stage[steps]]
         return change, working
 
     def _score_bytes(self, program: Program, index: int) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""Noise of executed actions: what a device takes longer or shorter than its price, which nobody knows beforehand."""
+"""Noise of executed passes: random factors on their durations, which no strategy can predict."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSE
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.module_layers import FUSED
 
 # Output tile of a matrix product.
 GEMM_TILE = 128
@@ -39,10 +40,10 @@ FLASH_RATES = {FLASH1: (0.5, 0.5), FLASH2: (1.0, 1.0), FLASH3: (1.75, 1.625)}
 # softmax reads both and writes one, two products read that. Each of its two products runs twice more in backward.
 UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
-# Adam in mixed precision reads the fp32 gradient and reads and writes the fp32 weight and both moments; it writes the
-# bf16 weight.
-OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
-# Loads whose layer times are remembered, for strategies ask for the same again and again; and chunks they may have.
+# Adam reads gradient, weight and moments, writes the latter and a bf16 weight. Its single operators: decay (2 values),
+# moments (3 + 5), root, correction and epsilon (2 each), update (4), cast.
+OPTIMIZER_TRAFFIC_BYTES = {FUSED: FP32_BYTES * 7 + BF16_BYTES, UNFUSED: FP32_BYTES * (20 + 1) + BF16_BYTES}
+# Loads whose layer times are remembered, and chunks they may have.
 MAX_KNOWN = 512
 MAX_KNOWN_CHUNKS = 2048
 
@@ -66,7 +67,7 @@ class PassTimes:
 
     @property
     def again_s(self) -> FloatArray:
-        """What recomputation adds to a backward of the layer, with its communication."""
+        """Seconds that recomputation adds to a backward of the layer, with its communication."""
         ahead, comm = self.remade_s or (self.forward_s, self.forward_comm_s)
         return ahead + comm
 
@@ -386,15 +387,14 @@ class Roofline:
         return all(size % tp == 0 for size in module.sharded_sizes.values())
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Least GPU time of each stage for a chunk's sequences, at whatever degrees ``[chunks, stages]``.
+        """Least GPU time of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
 
-        One GPU without communication or recomputation: parts of a split are padded as the whole, read weights of their
-        own and launch as many kernels.
+        One GPU without communication or recomputation: parts of a split are padded as the whole and read own weights.
         """
         return self.work_s(module, loads, counts, 1, 1, False)
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
-        device = self.cluster.device
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-        return np.asarray(parameters * (OPTIMIZER_TRAFFIC_BYTES / bandwidth))
+        bandwidth = self.cluster.device.memory_bandwidth_bytes_per_s * self.cluster.device.memory_efficiency
+        cast = (BF16_BYTES + FP32_BYTES) * (self.framework.gradient_bytes(BF16_BYTES) < FP32_BYTES)
+        return np.asarray(parameters * ((OPTIMIZER_TRAFFIC_BYTES[self.framework.optimizer_kernel] + cast) / bandwidth))

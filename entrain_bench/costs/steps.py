@@ -57,7 +57,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class ExposedStep:
-    """What follows the last backward of a stage, and precedes its first forward, at least ``[stages]``."""
+    """Least seconds after the last backward of a stage, and before its first forward ``[stages]``."""
 
     gather_s: FloatArray
     sync_s: FloatArray
@@ -66,7 +66,7 @@ class ExposedStep:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What travels of a stage's weights, in buckets in the order of a backward.
+    """Gradient and weight traffic of a stage, in buckets in the order of a backward.
 
     Attributes:
         kinds: kind of each layer ``[layers]``.
@@ -110,7 +110,7 @@ MAX_KNOWN = 512
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What steps cost on the cluster under the framework's settings."""
+    """Times of steps on the cluster under the framework's settings."""
 
     memory: Memory
     layer_times: LayerTimes
@@ -227,7 +227,8 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                sync_s = all_gather_s(size * parameters, sharing, ring)
+                moved = framework.scattered_bytes(self.memory.element_bytes)
+                sync_s = all_gather_s(moved * parameters, sharing, ring)
                 sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:

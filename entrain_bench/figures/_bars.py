@@ -85,9 +85,9 @@ def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
 
 
 def interval_handle(table: pd.DataFrame) -> list[Artist]:
-    """What whiskers are, if several seeds have any."""
+    """Return a legend entry for whiskers, if several seeds ran."""
     style: dict[str, Any] = {"color": INK, "linewidth": 0.7, "marker": "|", "linestyle": "", "markersize": 7}
-    return [Line2D([], [], **style, label="95 % interval")] if (table["num_ok"] > 1).any() else []
+    return [Line2D([], [], **style, label="95% interval")] if (table["num_ok"] > 1).any() else []
 
 
 MARKER_SIZE = 3.5

@@ -1,4 +1,4 @@
-"""Ranked panels: horizontal bars, the best on top, with the name and the numbers of each strategy beside its bar."""
+"""Ranked panels: horizontal bars, the best on top, with the name and the numbers of each strategy next to its bar."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import count
 from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
     FAINT,
     FAMILY_COLOURS,
     INK,
+    SINGLE_COLUMN_IN,
+    SMALL_PT,
     TINT,
     Colour,
     legend_above,
@@ -28,12 +29,16 @@ from entrain_bench.figures._style import (
     panels,
 )
 
-COLUMNS = 3
+# The figure is as wide as a column of a paper, and all its texts are legible there.
+COLUMNS = 2
 # Height of a bar with its texts, of a panel's title and gap, and of texts around all panels, in inches.
-ROW_IN, TITLE_IN, HEAD_IN = 0.12, 0.36, 0.85
+ROW_IN, TITLE_IN, HEAD_IN = 0.085, 0.26, 1.0
+# Lines of message and legend that this leaves room for, and the height of each further one.
+HEAD_LINES, LINE_IN = 4, 0.12
 # Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
-NUMBER_ENDS_PT = (29, 74, 94)
+NUMBER_ENDS_PT = (16.5, 45, 61)
 BAR = 0.82
+LEGEND_PT = 6.0
 # From here half widths are whole percents, and numbers whole.
 WHOLE, MANY = 0.95, 999.5
 # Percents: two seeds can have intervals that are wider than all there is room for.
@@ -60,23 +65,32 @@ class Row:
 
 
 def ranked_panels(num_panels: int, num_rows: int) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, with room for the same number of rows in each."""
+    """Return a figure with ``num_panels`` panels, each with room for ``num_rows`` rows."""
     columns = min(COLUMNS, num_panels)
     deep = -(-num_panels // columns)
-    figure, axes = panels(deep, columns, DOUBLE_COLUMN_IN, HEAD_IN + deep * (TITLE_IN + ROW_IN * num_rows))
+    figure, axes = panels(deep, columns, SINGLE_COLUMN_IN, HEAD_IN + deep * (TITLE_IN + ROW_IN * num_rows))
+    # Names need all the width there is.
+    figure.set_layout_engine("constrained", w_pad=0.02, wspace=0.01)
     for panel in axes[num_panels:]:
         panel.set_visible(False)
     return figure, axes[:num_panels]
 
 
+def make_room(figure: Figure) -> None:
+    """Make a figure higher if its message and legend have more lines than ``HEAD_IN`` has room for."""
+    heads = [legend.get_title().get_text().count("\n") + 1 + len(legend.get_texts()) for legend in figure.legends]
+    lines = max(heads, default=0)
+    figure.set_figheight(figure.get_figheight() + max(0, lines - HEAD_LINES) * LINE_IN)
+
+
 def draw_ranked(panel: Axes, title: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
-    """Bars from top to bottom in the given order; ``headings`` stand above the columns of texts."""
+    """Draw bars from top to bottom in the given order, with ``headings`` above the columns of texts."""
     ends = [0.0, *(row.value for row in rows if row.value is not None)]
     panel.set_xlim(min(ends), max(ends) or 1.0)
 
     def write(text: str, y: float, end_pt: float, **look: Any) -> None:
         where: Any = {"xycoords": panel.get_yaxis_transform(), "textcoords": "offset points", "annotation_clip": False}
-        panel.annotate(text, (1.0, y), (end_pt, 0.0), ha="right", va="center", **where, **look)
+        panel.annotate(text, (1.0, y), (end_pt, 0.0), ha="right", va="center", size=SMALL_PT, **where, **look)
 
     for end_pt, heading in zip(NUMBER_ENDS_PT, headings, strict=False):
         write(heading, -1.0, end_pt, color=FAINT)
@@ -84,14 +98,20 @@ def draw_ranked(panel: Axes, title: str, headings: Sequence[str], rows: Sequence
         weight = "bold" if row.bold else "normal"
         for end_pt, text in zip(NUMBER_ENDS_PT, row.texts, strict=False):
             write(text, y, end_pt, color=INK if row.value is not None else FAINT, weight=weight)
-        panel.annotate(row.name, (0.0, y), (5.0, 0.0), textcoords="offset points", va="center", weight=weight, zorder=5)
+        look: Any = {"va": "center", "size": SMALL_PT, "weight": weight, "zorder": 5}
+        panel.annotate(row.name, (0.0, y), (2.0, 0.0), textcoords="offset points", **look)
         if row.value is None:
             continue
         panel.barh(y, row.value, BAR, color=lighter(row.colour, TINT), zorder=2)
-        panel.vlines(0.0, y - BAR / 2, y + BAR / 2, color=row.colour, linewidth=5.0, zorder=2)
-    panel.set_title(title, loc="left", weight="bold")
+        panel.vlines(0.0, y - BAR / 2, y + BAR / 2, color=row.colour, linewidth=2.0, zorder=2)
+    panel.set_title(title, loc="left", weight="bold", size=SMALL_PT + 0.5)
     panel.set_ylim(len(rows) - 0.4, -1.4)
     panel.set_axis_off()
+
+
+def ranked_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Draw the legend above ranked panels, in a size between those of the panels and the message."""
+    legend_above(figure, handles, size_pt=LEGEND_PT)
 
 
 def change(relative: Interval | None) -> str:
@@ -128,7 +148,7 @@ def starred(label: str, row: Mapping[Any, Any]) -> str:
 
 
 def starred_handles(table: pd.DataFrame) -> list[Artist]:
-    """What the star is, if a table needs it."""
+    """Return a legend entry for the star, if a table needs it."""
     needed = table["num_ok"].between(1, table["num_runs"] - 1).any()
     return [Line2D([], [], linestyle="", label="*: some seeds have no result")] if needed else []
 
@@ -159,7 +179,8 @@ def draw_metric(
     """
     labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     colours = family_colours(data)
-    jobs = [(model, trace) for model in models for trace in traces]
+    # A row a trace, a column a model.
+    jobs = [(model, trace) for trace in traces for model in models]
     figure, axes = ranked_panels(len(jobs), len(labels))
     for panel, (model, trace) in zip(axes, jobs, strict=True):
         mine = table[(table["model"] == model) & (table["workload"] == trace)]
@@ -169,7 +190,7 @@ def draw_metric(
             said = texts(row) if there else [row["status"]]
             rows.append(Row(starred(labels[name], row.to_dict()), colours[name], row[metric] if there else None, said))
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings, rows)
-    legend_above(figure, [*family_handles(data), *starred_handles(table)])
+    ranked_legend(figure, [*family_handles(data), *starred_handles(table)])
     return figure
 
 

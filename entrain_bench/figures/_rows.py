@@ -1,4 +1,4 @@
-"""What a figure's YAML sweeps, row by row, and the same over a job of the user's."""
+"""Sweeps of a figure's YAML, row by row, for its own job or the user's."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Drawing:
 
     @property
     def output(self) -> Output:
-        """What makes it."""
+        """The output that draws it."""
         runs = [*self.sweeps.values()] if self.module.RUNS else []
         files = [f"figures/{self.name}.{suffix}" for suffix in SUFFIXES]
         return Output(

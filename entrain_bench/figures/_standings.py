@@ -10,11 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.text import times
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
     ENTRY_IN,
     FAINT,
+    FONT_PT,
     INK,
     LETTER_IN,
     SINGLE_COLUMN_IN,
@@ -22,6 +24,7 @@ from entrain_bench.figures._style import (
     lighter,
     palette,
     panels,
+    say,
     small_png,
     strategy_colours,
 )
@@ -46,7 +49,7 @@ def standings_png(answer: Answer) -> bytes:
 
 
 def draw(answer: Answer) -> Figure:
-    """Bars are means over seeds with 95 % intervals; above the best stands the speedup over the baseline.
+    """Bars are means over seeds with 95% intervals; above the best stands the speedup over the baseline.
 
     The panel has the same height whatever stands around it.
     """
@@ -82,6 +85,8 @@ def draw(answer: Answer) -> Figure:
     _name_cases(panel, [answer.case_name(case) for case in cases], width_in)
     patches = [Patch(facecolor=colour, label=name) for name, colour in zip(names, colours.values(), strict=True)]
     figure.legend(handles=patches, loc="outside upper center", ncols=_columns(names, width_in))
+    if stated := sentences(answer):
+        say(figure, stated[0], FONT_PT)
     # All but the panel is as high as its texts are; a label at the panel's end depends on its height a little.
     for _ in range(2):
         figure.draw_without_rendering()

@@ -3,7 +3,7 @@
 No figure of a paper; arXiv:2605.27918 and the others ablate their own parts only. Cells of
 ``experiments/figure/ablation.yaml``: parts by the names of their YAMLs. A panel a scheduler and trace, a row a planner,
 a column an assigner; the number is the speed-up over the first of each together, seed by seed, in italics where its
-95 % interval includes 1. Hatched combinations do not fit together, as the parts themselves say.
+95% interval includes 1. Hatched combinations do not fit together, as the parts themselves say.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds, run_table
 from entrain_bench.figures._bars import speedup_over
-from entrain_bench.figures._style import FAINT, INK, facets, legend_above, say, show_grid
+from entrain_bench.figures._style import FAINT, INK, facets, is_dark, legend_above, say, show_grid
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -112,5 +112,6 @@ def _draw_panel(
             clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
             lacking = "*" if row["num_ok"] < row["num_runs"] else ""
             text = f"{row['speedup']:.2f}{lacking}"
-            panel.text(x, y, text, ha="center", va="center", color=INK, style="normal" if clear else "italic")
+            ink = "white" if is_dark(colour) else INK
+            panel.text(x, y, text, ha="center", va="center", color=ink, style="normal" if clear else "italic")
     show_grid(panel, assigners, planners, rotation=90)

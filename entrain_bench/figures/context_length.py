@@ -34,7 +34,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for model, share, panel in axes:
         rows = table[(table["model"] == model) & (table["vision_share"] == share)]
         draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", grid.colours, grid.strategies)
-        panel.set_title(f"{grid.models[model]}, {100 * share:g} % vision tokens")
+        panel.set_title(f"{grid.models[model]}, {100 * share:g}% vision tokens")
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_locator(FixedLocator(lengths))
         panel.xaxis.set_minor_locator(NullLocator())

@@ -3,7 +3,7 @@
 Corresponds to arXiv:2605.27918, Figure 15 and Table 3; cells of ``experiments/figure/systems.yaml``. A forward time is
 summed over the stages of the encoders or of the LLM. Boxes: all microbatches of all replicas in the first iteration of
 the first seed; whiskers from 5% to 95%. Bottom: the runs' metric (per replica, averaged over replicas and iterations),
-mean over seeds with its 95 % interval.
+mean over seeds with its 95% interval.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Iteration time of every strategy by trace and model, fastest first, with the time over the fastest's.
 
 Cells of ``experiments/figure/iteration_time.yaml``; drawn as Figure 11 of arXiv:2605.27918, whose setting is that of
-``entrain_setting``. Bars and first numbers are means over seeds, in seconds. The second number is the time over that of
-the fastest strategy, seed by seed, with half the width of its 95% interval. Strategies in bold are not significantly
-slower than the fastest. A strategy without a result at some seeds has a star and stands last. "All traces" has the
-geometric mean over the traces at each seed. The line below the panels lists the knobs that are given and free. If
-posterior runs are there (``entrain-bench figures posterior``), the third number is P(fastest) over draws of the
-hardware constants.
+``entrain_setting``. Bars and first numbers are means over seeds, in seconds. The second number says by how many percent
+a strategy is slower than the fastest, seed by seed, with half the width of its 95% interval. With several seeds,
+strategies in bold are not significantly slower than the fastest. A strategy without a result at some seeds has a star
+and is last. "All traces" has the geometric mean over the traces at each seed. The line below the panels lists the knobs
+that are given and free. If posterior runs are there (``entrain-bench figures posterior``), the third number (P) is
+P(fastest) over draws of the hardware constants.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from matplotlib.lines import Line2D
 from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
 from entrain_bench.answers.labels import OURS, families, names
 from entrain_bench.answers.posterior import Chance, chances, posterior_sentences, times_of
+from entrain_bench.answers.sentences import ONE_SEED
 from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
-from entrain_bench.answers.text import count
+from entrain_bench.answers.text import count, listing
 from entrain_bench.figures._bars import speedup_over
 from entrain_bench.figures._ranked import (
     Row,
@@ -33,12 +34,14 @@ from entrain_bench.figures._ranked import (
     draw_ranked,
     family_colours,
     family_handles,
+    make_room,
     number,
+    ranked_legend,
     ranked_panels,
     starred,
     starred_handles,
 )
-from entrain_bench.figures._style import legend_above, say
+from entrain_bench.figures._style import FONT_PT, say
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -47,7 +50,7 @@ DRAWS = True
 JOB = ["model", "workload"]
 CASE = [*JOB, "strategy"]
 TIMES = ["iteration_time_s", "lower_bound_s"]
-HEADINGS = ("seconds", "over fastest")
+HEADINGS = ("s", "% slower")
 PROBABILITY = "P"
 # What the line below the panels says is given or free, by its column.
 KNOBS = {
@@ -71,7 +74,9 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure,
     traces |= {ALL: "All traces"}
     figure, axes = ranked_panels(len(comparisons), len(labels))
     colours = family_colours(data)
-    jobs = sorted(comparisons, key=lambda job: [*models].index(job[0]))
+    # A row a trace, a column a model.
+    rank = {name: place for place, name in enumerate(dict.fromkeys([ALL, *traces]))}
+    jobs = sorted(comparisons, key=lambda job: (rank[job[1]], [*models].index(job[0])))
     for panel, (model, trace) in zip(axes, jobs, strict=True):
         mine = table[(table["model"] == model) & (table["workload"] == trace)].set_index("strategy").to_dict("index")
         ranked = [name for name in comparisons[model, trace].ranked if name in mine]
@@ -81,11 +86,16 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure,
             for name in ranked
         ]
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings if own else HEADINGS, rows)
-    as_good = Line2D([], [], linestyle="", label="bold: not significantly slower than the fastest")
-    share = [Line2D([], [], linestyle="", label=f"{PROBABILITY}: P(fastest) over posterior draws")] if odds else []
-    legend_above(figure, [*family_handles(data), as_good, *share, *starred_handles(table)])
+    notes = {
+        "bold: not significantly slower than the fastest": any(map(is_tested, comparisons.values())),
+        f"{PROBABILITY}: P(fastest) over posterior draws": bool(odds),
+    }
+    said = [Line2D([], [], linestyle="", label=label) for label, needed in notes.items() if needed]
+    ranked_legend(figure, [*family_handles(data), *said, *starred_handles(table)])
     ours = [name for name, family in families(data).items() if family == OURS]
-    say(figure, " ".join([message(comparisons, labels, models), *posterior_sentences([*odds.values()], labels, ours)]))
+    text = " ".join([message(comparisons, labels, models), *posterior_sentences([*odds.values()], labels, ours)])
+    say(figure, text, FONT_PT)
+    make_room(figure)
     figure.supxlabel(f"Iteration time (s); {setting_of(data)}".removesuffix("; "), fontsize="medium")
     probabilities = [odds.get((m, t), {}).get(s) for m, t, s in zip(*(table[name] for name in CASE), strict=True)]
     return figure, table.join(_columns(probabilities)) if odds else table
@@ -105,20 +115,30 @@ def _columns(found: Sequence[Chance | None]) -> pd.DataFrame:
 def message(
     comparisons: Mapping[tuple[str, ...], Comparison[str]], labels: Mapping[str, str], models: Mapping[str, str]
 ) -> str:
-    """How often which strategy is the fastest, its lead over all traces, and how far the first strategy is behind."""
+    """Return how often which strategy is the fastest, its lead over all traces, and how far the baseline is behind."""
     jobs = {job: each for job, each in comparisons.items() if job[1] != ALL}
     winners = [next(iter(each.best), "not decided") for each in jobs.values()]
     leads = []
     for (model, trace), each in comparisons.items():
         second = next((name for name in each.ranked[1:] if each.standings[name].behind), None)
-        if trace == ALL and each.best and second:
+        if trace == ALL and each.best and second and is_tested(each):
             pair = f"{labels[each.best[0]]} leads {labels[second]} by"
-            leads.append(f" All traces, {models[model]}: {pair} {change(each.standings[second].behind).strip('+')}.")
+            lead = f"{pair} {change(each.standings[second].behind).strip('+')}"
+            if len(each.best) > 1:
+                lead = f"no significant difference between {listing([labels[name] for name in each.best])}"
+            leads.append(f" All traces, {models[model]}: {lead}.")
+    if not any(map(is_tested, comparisons.values())):
+        leads.append(f" {ONE_SEED}")
     first = next(iter(labels))
     behind = [each.standings[first].behind for each in jobs.values() if first in each.standings]
     ratios = [interval.mean for interval in behind if interval]
     taken = f" {labels[first]} takes {min(ratios):.2f}x to {max(ratios):.2f}x the fastest's time." if ratios else ""
     return f"Fastest strategy of {count(len(jobs), 'job')}: {counted(winners, labels)}.{''.join(leads)}{taken}"
+
+
+def is_tested(comparison: Comparison[str]) -> bool:
+    """Return whether a strategy ran at several seeds, so that differences can be significant."""
+    return any(each.behind and each.behind.num_values > 1 for each in comparison.standings.values())
 
 
 def setting_of(data: pd.DataFrame) -> str:
@@ -176,11 +196,11 @@ def _row(
     if not row["num_ok"]:
         return Row(label, colour, None, [row["status"]])
     standing = comparison.standings[name]
-    over = "fastest" if standing.verdict == FASTEST else change(standing.behind)
+    over = "fastest" if standing.verdict == FASTEST else change(standing.behind).removesuffix("%")
     return Row(
         starred(label, row),
         colour,
         row["iteration_time_s"],
         [number(row["iteration_time_s"]), over, f"{chance.probability:.2f}" if chance else ""],
-        bold=standing.verdict in (FASTEST, AS_GOOD),
+        bold=standing.verdict in (FASTEST, AS_GOOD) and is_tested(comparison),
     )

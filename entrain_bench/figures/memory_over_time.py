@@ -89,7 +89,7 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     figure.supxlabel("Time (s)", fontsize="medium")
     present = {kind for rows in lanes.values() for kind in rows["holds"]}
     handles = [Line2D([], [], color=colours[kind], label=HOLDS[kind]) for kind in HOLDS if kind in present]
-    legend_above(figure, handles)
+    legend_above(figure, [*handles, Line2D([], [], linestyle="", label="number: peak of a rank (GiB)")])
     peaks = pd.DataFrame([(*key, float(steps["bytes"].max()) / GIB) for key, steps in lanes.items()])
     peaks.columns = [*CASE, "strategy", "peak_gib"]
     say(figure, f"Peak memory of a rank: {range_of(data.table, peaks, 'peak_gib', '{:.1f} GiB')}.")

@@ -2,9 +2,9 @@
 
 No figure of arXiv:2605.27918 or the other papers: their estimates are never wrong by more than their fits. Cells of
 ``experiments/figure/misprediction.yaml``; an error of e multiplies each sample's estimate by 1 + e u, u uniform in [-1,
-1] (docs/costs.md). Bars are changes of the time at the largest error, numbers those at the two largest. Ratios are
-taken seed by seed; the last number has half the width of its 95% interval. Strategies that assign and order without
-estimates stay at 0.
+1] (docs/costs.md). Bars are changes of the time at the largest error, numbers those at the two largest, in percent.
+Ratios are taken seed by seed; the last number has half the width of its 95% interval. Strategies that assign and order
+without estimates stay at 0.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     def texts(row: pd.Series) -> list[str]:
         mean, low, high = (float(row[end]) for end in ENDS)
         before = float(row["before"])
-        return [change(Interval(before, before, before, 1)), change(Interval(mean, low, high, row["num_ok"]))]
+        both = Interval(before, before, before, 1), Interval(mean, low, high, row["num_ok"])
+        return [change(each).removesuffix("%") for each in both]
 
-    figure = draw_metric(data, shown, "change", [f"error {errors[-2]:g}", f"error {largest:g}"], texts)
+    figure = draw_metric(data, shown, "change", [f"% at {errors[-2]:g}", f"% at {largest:g}"], texts)
     say(figure, _message(data, shown, largest))
     return figure, table
 

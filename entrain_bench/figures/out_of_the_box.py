@@ -2,7 +2,7 @@
 
 No figure of a paper: arXiv:2511.00279, pull requests and training scripts each measure one of them on a stack of their
 own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a column of panels each; the first strategy is what
-the others are compared with, on the same stack, trace and seed. Marks are geometric means over seeds, lines their 95 %
+the others are compared with, on the same stack, trace and seed. Marks are geometric means over seeds, lines their 95%
 intervals, pale where they include 1; hollow marks lack seeds.
 """
 

@@ -1,7 +1,7 @@
 """Iteration time against the tuner's budget, for every strategy: who gains from tuning, and when it stops.
 
 No figure of arXiv:2605.27918 or the other papers. Cells of ``experiments/figure/tuning_budget.yaml``; a budget counts
-simulated batches (docs/tuning.md). Times are relative to those with the largest budget, seed by seed; their 95 %
+simulated batches (docs/tuning.md). Times are relative to those with the largest budget, seed by seed; their 95%
 intervals are in the CSV file.
 """
 

@@ -2,7 +2,7 @@
 
 No figure of a paper: arXiv:2605.27918, Figure 6, has the idle share alone. Cells of
 ``experiments/figure/iteration_time.yaml``. Every second of every GPU is in one class (docs/metrics.md), so a bar is
-100 %; segments are means over the seeds that have a result. The number is the share of ideal work, by which strategies
+100%; segments are means over the seeds that have a result. The number is the share of ideal work, by which strategies
 with the same samples on the same cluster are as fast as they are.
 """
 

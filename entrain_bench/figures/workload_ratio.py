@@ -1,7 +1,7 @@
 """Encoder share of the estimated workload: of single samples, and of growing batches.
 
 Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure/token_distributions.yaml``. Bands hold
-50 % and 90 % of the batches of a size.
+50% and 90% of the batches of a size.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     left.suptitle("(a) Single samples", fontsize="medium")
     right.suptitle("(b) Batches", fontsize="medium")
     right.supylabel("Encoder share", fontsize="medium")
-    right.supxlabel("Batch size (samples); bands hold 50 % and 90 % of the batches", fontsize="medium")
+    right.supxlabel("Batch size (samples); bands hold 50% and 90% of the batches", fontsize="medium")
     say(figure, _message(wide, labels))
     return figure, data[["workload", "batch_size", "num_draws", "probability", "encoder_share"]]
 
@@ -89,7 +89,7 @@ def _draw_samples(panel: Axes, shares: pd.DataFrame, labels: dict[str, str], col
     panel.set_yticks(range(len(labels)), list(labels.values()))
     panel.invert_yaxis()
     panel.grid(visible=False, axis="y")
-    panel.set(xlabel="Encoder share of forward time\n(box 50 %, line 90 % of the samples)")
+    panel.set(xlabel="Encoder share of forward time\n(box 50%, line 90% of the samples)")
 
 
 def _draw_batches(panel: Axes, shares: pd.DataFrame, colour: Colour) -> None:

@@ -15,7 +15,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 class Pass(IntEnum):
-    """What an action does: a pass of a chunk, or a stage's step at the end of the iteration.
+    """Kind of an action: a pass of a chunk, or a stage's step at the end of the iteration.
 
     Where a module's backward is split, ``BACKWARD`` makes the gradients of a stage's inputs, ``WEIGHT`` those of its
     weights (arXiv:2401.10241, section 2); otherwise ``BACKWARD`` makes both.

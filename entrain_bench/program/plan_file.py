@@ -31,7 +31,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """What a plan is for; names are choices of the configuration.
+    """The training job of a plan; names are choices of the configuration.
 
     Attributes:
         model, workload, cluster: the choices.
@@ -52,7 +52,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an iteration takes in simulation.
+    """Simulated iteration time of a plan, in seconds.
 
     Attributes:
         iteration_time_s: mean over seeds.

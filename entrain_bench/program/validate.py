@@ -1,4 +1,4 @@
-"""What must hold of every program, whoever built it."""
+"""Validate programs: every sample once per module and pass, no cycle, order feasible on every rank."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs leave: metrics, records and their keys, tables, and views of them."""
+"""Results of runs: metrics, records and their keys, tables, and views of them."""

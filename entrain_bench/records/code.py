@@ -183,7 +183,7 @@ def _read(content: bytes, store: Store) -> tuple[str, list[str]]:
 
 
 def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """What is imported anywhere but for type checkers alone."""
+    """Return all imports of a module, except those for type checkers only."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node

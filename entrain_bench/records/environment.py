@@ -1,4 +1,4 @@
-"""What makes a record, besides its configuration: versions of Python and of libraries, the commit, the time."""
+"""Environment of a record: versions of Python and of libraries, the commit, the time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _installed(names: Sequence[str]) -> dict[str, str]:
 
 
 def made_by() -> dict[str, Any]:
-    """What a file says of its making: ``versions``, ``commit`` and ``made_at``."""
+    """Read ``versions``, ``commit`` and ``made_at`` of a file."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"versions": versions(), "commit": str(current_commit()), "made_at": now}
 

@@ -1,4 +1,4 @@
-"""What a run is known by: a hash of all that decides its result."""
+"""The key of a run: a hash of everything that decides its result."""
 
 from __future__ import annotations
 

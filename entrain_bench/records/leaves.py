@@ -38,7 +38,7 @@ def _parameters_text(text: str) -> str:
 
 
 def setting_text(value: Any) -> Any:
-    """Lists as ``a+b``, factors as ``a=2.0`` where they are not 1, anything else as it is."""
+    """Write lists as ``a+b``, factors other than 1 as ``a=2.0``, and other values unmodified."""
     if isinstance(value, Mapping):
         return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
     return "+".join(value) if isinstance(value, list) else value

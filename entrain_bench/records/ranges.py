@@ -1,4 +1,4 @@
-"""What the numbers of a record may be: everything else is no result."""
+"""Valid ranges of a record's numbers; a value outside is not a result."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Record:
 
     @property
     def computed(self) -> tuple[Any, ...]:
-        """What came out, without wall times: another simulation of the same gives the same."""
+        """The result without wall times; a second simulation of the same run gives equal values."""
         each = (self.metrics, *self.iterations)
         metrics = [{name: value for name, value in one.items() if name not in MEASURED} for one in each]
         return self.status, dict(self.layout), metrics
@@ -217,7 +217,7 @@ def _microbatches(config: RunConfig, outcome: RunResult) -> dict[str, str]:
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
-    """What a run is called in tables: names of its groups, its seed, and the classes of its strategy's parts."""
+    """Return the labels of a run in tables: names of its groups, its seed, and classes of its strategy's parts."""
     parts = {part: str(config.strategy[part].get("_target_", "")) for part in ("planner", "assigner", "scheduler")}
     return {
         "strategy": str(config.strategy["name"]),

@@ -1,4 +1,4 @@
-"""What a run found."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from entrain_bench.specs.workload import Counts
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         layout: the planned layout.

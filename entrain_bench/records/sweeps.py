@@ -1,4 +1,4 @@
-"""What sweeps were to leave, so that a run whose record is lost is not forgotten: ``sweeps/<key>.json``."""
+"""Planned runs of sweeps in ``sweeps/<key>.json``, so that a lost record is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run changes inside of the model and the cluster that it chose, which their names do not say."""
+"""Changes of a run inside its model and cluster, which their names do not show."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def attempt(cell: Cell, results: Results) -> Done:
 
 
 def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.DataFrame | None]:
-    """What comes out of a cell: its record, not yet written, and its timeline if one is kept."""
+    """Run a cell and return its record, not yet written, and its timeline if one is kept."""
     make = partial(new_record, cell)
     try:
         outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline)

@@ -83,7 +83,7 @@ class RunContext:
 
     @property
     def truth(self) -> CostTruth:
-        """What its actions cost."""
+        """The hidden cost model."""
         return self.shared.truth
 
     @property

@@ -1,4 +1,4 @@
-"""Jobs worked off by tasks of Ray, on this machine or on those of a cluster, none of which takes the others down."""
+"""Run jobs as tasks of Ray, on this machine or a cluster; a task that dies does not affect the others."""
 
 from __future__ import annotations
 

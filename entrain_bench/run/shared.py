@@ -1,4 +1,4 @@
-"""What runs of one job have in common whatever their strategy: worked out once in a process, by value."""
+"""Objects that runs of one job share for any strategy; computed once per process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SharedJob:
         return remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
 
     def need(self, iteration: int, seed: int) -> Need:
-        """What the samples of an iteration need under any layout."""
+        """Return the GPU time and lower bound of an iteration's samples under any layout."""
         made = partial(need_of, self.truth, self.batch(iteration, seed))
         return remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
 

@@ -1,4 +1,4 @@
-"""What an output was made of: one whose inputs and files are as they were is not written again."""
+"""Hashes of an output's inputs and files; an output without changes is not written again."""
 
 from __future__ import annotations
 

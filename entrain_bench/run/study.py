@@ -1,4 +1,4 @@
-"""What figures and documents are made of: sweeps, and the cells of them that still have to run."""
+"""Figures and documents as outputs of sweeps, and the runs of these sweeps that are missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Study:
         return {cell.key: cell for sweep in sweeps for cell in self.cells(*sweep)}
 
     def problem(self, *overrides: str) -> str:
-        """What is wrong with the cells of a sweep that have no result; empty if all have one."""
+        """Return why runs of a sweep have no result; empty if all have one."""
         cells = self.cells(*overrides)
         records = [self.results.read(cell.key) for cell in cells]
         reasons = [

@@ -1,4 +1,4 @@
-"""Processes that work jobs off, none of which can take the others down with it."""
+"""Worker processes that run jobs; a process that dies does not affect the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """What there is instead of a result when a process died over a job.
+    """Returned instead of a result if the worker process died during a job.
 
     Attributes:
         how: what became of the process.

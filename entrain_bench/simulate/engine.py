@@ -78,7 +78,7 @@ def place_actions(
 
 
 class Columns(NamedTuple):
-    """What the compiled loop reads: a program, and after it a lane, an action and a row for each transfer.
+    """Input of the compiled loop: a program, followed by a lane, an action and a row for each transfer.
 
     Attributes:
         first_transfer: number of the program's actions and its barriers; those from here on are transfers.

@@ -1,1 +1,1 @@
-"""What is trained (models) and on what (clusters): constants and what follows from them, no behaviour."""
+"""Specifications of models and clusters: constants and values that follow from them, no behavior."""

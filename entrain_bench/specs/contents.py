@@ -1,4 +1,4 @@
-"""What a workload may know beyond shapes: what its samples hold. Only training reads it."""
+"""Contents of samples beyond their shapes. Only training reads them."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
 KERNELS = (FUSED, UNFUSED)
+OPERATORS = ("norm_kernel", "gate_kernel", "optimizer_kernel")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
@@ -57,6 +58,7 @@ class FrameworkOptions:
         norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
             (``Layer.with_unfused_norms``).
         gate_kernel: the same of activations in gated MLPs (``Layer.with_unfused_gates``).
+        optimizer_kernel: the same of Adam (``Memory.optimizer_bytes``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
             fp32).
@@ -80,6 +82,7 @@ class FrameworkOptions:
     attention_kernel: str | None = None
     norm_kernel: str = FUSED
     gate_kernel: str = FUSED
+    optimizer_kernel: str = FUSED
     tp_overlap: float = 0.0
     grad_dtype: str = FP32
     cross_entropy: str = UNFUSED
@@ -100,7 +103,7 @@ class FrameworkOptions:
             raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
         if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
             raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
-        for name in ("norm_kernel", "gate_kernel"):
+        for name in OPERATORS:
             if getattr(self, name) not in KERNELS:
                 raise unknown_choice(name, getattr(self, name), KERNELS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
@@ -115,6 +118,10 @@ class FrameworkOptions:
     def gradient_bytes(self, element_bytes: int) -> int:
         """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
         return FP32_BYTES if self.grad_dtype == FP32 else element_bytes
+
+    def scattered_bytes(self, element_bytes: int) -> int:
+        """Bytes that the reduction of a gradient moves, as those of a reduce-scatter over the distributed optimizer."""
+        return self.gradient_bytes(element_bytes)
 
     def of(self, module: ModuleSpec) -> FrameworkOptions:
         """Return the settings with the module's own sequence parallelism."""
@@ -161,7 +168,12 @@ class FrameworkOptions:
                 f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
                 "harness=simulate prices the others"
             )
-        for key, stock in (("attention_kernel", None), ("norm_kernel", FUSED), ("gate_kernel", FUSED)):
+        for key, stock in (
+            ("attention_kernel", None),
+            ("norm_kernel", FUSED),
+            ("gate_kernel", FUSED),
+            ("optimizer_kernel", FUSED),
+        ):
             if (value := getattr(self, key)) != stock:
                 raise IncompatibleError(
                     f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"

@@ -23,7 +23,7 @@ PLANNING_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """What of a layout the user fixes; None leaves it to the planner.
+    """The part of a layout that the user fixes; None leaves a value to the planner.
 
     Attributes:
         tp, cp, pp, dp: degrees; ``pp`` counts all stages of a replica.

@@ -139,7 +139,7 @@ class Layer:
 
     @property
     def remade_from_bytes_per_token(self) -> float:
-        """What forward keeps for backward where the layer is recomputed."""
+        """Bytes per token that a forward keeps for the backward if the layer is recomputed."""
         if self.remade is None:
             return self.input_bytes_per_token
         return self.activation_bytes_per_token - self.remade.activation_bytes_per_token

@@ -69,7 +69,7 @@ class ModuleSpec:
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
-        """What tensor parallelism must divide, by name; nothing if it does not split the module."""
+        """Sizes that tensor parallelism must divide, by name; empty if it does not split the module."""
         config = self.config
         if config.unet is not None:
             return {}

@@ -74,6 +74,8 @@ def labelled_head(head: Layer) -> Layer:
         fp32_bytes_per_token=head.fp32_bytes_per_token,
         cast_bytes_per_token=head.cast_bytes_per_token,
         recomputed=False,
+        learns=head.learns,
+        backward_share=head.backward_share,
     )
     return replace(
         head,

@@ -41,6 +41,7 @@ class BraidAssigner:
     """
 
     handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
 
     overhead: float = 0.05
     balance: bool = True

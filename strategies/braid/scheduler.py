@@ -237,6 +237,7 @@ class BraidScheduler(Recomputation):
     """
 
     handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
 
     rollouts: int = 256
     llm_leads: tuple[int, ...] = (1000, 8)

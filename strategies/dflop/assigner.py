@@ -41,7 +41,7 @@ TIME_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SolverLimits:
-    """What CP-SAT may take.
+    """Limits of CP-SAT.
 
     Attributes:
         work: CP-SAT's deterministic time, which makes a solve that it ends repeat itself; 0: no solver.

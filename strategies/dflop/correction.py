@@ -42,7 +42,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Corrector:
-    """What was learnt so far; ``learn`` returns the next state.
+    """Learned state; ``learn`` returns the next state.
 
     Attributes:
         tolerance: relative deviation below which a shape class is left alone.

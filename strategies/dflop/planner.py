@@ -302,7 +302,7 @@ class DflopPlanner:
 
 
 def activation_bytes(module: ModuleSpec, tokens: FloatArray | int, shards: IntArray) -> FloatArray:
-    """What a microbatch keeps on a rank if layers spread evenly, without and with recomputation ``[2, ...]``."""
+    """Return the bytes that a microbatch keeps on a rank with evenly spread layers, without and with recomputation."""
     kept = sum(layer.activation_bytes_per_token for layer in module.layers)
     inputs = sum(layer.remade_from_bytes_per_token for layer in module.layers)
     return np.stack([tokens * kept / shards, tokens * inputs / shards])

@@ -1,4 +1,4 @@
-"""What DFLOP's optimizer searches (arXiv:2603.25120, Algorithm 1): splits of the GPUs and their factorizations.
+"""Search space of DFLOP's optimizer (arXiv:2603.25120, Algorithm 1): splits of the GPUs and factorizations.
 
 The public code (BDAI-Research/DFLOP, 60e86d8, ``data_aware_optimizer.py``) walks over them differently: the encoder's
 GPUs grow from 1 to N - 1, L_dp need not divide the batch, memory is checked once a plan for the largest samples, and a

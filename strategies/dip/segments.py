@@ -1,4 +1,4 @@
-"""What DIP's search orders: the segments of a program, and what DIP believes them to take (arXiv:2504.14145)."""
+"""Segments that DIP's search orders, with DIP's estimates of their times (arXiv:2504.14145)."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _give(one, least, root, gpus):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Options:
-    """What a group may be at integers, with everything else of the sub-problem fixed; arrays ``[options]``.
+    """Integer options of a group, with the rest of the sub-problem fixed; arrays ``[options]``.
 
     Attributes:
         dp, pp: degrees.

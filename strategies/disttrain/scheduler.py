@@ -1,4 +1,4 @@
-"""DistTrain's schedule: 1F1B over encoder and LLM stages, whatever the DP of each."""
+"""DistTrain's schedule: 1F1B over encoder and LLM stages with any DP of each."""
 
 from __future__ import annotations
 

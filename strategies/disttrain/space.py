@@ -1,4 +1,4 @@
-"""What DistTrain's planner chooses among: groups of modules, their costs, and the sub-problems of their GPUs."""
+"""Search space of DistTrain's planner: groups of modules, their costs, and sub-problems of their GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOKED_UP = ("layer_s", "splits", "stage_s", "unit_s", "dps", "options", "state_
 
 
 class SubProblem(NamedTuple):
-    """What is fixed before GPUs are shared out: DP of the backbone, TP and recomputation of each group."""
+    """Choices before GPUs are divided: DP of the backbone, TP and recomputation of each group."""
 
     backbone_dp: int
     tps: tuple[int, ...]

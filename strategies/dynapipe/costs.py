@@ -1,4 +1,4 @@
-"""What DynaPipe believes a microbatch to take: seconds and bytes on every stage of a replica's chain.
+"""DynaPipe's estimates of a microbatch: seconds and bytes on every stage of a replica's chain.
 
 The paper interpolates profiled times of a layer over batch and padded length (arXiv:2311.10418, section 3). Samples are
 packed here, so a layer's time is a quadratic of each sequence's length, and what is left at length 0 once a microbatch.

@@ -241,7 +241,7 @@ def test_degrees_of_one_job_are_compared_and_jobs_are_not() -> None:
     assert lines(records)[-3:] == [
         "entrain tp=4 is the fastest of 2 variants on gemm=0.7.",
         "entrain tp=2 is the fastest of 2 variants on gemm=1.3.",
-        "With one seed, chance is not ruled out.",
+        "Only one seed was run, so differences may be noise.",
     ]
 
 

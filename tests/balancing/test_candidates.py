@@ -209,3 +209,25 @@ def test_every_free_microbatch_size_gets_as_many_trials() -> None:
 def test_no_candidate_at_all_is_a_user_error() -> None:
     with pytest.raises(UserError, match="layout"):
         fastest_in_trials(profile_of(job_with(1e9), samples((10, []))), lambda _: [], one_sample_a_microbatch, 1)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_where_memory_refuses_an_estimate_the_fastest_recomputation_is_found_by_trial(refuses: bool) -> None:
+    shapes = samples((100, [400]))
+    batch = shapes.take(np.zeros(8, np.int64))
+    plain = chain_layout(MODEL, 1, 2, 8)
+    vision, llm = plain.modules
+    slow = Layout((replace(vision, recompute=True), replace(llm, recompute=True)), 8)
+    fast = Layout((vision, replace(llm, recompute=True)), 8)
+    needs = [
+        float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, each)).max()) for each in (plain, slow, fast)
+    ]
+    assert needs[0] > max(needs[1:])
+    budget = (max(needs[1:]) if refuses else needs[0]) / PLANNING_SHARE * 1.000001
+    profile = profile_of(job_with(budget), shapes)
+    times = [profile.trial_s(one_sample_a_microbatch(batch, each)) for each in (plain, slow, fast)]
+    assert times[2] < times[1]
+    # The estimates are wrong about the last two.
+    offered = [Candidate(1.0, plain), Candidate(2.0, slow), Candidate(3.0, fast)]
+    chosen = fastest_in_trials(profile, lambda _: by_estimate(offered), one_sample_a_microbatch, 1)
+    assert chosen is (fast if refuses else plain)

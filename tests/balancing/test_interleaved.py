@@ -193,7 +193,7 @@ def test_other_modules_elsewhere_are_refused() -> None:
     ranks = np.arange(3).reshape(1, 3, 1)
     layout = Layout((placed(vision, ranks[:, 2:]), placed(llm, ranks[:, [0, 1, 0, 1]])), 2)
     shapes, assignment = uniform_batch(model, 2)
-    with pytest.raises(IncompatibleError, match="do not go round the ranks"):
+    with pytest.raises(IncompatibleError, match="virtual stages that go round the ranks in order"):
         interleaved_program(model, shapes, layout, assignment)
 
 

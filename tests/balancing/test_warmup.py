@@ -110,7 +110,7 @@ def test_strategies_without_a_chain_are_those_named_here() -> None:
     others = {name for name in choices("strategy") if name not in CHAINS}
     # Other orders, and layouts of one stage.
     orders = {"braid", "dip", "dynapipe", "hetero_colocated", "mdp", "megatron_schedules", "optimus"}
-    assert others == orders | {"fsdp", "orchmllm", "veomni"}
+    assert others == orders | {"flexsp", "fsdp", "hybrid_cp", "orchmllm", "veomni"}
 
 
 def test_a_negative_number_of_extra_forwards_is_named() -> None:

@@ -69,7 +69,8 @@ def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
         shapes, layout, s.strategy.assigner.assign(shapes, layout, s.profile), s.profile
     )
     ratio = s.executor.execute(program).iteration_time_s / lower_bound_s(s.truth, layout, shapes)
-    assert 1.0 <= ratio < 1.1
+    # Transfers, and all of synchronisations but their last bucket, are free in the bound.
+    assert 1.0 <= ratio < 1.12
 
 
 def test_one_sample_takes_at_least_its_own_path() -> None:

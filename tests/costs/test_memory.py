@@ -349,3 +349,27 @@ def test_unfused_attention_keeps_a_matrix_of_every_head(recompute: bool, kept: i
 def uniform_batch_of(num_microbatches: int, layout: Layout) -> tuple[SampleShapes, Layout, Assignment]:
     shapes, assignment = uniform_batch(MODEL, num_microbatches)
     return shapes, layout, assignment
+
+
+@pytest.mark.parametrize(
+    ("framework", "each"),
+    # an fp32 copy of a bf16 gradient; the root of the second moment and the denominator; over two replicas that share
+    [
+        (FrameworkOptions(), 0.0),
+        (FrameworkOptions(grad_dtype="bf16"), 4 / 2),
+        (FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"), 12 / 2),
+        (FrameworkOptions(distributed_optimizer=False, optimizer_kernel="unfused"), 8.0),
+    ],
+)
+def test_what_an_optimizer_step_needs_by_hand(framework: FrameworkOptions, each: float) -> None:
+    place = placed(LLM, np.arange(4).reshape(2, 2, 1))
+    parameters = [EMBEDDING + 2 * BLOCK, 2 * BLOCK + HEAD]
+    assert Memory(MODEL, framework).optimizer_bytes(LLM, place).tolist() == [each * own for own in parameters]
+
+
+def test_a_step_is_the_peak_where_activations_are_small() -> None:
+    layout = chain_layout(MODEL, 1, 3, 1)
+    program = chain_program(MODEL, *uniform_batch_of(1, layout), stages_behind(layout))
+    memory = Memory(MODEL, FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"))
+    states, llm = memory.lane_state_bytes(layout), layout.modules[1]
+    assert memory.peak_bytes(program)[1:].tolist() == (states[1:] + memory.optimizer_bytes(LLM, llm)).tolist()

@@ -233,7 +233,13 @@ def layer_of(module: str, kind: str) -> tuple[ModuleSpec, Layer]:
 
 # Of the order of the products and sequences tested, so that they decide.
 SATURATING = cluster_with(
-    sustained_fraction=0.7, gemm_half_flops=1e7, attention_half_tokens=300.0, attention_half_head_dim=44.0
+    sustained_fraction=0.7,
+    gemm_half_flops=1e7,
+    attention_half_tokens=300.0,
+    attention_half_head_dim=44.0,
+    gemm_half_width=200.0,
+    overlap_cost=0.4,
+    host_launch_s=2e-5,
 )
 
 

@@ -261,15 +261,34 @@ def test_a_faster_host_and_dearer_overlap() -> None:
             "attention_kernel=flash3: must be one of unfused, flash1, flash2 on A40, or null",
         ),
         (["norm_kernel=loose"], "norm_kernel=loose: unknown"),
-        (["+cluster.device.overlap_cost=1.5"], r"cluster.device.overlap_cost=1.5: must be in \(0, 1\]"),
-        (["+cluster.device.host_launch_s=-1"], "cluster.device.host_launch_s=-1.0: must be 0 or more"),
-        (["+cluster.device.overlap_cost=0.5"], "cluster.sources.device.overlap_cost: missing"),
         (["cluster.device.attention_kernel=slow"], "cluster.device.attention_kernel=slow: unknown"),
     ],
 )
 def test_wrong_settings_are_named(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         prepare(compose_cells([*overrides])[0].config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sourced", "message"),
+    [
+        ("overlap_cost", 1.5, True, r"overlap_cost=1.5: must be in \(0, 1\]"),
+        ("host_launch_s", -1.0, True, "host_launch_s=-1.0: must be 0 or more"),
+        ("overlap_cost", 0.5, False, "sources.device.overlap_cost: missing"),
+        ("overlap_cost", 0.0, False, ""),
+        ("gemm_half_width", 64.0, True, ""),
+    ],
+)
+def test_an_effect_has_a_range_and_a_source(field: str, value: float, sourced: bool, message: str) -> None:
+    config = dict(compose_cells(["cluster=a40x8"])[0].config.cluster)
+    name = f"device.{field}"
+    sources = {key: text for key, text in config["sources"].items() if key != name}
+    config |= {"device": {**config["device"], field: value}, "sources": sources | ({name: "a test"} if sourced else {})}
+    if message:
+        with pytest.raises(UserError, match=message):
+            ClusterSpec.from_config(config)
+    else:
+        assert getattr(ClusterSpec.from_config(config).device, field) == value
 
 
 @pytest.mark.parametrize("name", ["attention_kernel", "norm_kernel"])

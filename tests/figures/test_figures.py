@@ -17,7 +17,7 @@ from entrain_bench.commands.outputs import ON_REQUEST
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.figures._discover import discover
 from entrain_bench.figures._runner import render
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN, message_of
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN, SMALL_PT, message_of
 from entrain_bench.run.cells import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 from support.wide import each
@@ -125,8 +125,10 @@ def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: 
     assert len(placed) > 10
     assert message_of(figure).endswith(".")
     page = figure.bbox
+    # At least 5 pt in one column of a paper, and 7 pt over two.
+    least_pt = SMALL_PT if figure.get_figwidth() == SINGLE_COLUMN_IN else FONT_PT
     for text, box in placed:
-        assert text.get_fontsize() >= FONT_PT, text
+        assert text.get_fontsize() >= least_pt, text
         inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
         assert inside, f"clipped: {text}"
     for (one, a), (other, b) in itertools.combinations(placed, 2):

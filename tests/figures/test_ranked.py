@@ -42,19 +42,45 @@ def test_every_strategy_has_a_bar_a_name_and_its_numbers_fastest_first() -> None
     figure, shown = drawn("iteration_time", many())
     # A panel for each trace, and one for all of them, per model.
     assert len(figure.axes) == 3 * len(MODELS)
-    rows = rows_of(figure.axes[0])
+    # All traces come first; a row has a panel for each model.
+    titles = [panel.get_title(loc="left") for panel in figure.axes]
+    assert titles[:3] == ["All traces, Llama 1B", "All traces, Llama 3B", "ChartQA, Llama 1B"]
+    panel = figure.axes[len(MODELS)]
+    rows = rows_of(panel)
     assert [row[-1] for row in rows] == [spell(name) for name in STRATEGIES]
     times = shown[(shown["workload"] == TRACES[0]) & (shown["model"] == MODELS[0])].set_index("strategy")
     assert rows[0][:2] == ["1.01", "fastest"]
-    assert rows[1][:2] == [number(times.loc["beta", "iteration_time_s"]), "+10 ±0.2%"]
-    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([*times["iteration_time_s"]])
-    colours = [bar.get_facecolor()[:3] for bar in figure.axes[0].patches]
+    assert rows[1][:2] == [number(times.loc["beta", "iteration_time_s"]), "+10 ±0.2"]
+    assert [bar.get_width() for bar in panel.patches] == pytest.approx([*times["iteration_time_s"]])
+    colours = [bar.get_facecolor()[:3] for bar in panel.patches]
     wanted = [lighter(FAMILY_COLOURS[FAMILY.get(name, "")], TINT) for name in STRATEGIES]
     assert colours == wanted
     assert message_of(figure) == (
         "Fastest strategy of 4 jobs: Alpha 4. All traces, Llama 1B: Alpha leads Beta by 10 ±0.2%. "
         "All traces, Llama 3B: Alpha leads Beta by 10 ±0.2%."
     )
+
+
+def test_with_one_seed_nothing_is_bold_and_nothing_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    several, one = (drawn("iteration_time", data)[0] for data in (many(), many().query("seed == 0")))
+    weights = [{text.get_fontweight() for text in figure.axes[0].texts} for figure in (several, one)]
+    assert weights == [{"bold", "normal"}, {"normal"}]
+    assert message_of(one) == (
+        "Fastest strategy of 4 jobs: Alpha 4. Only one seed was run, so differences may be noise."
+    )
+    assert any("bold" in text for text in written(several, monkeypatch))
+    assert not any("bold" in text for text in written(one, monkeypatch))
+
+
+def test_ties_over_all_traces_are_named() -> None:
+    data = many()
+    fastest = data[data["strategy"] == "alpha"].set_index(["workload", "model", "seed"])["iteration_time_s"]
+    tied = data["strategy"] == "beta"
+    keys = list(zip(data["workload"], data["model"], data["seed"], strict=True))
+    factor = 1 + 0.02 * (data["seed"] - 1)
+    times = data["iteration_time_s"].mask(tied, factor * fastest.reindex(keys).to_numpy())
+    message = message_of(drawn("iteration_time", data.assign(iteration_time_s=times))[0])
+    assert "All traces, Llama 1B: no significant difference between Alpha and Beta." in message
 
 
 def test_a_strategy_that_lacks_a_seed_has_a_star_and_stands_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +107,8 @@ def test_errors_of_estimates_show_every_strategy_by_name() -> None:
     figure, _ = drawn("misprediction", data.assign(iteration_time_s=times))
     rows = rows_of(figure.axes[0])
     assert [row[-1] for row in rows] == ["Theta", "Alpha", "Beta"]
-    assert rows[0][:2] == ["+0%", "+0 ±0.0%"]
-    assert rows[1][:2] == ["+50%", "+100 ±0.0%"]
+    assert rows[0][:2] == ["+0", "+0 ±0.0"]
+    assert rows[1][:2] == ["+50", "+100 ±0.0"]
     assert message_of(figure) == (
         "Estimates wrong by up to 50% slow down Alpha most: +100% time, mean over 2 jobs. Below 0.1%: Theta."
     )

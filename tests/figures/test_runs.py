@@ -136,4 +136,4 @@ def test_a_line_without_all_its_points_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_context_lengths_are_written_in_units_of_1024(monkeypatch: pytest.MonkeyPatch) -> None:
     figure, _ = drawn("context_length", contexts(["first", "second"]))
-    assert {"8K", "64K", "Llama 1B, 75 % vision tokens"} < set(written(figure, monkeypatch))
+    assert {"8K", "64K", "Llama 1B, 75% vision tokens"} < set(written(figure, monkeypatch))

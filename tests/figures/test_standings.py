@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.sentences import sentences
 from entrain_bench.figures._standings import MAX_VARIANTS, PANEL_IN, draw, standings_png
-from entrain_bench.figures._style import styled
+from entrain_bench.figures._style import message_of, styled
 from entrain_bench.records.records import Record
 from support.figures import texts, written
 from support.records import record
@@ -66,6 +67,12 @@ def test_all_that_is_written_has_room_and_the_panel_keeps_its_height(
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text  # noqa: PT018
     for (one, box), (other, there) in combinations(drawn, 2):
         assert not box.overlaps(there), (one, other)
+
+
+def test_the_picture_says_what_the_answer_says_first() -> None:
+    answer = Answer.of(SWEEPS["two"])
+    assert message_of(picture(answer.records)) == sentences(answer)[0]
+    assert message_of(picture(SWEEPS["two"][:1])) == ""
 
 
 def test_every_bar_has_its_colour_and_its_name() -> None:

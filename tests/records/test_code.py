@@ -82,7 +82,9 @@ def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> No
     (tree.roots["entrain_bench"] / "figures" / "mine.py").write_text("SIZE = 1\n")
     tree.change("entrain_bench/train/measuring/metrics.py", "from __future__", "# A comment.\nfrom __future__")
     tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = (  # rows and columns\n    128\n)")
-    tree.change("entrain_bench/costs/truth.py", '"""The cost truth of a program:', '"""Another docstring of a program:')
+    tree.change(
+        "entrain_bench/costs/truth.py", '"""The hidden cost model of a program:', '"""Another docstring of a program:'
+    )
     tree.change("entrain_bench/answers/console_table.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141")
     assert tree.versions(cells) == before
 

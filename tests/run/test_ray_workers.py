@@ -124,8 +124,8 @@ def test_nothing_is_started_for_nothing_and_left_behind_by_who_stops_listening(f
 @pytest.mark.parametrize(
     ("job", "address", "says"),
     [
-        (1, "nowhere:1", "hydra/launcher=ray at nowhere:1: no Ray cluster can be used (no answer)"),
-        ("RayError", None, "hydra/launcher=ray: a worker cannot run jobs (what it was)"),
+        (1, "nowhere:1", "hydra/launcher=ray at nowhere:1: cannot connect to a Ray cluster (no answer)"),
+        ("RayError", None, "hydra/launcher=ray: a Ray worker failed to start (what it was)"),
     ],
 )
 @pytest.mark.usefixtures("fake")
@@ -140,7 +140,7 @@ def test_ray_that_is_not_installed_is_named_with_what_brings_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run_command([*SWEEP, f"results_dir={tmp_path / 'results'}"]) == 2
-    says = "entrain-bench: hydra/launcher=ray: not installed; pip install -e '.[ray]' adds it\n"
+    says = "entrain-bench: hydra/launcher=ray: not installed. Run pip install -e '.[ray]'\n"
     assert capsys.readouterr().err == says
     assert not (tmp_path / "results").exists()
 

@@ -13,17 +13,17 @@ import pytest
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs import roofline, sharding, steps, truth
+from entrain_bench.costs import loads, roofline, sharding, steps, truth
 from entrain_bench.costs.transfers import Transfers
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.variants import with_options
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
@@ -48,12 +48,17 @@ FRAMEWORKS = {
     "products split": FrameworkOptions(tp_overlap=0.7),
     "encoders whole": FrameworkOptions(encoder_sp=False, encoder_cp=False),
     "gradients in bf16": FrameworkOptions(grad_dtype="bf16", overlap_grad_reduce=False),
+    "labelled head": FrameworkOptions(head_tokens="labelled"),
+    "labelled head on whole hidden states": FrameworkOptions(
+        head_tokens="labelled", cross_entropy="eager", norm_kernel="unfused", sequence_parallel=False, tp_overlap=0.5
+    ),
     "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
     "eager loss": FrameworkOptions(cross_entropy="eager"),
     "older kernels": FrameworkOptions(attention_kernel="flash1", norm_kernel="unfused", p2p="overlapped"),
     "unfused kernels": FrameworkOptions(
         attention_kernel="unfused", norm_kernel="unfused", gate_kernel="unfused", tp_overlap=0.5
     ),
+    "unfused optimizer": FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 
@@ -117,7 +122,7 @@ def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["default", "encoders whole", "two instances"])
+@pytest.mark.parametrize("name", ["default", "encoders whole", "two instances", "labelled head"])
 @pytest.mark.parametrize("strategy", ["megatron", "disttrain", "fsdp"])
 def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
     case = decided(strategy, *SMALL, "layout.cp=2")
@@ -223,7 +228,7 @@ def backward_attention_takes_longer(patch: pytest.MonkeyPatch) -> None:
 
 
 def tiles_are_larger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(roofline, "KEY_TILE", 128)
+    patch.setattr(loads, "KEY_TILE", 128)
 
 
 def nobody_is_held(patch: pytest.MonkeyPatch) -> None:
@@ -290,8 +295,8 @@ def sharded_gradients_travel_in_bf16(patch: pytest.MonkeyPatch) -> None:
 def weights_stay_from_forward_to_backward(patch: pytest.MonkeyPatch) -> None:
     traffic = sharding.layer_traffic
 
-    def gathered_once(module: ModuleSpec, placed: ModuleLayout, cluster: ClusterSpec) -> sharding.LayerTraffic:
-        own = traffic(module, placed, cluster)
+    def gathered_once(*given: Any) -> sharding.LayerTraffic:
+        own = traffic(*given)
         return replace(own, again_s=0 * own.again_s)
 
     patch.setattr(sharding, "layer_traffic", gathered_once)
@@ -304,6 +309,33 @@ def no_pass_gathers_for_the_next(patch: pytest.MonkeyPatch) -> None:
 
 def replicas_do_not_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(truth, "collective_passes", lambda program: np.full(program.num_actions, -1))
+
+
+def buckets_slow_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(steps.StepCosts, "_slowed_s", lambda _, exposed_s, __: exposed_s)
+
+
+def transfers_slow_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(truth, "held_s", lambda program, *_: np.zeros(program.num_actions))
+
+
+def the_host_never_lags(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(roofline.Roofline, "_issued_s", lambda _, __, *passes: passes[:2])
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("plant", [buckets_slow_nothing, transfers_slow_nothing, the_host_never_lags])
+def test_a_fault_in_slowdowns_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    # Stages of several buckets.
+    case, framework = decided("megatron"), FrameworkOptions(p2p="overlapped")
+    device = replace(case.cluster.device, overlap_cost=0.4, host_launch_s=1e-3)
+    case = replace(case, cluster=replace(case.cluster, device=device))
+    case = replace(case, cluster_config={**case.cluster_config, "device": asdict(device)})
+    assert disagreement(case, framework) < AGREE
+    plant(monkeypatch)
+    assert disagreement(case, framework) > 1e3 * AGREE
 
 
 ZB_H1 = (*SMALL, "strategy.planner.schedules=[zb_h1]")

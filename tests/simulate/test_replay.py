@@ -46,5 +46,5 @@ def test_actions_keep_their_durations_and_wait_for_nothing_but_order() -> None:
 
 
 def test_the_timeline_of_another_program_is_refused() -> None:
-    with pytest.raises(UserError, match="of another program"):
+    with pytest.raises(UserError, match="for a different program"):
         replay(measured(2).program, timeline_frame(measured(1)))

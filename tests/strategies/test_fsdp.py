@@ -61,8 +61,8 @@ def test_a_small_batch_makes_smaller_microbatches() -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["layout.pp=2"], IncompatibleError, r"layout.pp=2: sharded weights have one stage"),
-        (["encoder_optimizers=2"], IncompatibleError, r"encoder_optimizers=2: sharded weights are on all ranks once"),
+        (["layout.pp=2"], IncompatibleError, r"layout.pp=2: must be 1 or null with sharded weights"),
+        (["encoder_optimizers=2"], IncompatibleError, r"encoder_optimizers=2: must be 1 with sharded weights"),
         (["layout.tp=2", "layout.dp=4", "layout.cp=1"], UserError, r"layout.dp=4 .*must be a multiple of layout.dp"),
         (["strategy.planner.num_trials=0"], UserError, r"strategy.planner.num_trials=0: must be at least 1"),
     ],

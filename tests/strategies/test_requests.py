@@ -57,9 +57,9 @@ def test_a_module_that_the_model_does_not_have_is_named() -> None:
 # One has no estimates, so nothing to try.
 TRYING = [name for name in choices("strategy") if name != "megatron_rigid"]
 # Whose microbatches are as many as their samples need; of these, the size decides what they hold.
-OWN_NUMBER = ("omnibal", "token_budget")
+OWN_NUMBER = ("hybrid_cp", "omnibal", "token_budget")
 # Whose microbatches have nothing to do with it.
-OWN_SIZE = ("braid", "dflop", "dynapipe")
+OWN_SIZE = ("braid", "dflop", "dynapipe", "flexsp")
 # Which tries as many for every schedule.
 SEVERAL_SETS = ("megatron_schedules",)
 

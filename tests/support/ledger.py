@@ -1,4 +1,18 @@
-"""A row of the ledger for tests."""
+"""Rows of the ledger for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from entrain_bench.config.compose import Composer
+from entrain_bench.lab.ledger.book import load_book
+from entrain_bench.lab.ledger.constants import Constant, with_constants
+from entrain_bench.lab.ledger.entries import Entry, entries_of, outcomes_of
+from entrain_bench.lab.ledger.predict import Cases, Change
+from entrain_bench.lab.ledger.rows import row_of
+from entrain_bench.lab.ledger.study import Ledger
 
 # A run that states everything.
 STATED = {
@@ -26,3 +40,25 @@ STATED = {
     "step_time_s": "3.5",
     "outcome": "ok",
 }
+# Wide, so that products take most of the time.
+WIDE = {"hidden": "8192", "layers": "4", "heads": "64", "kv_heads": "64", "ffn": "22016", "vocab": "32000"}
+CONSTANTS = (Constant("device", "sustained_fraction", 0.8, 0.5, 0.0, "made up"),)
+# 0.75 times the usual value.
+MADE = with_constants(CONSTANTS, np.array([0.75]))
+DEVICE = "A100-SXM-80GB"
+
+
+def made_up_ledger(*offsets: float, change: Change | None = MADE) -> Ledger:
+    """Sources whose times were made with a sustained fraction of 0.6, each off by a factor."""
+    book, cases, entries = load_book(), Cases(Composer()), list[Entry]()
+    for number, offset in enumerate(offsets):
+        layouts = [{"tp": "1", "pp": "1", "dp": "64"}, {"tp": "2", "pp": "1", "dp": "32"}]
+        stated = [row_of(f"lab{number}", 2, {**STATED, **WIDE, "peak_memory_gib": "9", **each}) for each in layouts]
+        for found in entries_of(stated, book, cases):
+            # Of what a row leaves open one case, so that predictions are no ranges.
+            entry = replace(found, cases=found.cases[:1])
+            (outcome,) = outcomes_of([entry], change)
+            assert outcome.seconds is not None
+            row = replace(entry.row, step_time_s=outcome.seconds.low * offset)
+            entries.append(replace(entry, row=row))
+    return Ledger(tuple(entries))

@@ -18,13 +18,15 @@ from entrain_bench.costs.profiled.points import (
     Subject,
     module_values,
 )
+from entrain_bench.specs.framework import ALL, LABELLED
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.profiling.stages import packs_of, targets_of
 
 TOKENS = (1, 16, 256, 4096, 65536, 1048576)
-# Seconds of a layer's forward: once, a token, a score, a segment; and of a stage once and a token.
-ONCE_S, TOKEN_S, SCORE_S, SEGMENT_S = 1e-4, 1e-6, 1e-10, 2e-6
+# Seconds of a layer's forward: once, a token, a score, a segment, a labelled token of a head that tells them apart; and
+# of a stage once and a token.
+ONCE_S, TOKEN_S, SCORE_S, SEGMENT_S, LABELLED_S = 1e-4, 1e-6, 1e-10, 2e-6, 3e-5
 STAGE_S, STAGE_TOKEN_S = 5e-5, 1e-8
 # A backward, and one that runs the forward once more, in forwards.
 BACKWARD, REMADE = 2.0, 3.0
@@ -64,13 +66,14 @@ def profile_of_formula(
         attention = next(layer for layer in target.module.kinds if layer.kind == target.kind).attention
         for lengths in (lengths for total in tokens for lengths in packs_of(target, total)):
             for depth in target.depths:
-                seconds = depth * layer_s(attention, lengths, target.tp)
+                labelled = target.labelled(sum(lengths))
+                seconds = depth * (layer_s(attention, lengths, target.tp) + LABELLED_S * labelled)
                 seconds += stage_s(sum(lengths)) if attention else 0.0
                 times = [three(seconds * factor * (1 + error())) for factor in (1.0, BACKWARD, REMADE)]
                 remade = times[2] if attention else ()
                 kept = 100 * depth * sum(lengths) // target.tp
                 key = (target.module.name, target.kind, depth, target.tp, lengths)
-                stages.append(StagePoint(*key, *times[:2], remade, kept, kept // 10, 9))
+                stages.append(StagePoint(*key, *times[:2], remade, kept, kept // 10, 9, labelled))
     steps = tuple(StepPoint(parameters, three(1e-4 + 1e-9 * parameters), 9) for parameters in (1000, 100_000))
     collectives = tuple(
         CollectivePoint(operation, 2, size, three(rounds * (1e-5 + size / share / 1e9)), 9)
@@ -82,7 +85,8 @@ def profile_of_formula(
 
 def subject_of(model: ModelSpec) -> Subject:
     modules = {module.name: module_values(module) for module in model.modules}
-    return Subject("made up", "cpu", "float32", True, 1, "2.0", "0.1", model.name, modules)
+    head = ALL if model.llm.layers[-1].labelled is None else LABELLED
+    return Subject("made up", "cpu", "float32", True, 1, "2.0", "0.1", model.name, modules, head)
 
 
 def three(seconds: float) -> tuple[float, ...]:

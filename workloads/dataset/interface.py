@@ -1,4 +1,4 @@
-"""What a scan asks of a source of data, and what a source hands over."""
+"""The interface between a scan and a source of data."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is scanned in one go: a file, or a part of one that means something to its source.
+    """A unit of scanning: a file, or a part of one.
 
     ``label`` is the file's and unique: samples are called ``label:number``, from ``first`` on. ``version`` changes when
     the file does.
@@ -152,7 +152,7 @@ class ReadableSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What no good sample exceeds: checked on headers, before anything is decoded or kept.
+    """Upper limits of valid samples, checked on headers before anything is decoded.
 
     experiments/trace.yaml says what each is of.
     """

@@ -262,6 +262,6 @@ def library(name: str) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, short."""
+    """Return a short text of an error."""
     text = str(error) if not isinstance(error, struct.error | IndexError) else "ends too early"
     return " ".join(text.split())[:120] or type(error).__name__

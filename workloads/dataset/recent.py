@@ -1,4 +1,4 @@
-"""What was made most recently, kept for who asks again."""
+"""A cache of the most recent values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recent[V]:
         self._bytes: dict[Hashable, int] = {}
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made if it is not at hand."""
+        """Return the value of a key; make it if it is not cached."""
         if key in self._values:
             self._values.move_to_end(key)
             return self._values[key]
@@ -25,7 +25,7 @@ class Recent[V]:
         return value
 
     def find(self, key: Hashable) -> V | None:
-        """The value of a key, if it is at hand."""
+        """Return the value of a key if it is cached."""
         return self._values.get(key)
 
     def put(self, key: Hashable, value: V, num_bytes: int = 0) -> None:

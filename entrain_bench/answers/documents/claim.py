@@ -80,7 +80,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What one of the settings assumes and a claim hangs on, and what runs with changed overrides assume instead."""
+    """An assumption of a setting that decides a claim, and overrides that change it."""
 
     text: str
     otherwise: str
@@ -161,7 +161,7 @@ class Claim:
         return bool(self.published.to or self.published.is_of_two)
 
     def gain(self, value: float) -> float:
-        """What of a value is the gain: a ratio's distance from 1, anything else itself."""
+        """Return the gain of a value: a ratio's distance from 1, other values themselves."""
         return value - 1 if self.unit == "x" else value
 
     def describe(self, interval: Interval) -> str:

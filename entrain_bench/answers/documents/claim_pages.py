@@ -95,7 +95,7 @@ def agreement_text(claims: Sequence[Claim]) -> str:
 
 
 def claim_details(row: Row) -> Iterator[tuple[str, str]]:
-    """What is known of a claim, by label."""
+    """Return the details of a claim, by label."""
     yield "Claim", f"{row['claim']}: {row['paper_value']} (arXiv:{row['paper']}, {row['where']})"
     yield "Paper", row["paper_setting"]
     yield "As published", f"{_found(row, 'published')}. {row['published_setting']}"

@@ -113,7 +113,7 @@ def write_claims(claims: Sequence[Claim], study: Study) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """What came out of a setting: the number in words and bare, and the verdict; without results why there is none."""
+    """Result of a setting: the number, its text and the verdict, or why there is no result."""
 
     text: str
     verdict: str

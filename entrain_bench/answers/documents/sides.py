@@ -30,7 +30,7 @@ FAIR_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class ClaimSide:
-    """The runs of which a number is made, by their overrides.
+    """Overrides of the runs behind a number.
 
     Attributes:
         words: what the setting is, and what of it was chosen here.

@@ -1,4 +1,4 @@
-"""The race as it goes: a table that is drawn anew on a terminal, successive lines elsewhere."""
+"""Progress of the race: a table that is redrawn on a terminal, otherwise lines."""
 
 from __future__ import annotations
 

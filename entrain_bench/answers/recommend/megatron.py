@@ -1,4 +1,4 @@
-"""What Megatron-LM runs unmodified, its flags for such a plan, and recommendations kept within it.
+"""Strategies that Megatron-LM runs unmodified, and its flags for a plan.
 
 Read in NVIDIA/Megatron-LM at commit d98e8a64 (2026-08-22): ``megatron/training/arguments.py``,
 ``megatron/training/config``, ``megatron/core/transformer/transformer_config.py``, ``pretrain_vlm.py`` and
@@ -50,7 +50,7 @@ def program_refusal(job: Job, program: Program) -> str:
 
 
 def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """What of a model its flags can recompute: nothing, the LLM, everything."""
+    """Return the modules that Megatron-LM's flags can recompute: none, the LLM, all."""
     every = tuple(module.name for module in model.modules)
     own = {} if every == (model.llm.name,) else {f" recomputing {model.llm.name}": (model.llm.name,)}
     return {"": (), **own, " recomputing": every}

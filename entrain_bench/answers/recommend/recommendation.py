@@ -33,8 +33,8 @@ from entrain_bench.specs.job import Job
 KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
 # What can be wrong with what strategies and the cost model assume: a label, and the override.
 ASSUMPTIONS = {
-    "estimates off by up to 30%, each its own way": "belief_error=0.3",
-    "estimates off by up to 30%, alike for a length": "belief_bias=0.3",
+    "estimates off by up to 30%, for each sample differently": "belief_error=0.3",
+    "estimates off by up to 30%, equally for equal lengths": "belief_bias=0.3",
     "network at half its bandwidth": "speed.network=0.5",
     "network at twice its bandwidth": "speed.network=2",
 }
@@ -51,7 +51,7 @@ def spent_s(records: Sequence[Record]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Firm:
-    """What an assumption changes.
+    """Effect of a changed assumption.
 
     Attributes:
         label: the assumption that does not hold, in words.
@@ -66,12 +66,12 @@ class Firm:
 
     @property
     def overtaking(self) -> list[str]:
-        """Who is faster then."""
+        """Strategies that are then faster."""
         return [name for name, ratio in self.rivals.items() if ratio and (self.change is None or ratio.mean < 1)]
 
 
 def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> Firm:
-    """What an assumption changes for the fastest strategy, whose usual times are given, and for its rivals."""
+    """Return the effect of an assumption on the fastest strategy and its rivals."""
     own = changed[best]
     change = _ratio(own, usual)
     rivals = {name: _ratio(times, own if change else usual) for name, times in changed.items() if name != best}
@@ -108,7 +108,7 @@ OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 
 @dataclass(frozen=True, slots=True)
 class KnobCost:
-    """What keys that the user gave cost.
+    """Slowdown by keys that the user gave.
 
     Attributes:
         given: the overrides, ``layout.dp=4``.
@@ -124,7 +124,7 @@ class KnobCost:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What is known of a job.
+    """The recommendation for a job, with its evidence.
 
     Attributes:
         comparison: of all, at the seeds of the race that each ran.

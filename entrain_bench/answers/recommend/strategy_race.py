@@ -181,7 +181,7 @@ class StrategyRace:
         return found
 
     def plan(self, name: str) -> CachedLayout:
-        """What a strategy planned for the job, the same at every seed: as its runs kept it, or planned again."""
+        """Return a strategy's plan for the job, equal at every seed: from its runs, or planned again."""
         config = self.config(name, self.first_seed)
         return plan_of(prepare(config), config, CachedLayouts(self.results.root))
 
@@ -238,7 +238,7 @@ type Refuse = Callable[[StrategyRace, str, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """What a race found.
+    """The result of a race.
 
     Attributes:
         times: seconds an iteration by strategy and seed, for as many seeds as it raced.

@@ -332,7 +332,10 @@ def loss_words(spent: Spent) -> Iterator[str]:
         ranked = sorted(change, key=lambda name: -abs(change[name]))
         named = [name for name in ranked if change[name] and abs(change[name]) >= LEAST_PART * abs(behind)]
         parts = ", ".join(f"{_plain(name)} {change[name]:+.{digits}f}" for name in named)
-        yield f"{strategy} takes {abs(behind):.{digits}f} s {'more' if behind >= 0 else 'less'}: {parts}."
+        if round(abs(behind), digits):
+            yield f"{strategy} takes {abs(behind):.{digits}f} s {'more' if behind >= 0 else 'less'}: {parts}."
+        else:
+            yield f"{strategy} takes the same time."
 
 
 def _plain(name: str) -> str:
@@ -359,7 +362,8 @@ def _parts(placed: ModuleLayout) -> Iterator[str]:
     steps, others = np.unique(np.diff(placed.ranks, axis=0)), ""
     if placed.dp > 1:
         last = int(placed.ranks.max())
-        others = f", each further replica {steps[0]} on" if len(steps) == 1 else f", further replicas up to rank {last}"
+        later = f", each next replica {count(int(steps[0]), 'rank')} later"
+        others = later if len(steps) == 1 else f", other replicas up to rank {last}"
     yield f"ranks {spans(placed.ranks[0])}{others}"
     if placed.sharded:
         yield "weights sharded over all replicas, gathered layer by layer"

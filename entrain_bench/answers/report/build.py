@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
@@ -93,6 +94,7 @@ def report_json(material: Material) -> str:
         "sentences": sentences(main),
         "cases": answer_json(main, material.results_dir),
         "other_settings": {"sentences": sentences(others), "cases": answer_json(others, material.results_dir)},
+        "knife_edges": [asdict(edge) for edge in material.edges],
         "notes": [*material.notes],
     }
     return json.dumps(found, indent=1) + "\n"

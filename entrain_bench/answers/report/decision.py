@@ -1,4 +1,4 @@
-"""The first lines of a report, for whoever decides: what to use, what it gains and why, what to do next."""
+"""The first lines of a report, for a manager: strategy, gain, reason, next step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONLY_HERE = "In this suite alone: no other framework runs {name} unmodified."
 
 
 def decision(answer: Answer, results_dir: str) -> Facts:
-    """What to use, what it gains and why, what did not run, where the winner runs today, and the next step.
+    """Return the strategy to use, its gain and reason, what did not run, where it runs today, and the next step.
 
     Args:
         answer: of the main setting, with at least one case.
@@ -77,7 +77,7 @@ def gain_text(answer: Answer) -> str:
 
 
 def why(answer: Answer) -> str:
-    """What the winner saves of the baseline's iteration, in the winner's first case; empty if that is not known."""
+    """Return what the winner saves of the baseline's iteration in its first case; empty if unknown."""
     found = winner_of(answer)
     base = baseline_group(found[0]) if found else None
     if found is None or base is None or base is found[1]:

@@ -1,4 +1,4 @@
-"""What stands behind the answer: other settings, claims, fidelity, the environment, commands."""
+"""Evidence for the answer: other settings, claims, fidelity, environment, commands."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def fidelity_section(rows: pd.DataFrame, pictures: Pictures | None) -> Section:
 
 
 def environment(material: Material) -> Section:
-    """What made the runs, and what is left out."""
+    """Return the environment of the runs, and what is left out."""
     records = material.answer.records
     sources = sorted({f"{r.labels['cluster']} {cost_source(r.config['cluster'])}" for r in records})
     made = sorted(record.made_at for record in records if record.made_at)

@@ -1,4 +1,4 @@
-"""What a page is made of, and the page as self-contained HTML and as Markdown."""
+"""Parts of a page, and its rendering as self-contained HTML and as Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from entrain_bench.answers.text import markdown_table
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a cell of a table says: plain words, whether they stand out, and the anchor that they lead to, if any."""
+    """Content of a table's cell: text, whether it is bold, and the anchor it links to, if any."""
 
     text: str
     strong: bool = False

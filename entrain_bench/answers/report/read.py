@@ -1,4 +1,4 @@
-"""What a folder of results holds, as the page takes it."""
+"""Read a results folder for a report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMED = ("workload", "model")
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a page is made of.
+    """Content of a report.
 
     Attributes:
         notes: sentences on runs that are left out, or that are not known to be of today's code.
@@ -77,7 +77,7 @@ class Material:
 
 
 def setting_of(case: Case) -> Mapping[str, str]:
-    """What a case's job is besides workload and model."""
+    """Return a case's job without workload and model."""
     return {heading: text for heading, text in case.job.items() if heading not in NAMED}
 
 

@@ -1,4 +1,4 @@
-"""What runs of a case spend the time of an iteration on."""
+"""Breakdown of iteration time of a case's runs."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class Entry:
 
 
 def content_of(artifact: Artifact) -> bytes:
-    """What is in an artifact."""
+    """Return the content of an artifact."""
     if isinstance(artifact, Path):
         return artifact.read_bytes()
     return artifact if isinstance(artifact, bytes) else artifact()

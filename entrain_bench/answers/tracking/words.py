@@ -20,7 +20,7 @@ MAX_NAME = 160
 
 
 def sweep_name(overrides: Sequence[str]) -> str:
-    """What a sweep is called: its figure if it is just that, else its overrides; ``defaults`` without any."""
+    """Return the name of a sweep: its figure, or its overrides, or ``defaults`` without any."""
     texts = [text for text in overrides if not text.lstrip("+").startswith(ASIDE)]
     name = texts[0].removeprefix("figure=") if len(texts) == 1 else " ".join(texts)
     return shortened(name) or "defaults"
@@ -33,7 +33,7 @@ def shortened(name: str) -> str:
 
 
 def describe_sweep(records: Sequence[Record]) -> str:
-    """What a sweep is made of, in one sentence."""
+    """Return one sentence on the runs of a sweep."""
     parts = []
     for name in LABELS:
         values = list(dict.fromkeys(str(record.labels[name]) for record in records))

@@ -17,7 +17,7 @@ GEMMA3_PATTERN = 6
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What configurations of one ``model_type`` leave unsaid.
+    """Properties of a ``model_type`` that its configurations do not state.
 
     Attributes:
         qkv_bias: whether queries, keys and values have a bias; None: ``attention_bias`` says so.

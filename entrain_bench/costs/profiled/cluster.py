@@ -103,6 +103,7 @@ def cluster_with_times(
         ("attention_kernel", framework.attention_kernel, None),
         ("norm_kernel", framework.norm_kernel, FUSED),
         ("gate_kernel", framework.gate_kernel, FUSED),
+        ("optimizer_kernel", framework.optimizer_kernel, FUSED),
     ):
         if value != stock:
             raise UserError(

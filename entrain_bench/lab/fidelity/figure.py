@@ -1,4 +1,4 @@
-"""Predicted against measured: iteration times, what strategies gain over each other, and errors by quantity."""
+"""Predicted against measured: iteration times, speedups between strategies, and errors by quantity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import STRATEGIES
 
 NUM_NAMED = 3
-SMALL_PT = 5.0
 MISSED = "#d55e00"
 QUANTITIES = {
     "iteration_error": "Iteration",
@@ -33,7 +32,7 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
     # In the order in which other figures show them.
     colours = style.strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
     markers = style.marker_of(rows["num_ranks"].unique())
-    figure, (times, gains, errors) = style.panels(1, 3, style.DOUBLE_COLUMN_IN, 2.7)
+    figure, (times, gains, errors) = style.panels(1, 3, style.DOUBLE_COLUMN_IN, 3.0)
     _draw_times(times, rows, colours, markers)
     _draw_gains(gains, pairs, markers)
     _draw_errors(errors, rows.assign(bubble_error=rows["predicted_bubble"] - rows["measured_bubble"]), colours)
@@ -43,6 +42,12 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
     if pairs["sign_error"].any():
         handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
     style.legend_above(figure, handles)
+    error, missed = rows["iteration_error"].abs().median(), int(pairs["sign_error"].sum())
+    style.say(
+        figure,
+        f"Predicted iteration times differ from measured ones by {error:.1%} in the median over {len(rows)} programs; "
+        f"the order is wrong in {missed} of {len(pairs)} pairs of strategies.",
+    )
     return figure, pairs
 
 
@@ -66,7 +71,7 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
         interval = [[gain - row["low"]], [row["high"] - gain]]
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
     _name_worst(panel, pairs, ["measured_speedup", "predicted_speedup", "error"], "{fast} over {slow}")
-    panel.set_title("Speed-ups between strategies")
+    panel.set_title("Speedups between strategies")
 
 
 def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
@@ -99,6 +104,8 @@ def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: s
     lines, worst = [], rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
     for number, row in enumerate(worst.to_dict("records"), start=1):
         point = (row[places[0]], row[places[1]])
-        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
+        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=style.SMALL_PT)
         lines.append(f"{number} {text.format_map(row)} {row[error]:+.0%}")
-    panel.text(0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")
+    panel.text(
+        0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=style.SMALL_PT, ha="right", va="bottom"
+    )

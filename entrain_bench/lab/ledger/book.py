@@ -12,9 +12,9 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.tree import config_tree
+from entrain_bench.lab.ledger.options import LedgerOptions
 from entrain_bench.lab.ledger.rows import COLUMNS, LedgerRow
 from entrain_bench.specs.cluster import DeviceSpec
-from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.module_layers import ModuleConfig
 from entrain_bench.specs.parse import check_mapping, check_values, parse
 
@@ -32,6 +32,7 @@ class Family:
         model: fields of ``ModuleConfig``.
         causal: whether attention is masked.
         outputs: numbers that the head makes of a token; 0 for a vocabulary's.
+        dropout: whether scores and both results of a block are dropped, by kernels of their own.
     """
 
     words: tuple[str, ...]
@@ -39,6 +40,7 @@ class Family:
     model: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = True
     outputs: int = 0
+    dropout: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Source:
     Attributes:
         name: in tables and figures.
         devices: machines that a type of GPU may be, by a pattern of the text in ``gpu_type``.
-        framework: fields of ``FrameworkOptions``.
+        framework: fields of ``LedgerOptions``.
         pipelined: likewise, of runs with a pipeline alone.
         given: values for empty columns.
         open: what an empty column may be.
@@ -98,10 +100,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """How rows become jobs."""
+    """How rows become jobs; ``products``: devices by the types of GPU of published products."""
 
     families: tuple[Family, ...]
     sources: Mapping[str, Source]
+    products: Mapping[str, str]
 
     def source(self, row: LedgerRow) -> Source:
         """What is known of a row's table and release; of a table that is not in the book what is said of users' own."""
@@ -127,7 +130,8 @@ def load_book(path: Path | None = None) -> Book:
     path = path or config_tree() / "ledger.yaml"
     values = check_mapping(yaml.safe_load(path.read_text()), path.name)
     families = tuple(_family(each, f"{path.name}: families") for each in values["families"])
-    return Book(families, {name: _source(each, f"{path.name}: {name}") for name, each in values["sources"].items()})
+    sources = {name: _source(each, f"{path.name}: {name}") for name, each in values["sources"].items()}
+    return Book(families, sources, check_mapping(values["products"], f"{path.name}: products"))
 
 
 def _family(values: Any, where: str) -> Family:
@@ -144,7 +148,7 @@ def _source(values: Any, where: str) -> Source:
             require(name in known, f"{where}.releases.{start}", name, f"of {', '.join(sorted(known))}")
     for each in (source, *(source.of(start) for start in source.releases)):
         for name in ("framework", "pipelined"):
-            check_values(FrameworkOptions, getattr(each, name), f"{where}.{name}")
+            check_values(LedgerOptions, getattr(each, name), f"{where}.{name}")
         for name in ("given", "open"):
             for column in getattr(each, name):
                 require(column in COLUMNS, f"{where}.{name}", column, "a column")

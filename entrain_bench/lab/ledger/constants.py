@@ -80,6 +80,15 @@ def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change
     return lambda cluster: with_values(cluster, values)
 
 
+def with_names(values: Mapping[str, float]) -> Change:
+    """A cluster with values of constants, by the names of their knobs."""
+    placed: dict[str, dict[str, Any]] = {place: {} for place in PLACES}
+    for name, value in values.items():
+        place, _, field = name.partition(".")
+        placed[place][field] = value
+    return lambda cluster: with_values(cluster, placed)
+
+
 def with_values(cluster: ClusterSpec, values: Mapping[str, Mapping[str, Any]]) -> ClusterSpec:
     """A cluster with other values of fields, by ``PLACES``."""
     tiers = tuple(

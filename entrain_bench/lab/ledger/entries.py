@@ -9,7 +9,7 @@ from math import sqrt
 from entrain_bench.base.errors import UserError
 from entrain_bench.lab.ledger.book import Book
 from entrain_bench.lab.ledger.jobs import Unusable, jobs_of
-from entrain_bench.lab.ledger.predict import Case, Cases, Change, Prediction
+from entrain_bench.lab.ledger.predict import Cases, Change, Predictable, Prediction
 from entrain_bench.lab.ledger.rows import LedgerRow
 
 PREDICTED, LEFT_OUT = "predicted", "left out"
@@ -76,10 +76,10 @@ class Entry:
     """A row and the cases that it may be; none, and a reason, if it is not predicted."""
 
     row: LedgerRow
-    cases: tuple[Case, ...] = ()
+    cases: tuple[Predictable, ...] = ()
     reason: str = ""
 
-    def outcome(self, predict: Callable[[Case], Prediction]) -> Outcome:
+    def outcome(self, predict: Callable[[Predictable], Prediction]) -> Outcome:
         """What comes of it if cases are predicted like that.
 
         Of a run that fitted, cases that do not fit are no candidates, unless none fits.
@@ -103,7 +103,7 @@ def outcomes_of(entries: Iterable[Entry], change: Change | None = None) -> list[
     """What comes of every row on the clusters as they are, or changed; rows of equal jobs are predicted once."""
     known: dict[int, Prediction] = {}
 
-    def predict(case: Case) -> Prediction:
+    def predict(case: Predictable) -> Prediction:
         if id(case) not in known:
             known[id(case)] = case.predict(change)
         return known[id(case)]

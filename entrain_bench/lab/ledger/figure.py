@@ -43,7 +43,7 @@ def draw(rows: pd.DataFrame, names: Mapping[str, str]) -> tuple[Figure, pd.DataF
     ]
     style.legend_above(figure, handles)
     near = float((timed["ratio"].sub(1.0).abs() <= NEAR).mean())
-    style.say(figure, f"{near:.0%} of {len(timed):,} published times are predicted within {NEAR:.0%}")
+    style.say(figure, f"{near:.0%} of {len(timed):,} published times are within {NEAR:.0%} of their predicted range")
     return figure, timed
 
 

@@ -24,7 +24,7 @@ DIFFERENCE = 0.02
 MAX_STEP = 0.5
 STEPS = 3
 # Times that all points are predicted again around what was found.
-ITERATIONS = 4
+ITERATIONS = 2
 # Residuals beyond so many standard deviations count linearly (Huber).
 HUBER = 2.0
 # Standard deviation of a row that a fit starts from, and the least, in logs: no source is exact.
@@ -196,13 +196,15 @@ def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
     return {source: solve(problem, error, source) for source in problem.sources}
 
 
-def fit_points(points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None) -> Fit:
-    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of ``ITERATIONS``.
+def fit_points(
+    points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None, iterations: int = ITERATIONS
+) -> Fit:
+    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of the iterations.
 
     ``error`` as of ``solve``; one source alone does not tell it.
     """
     fit = solve(linearize(points, knobs), error)
-    for _ in range(ITERATIONS - 1):
+    for _ in range(iterations - 1):
         fit = solve(linearize(points, knobs, fit.at), error)
     return fit
 

@@ -6,18 +6,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd
 from typing import Any
 
 from entrain_bench.lab.ledger.book import Book, Family, Machine, Source
+from entrain_bench.lab.ledger.options import LedgerOptions
 from entrain_bench.lab.ledger.rows import LedgerRow
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
-from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.framework import GRAD_DTYPES
 from entrain_bench.specs.module_layers import FUSED, ModuleConfig, Role
 
-# Sizes without which there is no job; feed-forward width and key-value heads have usual values.
-NEEDED = ("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "microbatch_size", "global_batch")
+# Without these there is no job; feed-forward width and key-value heads have usual values.
+NEEDED = (
+    *("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp"),
+    *("microbatch_size", "global_batch", "recompute", "zero_stage"),
+)
 # Feed-forward width of a block without a gate, in hidden sizes.
 USUAL_FFN = 4
 HALF_PRECISION = ("bf16", "fp16")
@@ -42,21 +44,6 @@ KERNELS: Mapping[str, tuple[str | None, ...]] = {
 EAGER = "pytorch"
 
 
-@dataclass(frozen=True)
-class LedgerOptions(FrameworkOptions):
-    """Settings of a published run that jobs of the suite do not have.
-
-    Attributes:
-        optimizer_ranks: ranks that share out the optimizer states of a weight; 0: all that hold it.
-    """
-
-    optimizer_ranks: int = 0
-
-    def optimizer_instances(self, module: ModuleSpec, copies: int) -> int:  # noqa: ARG002 - of every module
-        """Copies of the sharded optimizer states among ``copies`` ranks that hold the same weights."""
-        return copies // gcd(self.optimizer_ranks, copies) if self.optimizer_ranks else 1
-
-
 @dataclass(frozen=True, slots=True)
 class LedgerJob:
     """A training run of a language model, as plain values: equal jobs have equal programs.
@@ -72,8 +59,8 @@ class LedgerJob:
         microbatch_size: sequences.
         num_microbatches: of a replica, in an iteration.
         recompute: blocks of a stage that are recomputed in backward, at most.
-        eager_scores: whether attention is of PyTorch's single operators: a scale, a mask and a dropout of scores are
-            kernels of their own.
+        eager_scores: whether attention is of PyTorch's single operators: scale and mask are kernels of their own.
+        dropout: whether there is dropout of scores and hidden states, by kernels of its own.
         sharded: whether weights are sharded over replicas (ZeRO-3, FSDP).
         framework: how the trainer runs it.
     """
@@ -93,8 +80,9 @@ class LedgerJob:
     num_microbatches: int
     recompute: int
     eager_scores: bool
+    dropout: bool
     sharded: bool
-    framework: FrameworkOptions
+    framework: LedgerOptions
 
     @property
     def config(self) -> ModuleConfig:
@@ -183,7 +171,8 @@ def _reasons(row: LedgerRow, source: Source, family: Family | None, opened: Mapp
         yield "low-rank adapters are not priced"
     if not source.machines(row.gpu_type):
         yield "device has no constants"
-    missing = [name for name in NEEDED if getattr(row, name) is None and name not in opened]
+    needed = [*NEEDED, *(["sequence_parallel"] if row.tp != 1 else []), *(["vpp"] if row.pp != 1 else [])]
+    missing = [name for name in needed if getattr(row, name) in (None, "") and name not in opened]
     if missing:
         yield f"not stated: {', '.join(missing)}"
     if row.seq_at_most:
@@ -248,6 +237,7 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine, kerne
         share,
         _recomputed(row.recompute, layers, pp),
         EAGER in row.attention_kernel.lower(),
+        family.dropout,
         sharded,
         LedgerOptions(**settings, optimizer_ranks=int(group[1]) if group else 0),
     )

@@ -6,16 +6,19 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
 from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.roofline import Roofline
-from entrain_bench.lab.ledger.fit import Interval, Knob, Point
+from entrain_bench.lab.ledger.fit import Interval, Knob, Point, fit_points
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Attention, Gemm
 
@@ -135,3 +138,17 @@ def kernel_point(row: KernelRow, cluster: ClusterSpec) -> Point:
         return seconds, seconds
 
     return Point(row.where, row.device, (row.kernel.published_s, row.kernel.published_s), predict)
+
+
+def kernels_table(composer: Composer) -> tuple[str, list[str], list[list[str]]]:
+    """Title, heading and rows: constants fitted to each device's kernels, and errors of the committed constants."""
+    rows = []
+    for (device, kind), each in groupby(read_kernels(), key=lambda row: (row.device, row.kind)):
+        listed, cluster = [*each], ClusterSpec.from_config(composer.run((f"cluster={device}x64",)).cluster)
+        found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], ERROR, iterations=4)
+        factors = zip(KNOBS[kind], found.factors(device).tolist(), strict=True)
+        fitted = [f"{knob.name} {getattr(cluster.device, knob.name) * factor:.2g}" for knob, factor in factors]
+        errors = [abs(kernel_ratio(row, cluster) - 1.0) for row in listed]
+        shown = [f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%", ", ".join(fitted)]
+        rows.append([f"{device}, {kind}", str(len(errors)), *shown])
+    return "Kernels", ["kernels", "number", "median error", "largest error", "fitted"], rows

@@ -9,7 +9,10 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.lab.ledger.entries import OK, Entry, Range
 from entrain_bench.lab.ledger.fit import Interval, Point
 from entrain_bench.lab.ledger.forwards import ForwardCase
-from entrain_bench.lab.ledger.predict import Case, Change, Prediction
+from entrain_bench.lab.ledger.predict import Change, Predictable, Prediction
+
+# Tables of one program, run by the same people: one source.
+SAME_SOURCE = {"lambda_transformers_v2": "lambda_transformers_v0_v1"}
 
 type Changes = Callable[[FloatArray], Change]
 
@@ -25,7 +28,7 @@ class Predictor:
         """Seconds and GiB of a row."""
         change, content = self.changes(factors), factors.tobytes()
 
-        def predict(case: Case) -> Prediction:
+        def predict(case: Predictable) -> Prediction:
             asked = id(case), content
             if asked not in self.known:
                 self.known[asked] = case.predict(change)
@@ -75,4 +78,10 @@ def _point(entry: Entry, published: float, predictor: Predictor, measured: int) 
         assert found is not None
         return found.low, found.high
 
-    return Point(entry.row.source, entry.cases[0].cluster.device.name, (published, published), predict)
+    source = source_of(entry.row.source)
+    return Point(source, entry.cases[0].cluster.device.name, (published, published), predict)
+
+
+def source_of(table: str) -> str:
+    """The source that a table is of."""
+    return SAME_SOURCE.get(table, table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,8 +31,10 @@ from entrain_bench.specs.variants import with_options
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
-# Kernels on scores that eager attention has besides: scale, mask, dropout.
-EAGER_KERNELS = 3
+# Kernels on scores that eager attention has besides: scale and mask. Dropouts of a block: of scores, and of the results
+# of attention and MLP; each reads a value in 16 bits, writes it, and a byte of its mask.
+EAGER_KERNELS = 2
+DROPOUTS, DROPOUT_BYTES = 3, 2 * BF16_BYTES + 1
 # Cases that are kept while constants change.
 MAX_CASES = 4096
 # How text becomes tokens; rows state tokens.
@@ -54,6 +56,19 @@ class Prediction:
     seconds: float
     gib: float
     fits: bool
+
+
+class Predictable(Protocol):
+    """A run that the cost model can predict."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """What it runs on, as configured."""
+        ...
+
+    def predict(self, change: Change | None = None) -> Prediction:
+        """The prediction, on the cluster as it is or changed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +181,27 @@ def model_of(job: LedgerJob) -> ModelSpec:
 
 
 def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
-    """What a job changes of a layer with attention: its mask, and eager kernels on scores besides a softmax.
+    """What a job changes of a layer with attention: its mask, and kernels that others fuse.
 
-    Those scale, mask and drop scores: each reads and writes them in both passes, and what is left of the last stays.
-    Sequences of a job have one length, so bytes of scores are bytes of tokens.
+    Eager attention scales and masks scores in kernels of their own. Dropout is another kernel, of scores and of the
+    results of attention and MLP. All read and write what they work on in both passes, dropout a byte of its mask, too;
+    what dropout leaves of the scores is kept. Sequences of a job have one length, so scores are bytes of tokens.
     """
     if layer.attention is None:
         return {}
-    changes: dict[str, Any] = {"attention": replace(layer.attention, causal=job.causal)}
-    if job.eager_scores:
-        scores = BF16_BYTES * job.config.num_heads * job.sequence_tokens
-        moved = EAGER_KERNELS * 2 * scores
-        changes["activation_bytes_per_token"] = layer.activation_bytes_per_token + scores
-        changes["elementwise_bytes_per_token"] = layer.elementwise_bytes_per_token + moved
-        if layer.backward_elementwise_bytes_per_token is not None:
-            changes["backward_elementwise_bytes_per_token"] = layer.backward_elementwise_bytes_per_token + moved
-        changes["num_elementwise_kernels"] = layer.num_elementwise_kernels + EAGER_KERNELS
-    return changes
+    scores, hidden = job.config.num_heads * job.sequence_tokens, job.config.hidden_size
+    kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout
+    whole = job.dropout * (DROPOUTS - 1) * DROPOUT_BYTES * hidden
+    moved = scores * (EAGER_KERNELS * 2 * BF16_BYTES * job.eager_scores + DROPOUT_BYTES * job.dropout) + whole
+    back = layer.backward_elementwise_bytes_per_token
+    return {
+        "attention": replace(layer.attention, causal=job.causal),
+        "activation_bytes_per_token": layer.activation_bytes_per_token + BF16_BYTES * scores * job.dropout,
+        "elementwise_bytes_per_token": layer.elementwise_bytes_per_token + moved,
+        "replicated_elementwise_bytes_per_token": layer.replicated_elementwise_bytes_per_token + whole,
+        "backward_elementwise_bytes_per_token": None if back is None else back + moved,
+        "num_elementwise_kernels": layer.num_elementwise_kernels + kernels,
+    }
 
 
 def layout_of(job: LedgerJob) -> Layout:

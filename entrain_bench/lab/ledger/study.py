@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.constants import Draws
 from entrain_bench.lab.ledger.constants import (
     FITTED,
@@ -19,16 +20,20 @@ from entrain_bench.lab.ledger.constants import (
     at_speed,
     speed_of,
     with_constants,
+    with_names,
 )
 from entrain_bench.lab.ledger.entries import Entry, Outcome, outcomes_of
 from entrain_bench.lab.ledger.fit import Fit, Knob, Point, fit_points, left_out_fits, linearize, solve
 from entrain_bench.lab.ledger.forwards import ForwardCase
-from entrain_bench.lab.ledger.points import forward_points, memory_points, time_points
-from entrain_bench.lab.ledger.posterior import NUM_DRAWS, draw
+from entrain_bench.lab.ledger.points import forward_points, memory_points, source_of, time_points
+from entrain_bench.lab.ledger.posterior import FARTHEST, NUM_DRAWS, draw
 from entrain_bench.specs.cluster import Speed
 
 # Significant digits of a fitted constant.
 DIGITS = 2
+# The constant that gives way where a device's fit leaves published ranges, and its values that are tried.
+LIMITED = "device.sustained_fraction"
+STEPS_DOWN = np.round(np.arange(1.0, 0.0, -0.01), 2)
 # Devices without measurements, and the one whose constants they carry over.
 CARRIED = {"H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
 
@@ -48,22 +53,24 @@ class Study:
     Attributes:
         fit: of all sources.
         without: of all sources but one, by its name.
+        limits: greatest value of the constant ``LIMITED`` at which published ranges of forwards hold, by device.
     """
 
     constants: tuple[Constant, ...]
     fit: Fit
     without: Mapping[str, Fit]
+    limits: Mapping[str, float]
 
     def values(self, device: str) -> dict[str, float]:
         """Fitted constants of a device by name, rounded to ``DIGITS``."""
-        named = zip(self.constants, self.fit.factors(device).tolist(), strict=True)
-        return {each.knob.name: float(f"{each.value(factor):.{DIGITS}g}") for each, factor in named}
+        found = _values(self.constants, self.fit, device)
+        return found | {LIMITED: self.limits[device]} if device in self.limits else found
 
     def left_out(self, ledger: Ledger) -> list[Outcome]:
         """What comes of every row under the fit without its source; rows without a prediction as they are."""
         found = []
         for entry in ledger.entries:
-            fit = self.without.get(entry.row.source)
+            fit = self.without.get(source_of(entry.row.source))
             if fit is None or not entry.cases:
                 found += outcomes_of([entry])
                 continue
@@ -73,12 +80,28 @@ class Study:
 
 
 def study_of(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
-    """Fit the constants to all timed rows and ranges, and again without each source."""
+    """Fit the constants to all timed rows, and again without each source."""
     chosen = tuple(constants)
-    changes = partial(with_constants, chosen)
-    points = [*time_points(ledger.entries, changes), *forward_points(ledger.forwards, changes)]
+    points = time_points(ledger.entries, partial(with_constants, chosen))
     fit = fit_points(points, [constant.knob for constant in chosen])
-    return Study(chosen, fit, left_out_fits(fit.problem, fit.error))
+    found = {case.truth.cluster.device.name for case in ledger.forwards}
+    limits = {device: _limit(chosen, fit, device, ledger.forwards) for device in sorted(found)}
+    return Study(chosen, fit, left_out_fits(fit.problem, fit.error), limits)
+
+
+def _values(constants: Sequence[Constant], fit: Fit, device: str) -> dict[str, float]:
+    named = zip(constants, fit.factors(device).tolist(), strict=True)
+    return {each.knob.name: float(f"{each.value(factor):.{DIGITS}g}") for each, factor in named}
+
+
+def _limit(constants: Sequence[Constant], fit: Fit, device: str, forwards: Sequence[ForwardCase]) -> float:
+    """The greatest value of ``LIMITED`` up to the fitted one at which all ranges hold; ``UserError`` if none is."""
+    fitted = _values(constants, fit, device)
+    for value in STEPS_DOWN[fitted[LIMITED] >= STEPS_DOWN].tolist():
+        change = with_names(fitted | {LIMITED: value})
+        if all(case.row.least_ms <= case.predicted_ms(change) <= case.row.most_ms for case in forwards):
+            return float(value)
+    raise UserError(f"{device}: no value of {LIMITED} keeps the published ranges of forwards.csv")
 
 
 def constants_table(study: Study) -> tuple[str, list[str], list[list[str]]]:
@@ -121,9 +144,17 @@ def posterior(ledger: Ledger, error: float) -> Draws:
 
 
 def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit:
-    """What is unknown around the configured constants."""
+    """What is unknown around the configured constants.
+
+    Where these contradict what a source has measured on a device, that source does not narrow the device's constants.
+    """
     problem = linearize(points, knobs)
-    return replace(solve(problem, error), at=np.zeros_like(problem.at))
+    agree = np.ones(len(problem.residuals), bool)
+    for source, device in set(zip(problem.source_of.tolist(), problem.device_of.tolist(), strict=True)):
+        rows = (problem.source_of == source) & (problem.device_of == device)
+        agree[rows] = abs(float(np.median(problem.residuals[rows]))) <= FARTHEST * error
+    known = replace(problem, slopes=np.where(agree[:, None], problem.slopes, 0.0))
+    return replace(solve(known, error), at=np.zeros_like(problem.at))
 
 
 def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point]) -> dict[int, Speed]:
@@ -133,7 +164,9 @@ def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point])
         return all(point.residual(factors) == 0.0 for point in held)
 
     factors, reserves = draw(times, device, holds), np.ones((NUM_DRAWS, 1))
-    if memory is not None and device in memory.problem.devices:
-        reserves = draw(memory, device, lambda _: True)
+    if memory is not None:
+        # A device without measured peaks has the factors of one with them.
+        known = memory.problem.devices
+        reserves = draw(memory, device if device in known else known[0], lambda _: True)
     pairs = zip(factors, reserves[:, 0].tolist(), strict=True)
     return {number: speed_of(row, reserve) for number, (row, reserve) in enumerate(pairs, 1)}

@@ -1,4 +1,4 @@
-"""Who makes inputs: what ranks wait for them, iteration times, and CPU time, over what a picture takes to decode."""
+"""Preprocessing in the rank, a thread or a process: waits for inputs, iteration time and CPU time by image size."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from matplotlib.patches import Patch
 
 from entrain_bench.answers.statistics import mean_interval, ratio_interval
 from entrain_bench.figures._bars import interval_handle
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, legend_above, palette, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, legend_above, palette, panels, say
 from entrain_bench.lab.preprocessing.measure import BATCH, NUM_RANKS, Prepared
 from entrain_bench.train.settings import PREPROCESSING
 
-LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A process apart"}
+LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A separate process"}
 QUANTITIES = ("input_stall_s", "iteration_time_s", "cpu_s")
 # What the others are compared with, repetition by repetition: a machine's speed changes over minutes.
 COMPARED_WITH = "inline"
 PANELS = {
-    "input_stall_s": "Wait for inputs (s an iteration)",
+    "input_stall_s": "Wait for inputs (s per iteration)",
     "iteration_time_s_ratio": "Iteration time, relative",
     "cpu_s_ratio": "CPU time of the run, relative",
 }
@@ -55,8 +55,8 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
-    """A panel a quantity, a group of bars a size of pictures."""
-    figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.2)
+    """Draw a panel per quantity, with a group of bars per image size."""
+    figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.45)
     colours = palette(PREPROCESSING)
     sizes = dict([*table.groupby("size", sort=False)])
     width = FILLED / len(PREPROCESSING)
@@ -76,11 +76,16 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
     handles += interval_handle(table.rename(columns={"repetitions": "num_ok"}))
     legend_above(figure, handles)
+    largest = table[table["size"] == [*sizes][-1]].set_index("preprocessing")["iteration_time_s_ratio"]
+    best = str(largest.idxmin())
+    gain = f"{LABELS[best].lower()} is fastest, {1 / largest[best]:.2f}x over the rank itself"
+    said = gain if best != COMPARED_WITH else "nothing is faster than the rank itself"
+    say(figure, f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}.")
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     figure.supxlabel(
-        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); "
-        f"{BATCH} pictures an iteration, with the bytes and the CPU time to decode of one;\n"
-        f"relative to the rank itself, whose times stand below; {table['repetitions'].min()} repetitions, in turn",
+        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); {BATCH} images per iteration; "
+        f"left: bytes of an image and CPU time to decode it;\n"
+        f"middle, right: ratios to the rank itself, with its seconds; {table['repetitions'].min()} repetitions",
         fontsize=FONT_PT - 1,
         color=FAINT,
     )

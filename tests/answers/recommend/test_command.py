@@ -244,7 +244,7 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
 @pytest.mark.wide
 def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "seconds=1e-9", "layout.cp=1")
-    assert "With one seed, chance is not ruled out." in " ".join(out.split())
+    assert "Only one seed was run, so differences may be noise." in " ".join(out.split())
     table = out.split("seeds\n")[1].split("\n\n")[0].split("The race, seed 4.")[0]
     assert re.findall(r" (behind|as good|slower)\n", table) == ["behind"]
     assert "Ended early by seconds=" in " ".join(out.split())
@@ -261,9 +261,7 @@ def test_posterior_draws_of_the_best_give_a_probability(
     read_draws.cache_clear()
     job = [*TINY, "strategy=megatron,bridge_reorder"]
     out = " ".join(said(capsys, *job)[0].split())
-    found = re.search(
-        r"Over 6 posterior draws of the hardware constants, (\w+) has P\(fastest\) ([01]\.\d\d) and a", out
-    )
+    found = re.search(r"Over 6 posterior draws of the hardware constants, (\w+) has P\(fastest\) [01]\.\d\d", out)
     assert found
     assert f"Run strategy={found.group(1)}: " in out
     drawn = [record for record in Results(tmp_path / "results" / "judged").records() if record.config["constants"]]

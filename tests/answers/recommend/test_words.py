@@ -61,6 +61,11 @@ def test_where_time_goes() -> None:
     ]
 
 
+def test_equal_times_have_no_parts() -> None:
+    spent = dict.fromkeys(TIME_WORDS, 0.1)
+    assert [*loss_words({"one": spent, "two": {**spent}})][1] == "two takes the same time."
+
+
 def test_seconds_are_those_of_iterations() -> None:
     # One of 1 s, half of it work, and one of 3 s, all of it: 1.75 s of 2 s. Of the means it would be 0.75 x 2 s.
     rows = [dict.fromkeys(TIME_WORDS, 0.0) | {"iteration_time_s": 1.0, "time_work_share": 0.5, "time_step_share": 0.5}]
@@ -83,8 +88,10 @@ def test_a_layout_in_words() -> None:
     vision = ModuleLayout("vision", 1, 2, (3, 2), ranks[:, :2], recompute=True)
     llm = ModuleLayout("llm", 2, 1, (1, 1, 1, 2), np.concatenate([ranks[:, 2:]] * 2, axis=1), sharded=False)
     assert layout_lines(Layout((vision, llm), 4)) == [
-        "vision  TP 1, CP 2, PP 2, DP 2; layers 3/2; ranks 0-3, each further replica 8 on; activations recomputed",
-        "llm     TP 2, CP 1, PP 2, DP 2; 2 virtual stages a rank, layers 1/1/1/2; ranks 4-7, each further replica 8 on",
+        "vision  TP 1, CP 2, PP 2, DP 2; layers 3/2; "
+        "ranks 0-3, each next replica 8 ranks later; activations recomputed",
+        "llm     TP 2, CP 1, PP 2, DP 2; 2 virtual stages a rank, layers 1/1/1/2; "
+        "ranks 4-7, each next replica 8 ranks later",
         "No module shares a rank with another.",
     ]
     whole = ModuleLayout("vision", 2, 1, (5,), ranks[:, :1])

@@ -81,7 +81,7 @@ def test_without_the_baselines_results_nothing_is_made_up() -> None:
 def test_one_seed_has_no_interval_and_one_strategy_nothing_to_compare_with() -> None:
     page = worded(runs({"base": [2.0], "best": [1.0]}))
     assert cells(section(page, "answer"))[0]["speedup"] == "2.00x over base"
-    assert "With one seed, chance is not ruled out." in markdown(page)
+    assert "Only one seed was run, so differences may be noise." in markdown(page)
     alone = worded(runs({"base": SLOW}))
     assert cells(section(alone, "answer"))[0]["speedup"] == "nothing to compare with"
 
@@ -264,7 +264,7 @@ def test_the_reason_names_the_classes_of_time_that_shrink() -> None:
 
 def test_what_is_not_decided_is_run_at_more_seeds() -> None:
     found = decided(runs({"megatron": SLOW[:1], "entrain": FAST[:1]}))
-    assert found["Gain"].text == "2.00x over megatron; 1 seed; with one seed, chance is not ruled out."
+    assert found["Gain"].text == "2.00x over megatron; 1 seed; only one seed was run, so differences may be noise."
     command = "entrain-bench --multirun strategy=entrain,megatron workload=coco seed=0,1,2,3,4"
     assert found["Next step"] == Fact("Next step", "Run more seeds; now seed 0:", command)
     lost = decided(runs({"base": [None] * 3, "other": [None] * 3}))

@@ -145,6 +145,7 @@ BAD_USE = [
     ("cluster.device.statistic=mean", "cluster.device.statistic=mean: unknown"),
     ("cluster.device.extrapolate=maybe", "true or false"),
     ("cluster.device.paths=x", "unknown key (did you mean cluster.device.path=x?)"),
+    ("head_tokens=labelled", "was measured with head_tokens=all. Set the same here, or profile again"),
     ("sequence_parallel=false", "was measured with sequence_parallel=true. Set the same here, or profile"),
     ("layout.tp=4 layout.pp=2", "was profiled at tp 1, 2, not at 4"),
     ("cluster.device.path=/nonexistent.json", "/nonexistent.json: cannot be read (No such file or directory)"),

@@ -16,9 +16,11 @@ from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.variants import with_labelled_head
 from support.builders import tiny_cluster
 from support.profiled import (
     BACKWARD,
+    LABELLED_S,
     REMADE,
     layer_s,
     noise,
@@ -223,3 +225,19 @@ def test_the_least_gpu_time_is_that_of_the_best_degree_that_is_known() -> None:
     loads, counts = found.loads(LLM, np.array([400, 200]), np.array([0, 2])), LLM.kind_counts([10])
     one, two = (float(found.work_s(LLM, loads, counts, tp, 1, False)[0, 0]) for tp in (1, 2))
     assert float(found.gpu_s(LLM, loads, counts)[0, 0]) == pytest.approx(min(one, 2 * two))
+
+
+def test_a_head_over_labelled_tokens_takes_what_these_and_all_tokens_take() -> None:
+    model, framework = with_labelled_head(MODEL), FrameworkOptions(head_tokens="labelled")
+    found = ProfiledTimes.of(profile_of_formula(model), model, CLUSTER, framework, "x")
+    lengths, labelled, packs = np.array([700, 300]), np.array([70, 10]), np.array([0, 2])
+
+    def head_s(told: np.ndarray | None, cp: int) -> float:
+        return float(found.layers_s(model.llm, found.loads(model.llm, lengths, packs, told), 1, cp)[-1].forward_s[0])
+
+    assert head_s(labelled, 1) == pytest.approx(layer_s(None, [1000]) + 80 * LABELLED_S, rel=1e-4)
+    assert head_s(None, 1) == pytest.approx(layer_s(None, [1000]) + 1000 * LABELLED_S, rel=1e-4)
+    # Of 700 the last piece of eight has 88 tokens, of 300 it has 38: all labels are there.
+    assert head_s(labelled, 4) == pytest.approx(layer_s(None, [250]) + 80 * LABELLED_S, rel=1e-4)
+    with pytest.raises(UserError, match="was measured with head_tokens=labelled"):
+        ProfiledTimes.of(profile_of_formula(model), MODEL, CLUSTER, FrameworkOptions(), "x")

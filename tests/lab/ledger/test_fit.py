@@ -35,7 +35,7 @@ def rows(source: str, count: int, off: float = 1.0) -> list[Point]:
 
 
 def test_the_constants_that_made_the_data_are_found() -> None:
-    found = fit_points([*rows("one", 10), *rows("two", 10)], KNOBS)
+    found = fit_points([*rows("one", 10), *rows("two", 10)], KNOBS, iterations=4)
     assert found.factors("a") == pytest.approx(TRUE, rel=0.01)
     assert np.abs(found.problem.residuals).max() < 0.01
 

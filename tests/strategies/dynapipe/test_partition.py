@@ -204,7 +204,7 @@ def test_modules_of_different_dp_are_refused() -> None:
     vision, llm = MODEL.modules
     layout = Layout((placed(vision, [[[0]], [[1]]]), placed(llm, [[[2]]])), 2)
     shapes = samples((10, [40]), (20, [40]))
-    with pytest.raises(IncompatibleError, match="its modules need one DP"):
+    with pytest.raises(IncompatibleError, match="all modules need the same DP"):
         DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(MODEL), shapes))
 
 

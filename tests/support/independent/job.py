@@ -13,13 +13,13 @@ from support.independent.layers import (
     FP32,
     Layer,
     LayerTimes,
-    Machine,
     frozen,
     layers_of,
     mlp_of,
     with_single_kernels,
     with_two_gate_kernels,
 )
+from support.independent.machine import Machine
 
 ROLES = ("encoder", "llm", "generator")
 
@@ -173,7 +173,12 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module, cp), module in self.split
-                    times = machine.layer_times(self._run(layer, module), lengths, tp, parts, split)
+                    run = self._run(layer, module)
+                    if layer.kind == "head" and module == self.llm and self.framework["head_tokens"] == "labelled":
+                        most = self.most_labelled(self.chunks[module][chunk].units, parts)
+                        times = machine.labelled_times(layer, run, lengths, most, tp, parts, split)
+                    else:
+                        times = machine.layer_times(run, lengths, tp, parts, split)
                     if placed.recompute and layer.is_block and layer.gradients:
                         once_more = times
                         if self.framework["recompute_granularity"] == "selective":
@@ -184,6 +189,22 @@ class Job:
                     kinds[layer.kind] = times
             self._times[module, chunk] = [kinds[layer.kind] for layer in self.layers[module]]
         return self._times[module, chunk]
+
+    def most_labelled(self, samples: list[int], cp: int) -> int:
+        """Labelled tokens of the rank that has most, counted token by token."""
+        shapes, rows = self.program.shapes, []
+        for sample in samples:
+            length, text = int(shapes.llm_tokens[sample]), int(shapes.text_tokens[sample])
+            # A token predicts the next one, if that is text.
+            rows.append([place + 1 >= length - text for place in range(length - 1)] + [False])
+        if self.framework["cp_split"] == "pack":
+            rows = [[token for row in rows for token in row]]
+        held = [0] * cp
+        for row in rows:
+            for place in range(2 * cp):
+                piece = row[len(row) * place // (2 * cp) : len(row) * (place + 1) // (2 * cp)]
+                held[min(place, 2 * cp - 1 - place)] += sum(piece)
+        return max(held)
 
     def _run(self, layer: Layer, module: int) -> Layer:
         """A layer with the kernels that the framework runs."""

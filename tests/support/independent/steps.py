@@ -171,8 +171,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     for stage in stages:
         begin = max(ready, *(free[lane] for lane in stage.lanes))
         shards = stage.sharing if stage.sharded or job.framework["distributed_optimizer"] else 1
-        # Read: gradient, weight, both moments in fp32. Written: weight, both moments, the bf16 weight.
-        done = begin + job.machine.elementwise_s((4 * FP32 + 3 * FP32 + BF16) * sum(stage.layer_parameters) / shards)
+        done = begin + job.machine.elementwise_s(_step_bytes(job) * sum(stage.layer_parameters) / shards)
         if not job.framework["overlap_param_gather"]:
             done += sum(gather_s(job, stage, bucket) for bucket in stage.buckets)
         free |= dict.fromkeys(stage.lanes, done)
@@ -214,3 +213,15 @@ def _after(job: Job, stages: list[Stage], free: dict[int, float]) -> list[tuple[
         free |= dict.fromkeys(stage.lanes, done)
         through.append((begin, done))
     return through
+
+
+def _step_bytes(job: Job) -> float:
+    """Bytes of a parameter that Adam moves.
+
+    One kernel reads gradient, weight and both moments in fp32, and writes weight, both moments and the bf16 weight.
+    Kernels of their own decay, average twice, take the root, correct, add, update and cast.
+    """
+    cast = BF16 + FP32
+    alone = (2 + 3 + (2 + 3) + 2 + 2 + 2 + 4) * FP32 + cast
+    moved = alone if job.framework["optimizer_kernel"] == "unfused" else 4 * FP32 + 3 * FP32 + BF16
+    return moved + (cast if job.gradient_bytes == BF16 else 0)

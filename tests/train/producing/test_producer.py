@@ -208,7 +208,9 @@ def test_a_producer_that_does_not_listen_holds_up_neither_the_rank_nor_the_other
         theirs.close()
 
 
-@pytest.mark.parametrize(("dies", "message"), [(False, "sent nothing for harness.timeout_s=0.05 s"), (True, "is gone")])
+@pytest.mark.parametrize(
+    ("dies", "message"), [(False, "sent nothing for harness.timeout_s=0.05 s"), (True, "closed its connection")]
+)
 def test_a_producer_that_ends_between_an_answer_and_its_memory_is_named(dies: bool, message: str) -> None:
     ours, theirs = Pipe()
     reader = Reader([ours], 0, 0.05, leads=True)

@@ -14,6 +14,8 @@ import torch
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.points import COLLECTIVES, DeviceProfile
+from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
+from entrain_bench.specs.variants import with_labelled_head
 from entrain_bench.train.profiling import stages as layers
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience
@@ -122,6 +124,19 @@ def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
         # A shard has its part of the weights, and all of the norms and of the biases that are added after summing.
         assert parameters / tp <= sizes[0] <= 1.2 * parameters / tp
         assert sizes[-1] == sizes[0] * each.depths[-1]
+
+
+def test_a_head_over_labelled_tokens_is_timed_with_many_and_with_few() -> None:
+    model = with_labelled_head(small_model())
+    device = torch.device("cpu")
+    with one_of_many(model, (1,), torch.float32, device, logit_chunk=LOGIT_CHUNK_TOKENS) as built:
+        heads = [each for each in targets_of(model.llm, 1) if each.kind == "head"]
+        points = [layers.TargetStages.build(each, built).measure((48, 16), PATIENCE)[0] for each in heads]
+        inputs = [built.inputs(each, (48, 16)).pack.labels for each in heads]
+    assert [point.labelled for point in points] == [64, 4]
+    assert [int((labels >= 0).sum()) for labels in inputs if labels is not None] == [64, 4]
+    # What is kept of few is their rows.
+    assert points[1].kept_bytes < points[0].kept_bytes
 
 
 @pytest.mark.wide

@@ -111,7 +111,7 @@ def test_a_replay_keeps_durations_and_order_and_hands_over_at_once(program: Prog
 @pytest.mark.wide
 def test_a_replay_refuses_the_timeline_of_another_program(simulated: pd.DataFrame) -> None:
     _, other = made("simulate", "seed=1")
-    with pytest.raises(UserError, match="of another program"):
+    with pytest.raises(UserError, match="recorded for a different program"):
         replay(other, simulated)
 
 

@@ -93,11 +93,11 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
         (adding("model.layers.2.mlp.up_proj.weight", torch.zeros(2)), "mlp.up_proj.weight is not in model=small"),
         (
             adding("model.norm.weight", torch.zeros(64)),
-            r"model.norm.weight has the shape \[64\], model=small needs \[128\]",
+            r"model.norm.weight has the shape \[64\], but model=small needs \[128\]",
         ),
         (
             adding("audio_tower.embed_positions.weight", torch.zeros(1500, 64)),
-            "embed_positions.weight holds other positions than Whisper's sinusoids",
+            "embed_positions.weight differs from Whisper's sinusoidal positions",
         ),
         (lambda tensors: tensors.clear(), "and [0-9]+ more are missing for model=small"),
     ],
@@ -142,7 +142,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
             Checkpoint.open(tmp_path)
     for file in ("../x.safetensors", "missing.safetensors"):
         index.write_text(json.dumps({"weight_map": {"a": file}}))
-        with pytest.raises(UserError, match=f"names {file}, which is no file of the folder"):
+        with pytest.raises(UserError, match=f"names {file}, which is not in the folder"):
             Checkpoint.open(tmp_path)
     index.unlink()
     (tmp_path / "model.safetensors").write_bytes(b"x" * 40)

@@ -81,7 +81,7 @@ def test_later_records_may_have_what_the_first_have_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("as_value", [str, lambda name: [name], lambda name: {"path": name, "bytes": None}])
 def test_media_that_nothing_would_read_are_an_error(kind: str, as_value: Any, tmp_path: Path) -> None:
     records = [{"text": "a"}, {"text": "see x.png and y.wav", "recorded": as_value(f"clips/1{ENDINGS[kind]}")}]
-    what = rf"^source.{kind}=auto: reads nothing, but the field recorded names {kind} \(.*Set source.{kind}=recorded,"
+    what = rf"^source.{kind}=auto: finds no {kind}, but the field recorded names some \(.*Set source.{kind}=recorded,"
     with pytest.raises(UserError, match=what):
         report(manifest(tmp_path, records), tmp_path)
     found = report(manifest(tmp_path, records, **{kind: None}), tmp_path)
@@ -89,7 +89,7 @@ def test_media_that_nothing_would_read_are_an_error(kind: str, as_value: Any, tm
 
 
 def test_a_name_that_was_mistyped_is_an_error_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^source.images=photos: reads nothing, but the field photo names images"):
+    with pytest.raises(UserError, match=r"^source.images=photos: finds no images, but the field photo names some"):
         report(manifest(tmp_path, [{"text": "a", "photo": "1.jpg"}], images="photos"), tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_columns_are_found_likewise(tmp_path: Path) -> None:
     assert report(source, tmp_path).items == {"texts": 2, "images": 1, "sounds": 0, "videos": 0}
     pq.write_table(pa.table({"text": ["a"], "shot": ["x/1.jpg"]}), tmp_path / "b.parquet")
     source = ParquetSource(path=str(tmp_path / "b.parquet"), text=AUTO, images=AUTO)
-    with pytest.raises(UserError, match=r"^source.images=auto: reads nothing, but the field shot names images"):
+    with pytest.raises(UserError, match=r"^source.images=auto: finds no images, but the field shot names some"):
         recognised(source)
 
 

@@ -1,0 +1,186 @@
+"""Samples on aligned groups of a plane of ranks, in rounds: layouts with widths, labels of units, and their program.
+
+A plane is a stage's ranks, TP innermost; a position in it is one TP group. Every round of a plane is a microbatch: each
+position has at most one pack, which its group shares by context parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entrain_bench.balancing.lpt import longest_first_by_row
+from entrain_bench.balancing.planning import partition_layers, partitions, stage_sums
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Where and when samples run.
+
+    Attributes:
+        number: round of each sample ``[samples]``.
+        first: first position of its group ``[samples]``.
+        width: positions of its group, a power of two that divides ``first`` ``[samples]``.
+    """
+
+    number: IntArray
+    first: IntArray
+    width: IntArray
+
+
+def plane_layout(
+    job: Job,
+    tp: int,
+    layers: Sequence[tuple[int, ...]],
+    leading: bool,
+    recompute: Sequence[bool],
+    num_microbatches: int,
+    *,
+    sharded: bool = False,
+) -> Layout:
+    """A layout whose stages each have a plane of equally many ranks, with groups of all CP 1, 2, 4, ... in each.
+
+    Stages follow each other. With ``leading`` encoders have stages of their own before the LLM's, otherwise they are on
+    its first; generators are on its last. ``layers`` are those of each module's stages.
+
+    Raises:
+        UserError: if groups have no power of two ranks, or the model or cluster cannot take the layout.
+    """
+    firsts = _first_stages(job.model, layers, leading)
+    pp = max(first + len(own) for first, own in zip(firsts, layers, strict=True))
+    positions = job.cluster.num_ranks // (tp * pp)
+    ranks = np.arange(positions * tp * pp).reshape(pp, positions, tp).swapaxes(0, 1)
+    widths = tuple((tp, 2**power) for power in range(positions.bit_length()))
+    modules = tuple(
+        ModuleLayout(
+            module.name,
+            tp,
+            1,
+            own,
+            np.ascontiguousarray(ranks[:, first : first + len(own)]),
+            again,
+            sharded=sharded,
+            widths=widths,
+        )
+        for module, own, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True)
+    )
+    layout = Layout(modules, num_microbatches)
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def _first_stages(model: ModelSpec, layers: Sequence[Sequence[int]], leading: bool) -> list[int]:
+    """First stage of each module."""
+    ahead = max((len(own) for own in layers[: model.llm_index]), default=0) if leading else 0
+    last = ahead + len(layers[model.llm_index]) - 1
+    return [0 if i < model.llm_index else ahead if i == model.llm_index else last for i in range(len(layers))]
+
+
+def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
+    """Layers of each module's stages so that the slowest is fastest, and whether encoders have stages of their own.
+
+    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last.
+
+    Args:
+        model: the model.
+        layer_s: seconds of every layer of each module.
+        pp: number of stages.
+    """
+    llm = model.llm_index
+    whole = [(len(own),) for own in layer_s]
+    loaded = layer_s[llm].copy()
+    loaded[-1] += sum(float(own.sum()) for own in layer_s[llm + 1 :])
+    alone, first_s = partitions(loaded), sum(float(own.sum()) for own in layer_s[:llm])
+    loaded_first = loaded.copy()
+    loaded_first[0] += first_s
+    found = []
+    if pp <= len(loaded):
+        found.append(([*whole[:llm], partition_layers(loaded_first, pp), *whole[llm + 1 :]], False))
+    best: tuple[float, list[tuple[int, ...]]] | None = None
+    for ahead in range(1, min(pp, 1 + min((len(own) for own in layer_s[:llm]), default=0))):
+        if pp - ahead > len(loaded):
+            continue
+        own = [partition_layers(each, ahead) for each in layer_s[:llm]]
+        encoders_s = np.sum([stage_sums(each, split) for each, split in zip(layer_s, own, strict=False)], axis=0)
+        rest = alone[pp - ahead - 1]
+        slowest_s = decisive(max(float(encoders_s.max()), float(stage_sums(loaded, rest).max())))
+        if best is None or slowest_s < best[0]:
+            best = slowest_s, [*own, rest, *whole[llm + 1 :]]
+    if best is not None:
+        found.append((best[1], True))
+    return found
+
+
+def mean_tokens(profile: Profile, layout: Layout) -> int:
+    """LLM tokens of a position in a round if a batch of the profile takes the layout's number of rounds."""
+    llm = layout.modules[profile.job.model.llm_index]
+    tokens = int(profile.tuning_batches(1)[0].llm_tokens.sum())
+    return max(1, -(-tokens // (llm.dp * layout.num_microbatches)))
+
+
+def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
+    """Group and microbatch of every unit: those of its sample.
+
+    With ``spread`` the items of a pack go, most FLOPs first, each to the position of its group with the least so far;
+    otherwise the group shares every item by context parallelism.
+    """
+    modules = []
+    for module, placed in zip(model.modules, layout.modules, strict=True):
+        units = module.units(shapes)
+        owner = module.owners(shapes, units)
+        first, width, number = rounds.first[owner], rounds.width[owner], rounds.number[owner]
+        first_group = offsets_from_counts(placed.num_groups)
+        degree = np.searchsorted([cp for _, cp in placed.degrees], width)
+        replica = first_group[degree] + first // width
+        if spread and module is not model.llm:
+            cost = module.forward_flops(module.lengths(shapes, units))
+            for each in np.unique(width).tolist():
+                mine = np.flatnonzero(width == each)
+                _, pack = np.unique(np.stack([number[mine], first[mine]]), axis=1, return_inverse=True)
+                replica[mine] = first[mine] + longest_first_by_row(cost[mine], pack.ravel(), each)
+        modules.append(ModuleAssignment(replica, number))
+    return Assignment(tuple(modules))
+
+
+def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
+    """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order.
+
+    Raises:
+        IncompatibleError: if a module has no widths, or if a sample comes before its items.
+    """
+    plain = next((placed.module for placed in layout.modules if not placed.widths), None)
+    if plain:
+        raise IncompatibleError(
+            f"schedule: rounds need groups of several widths, which {plain} does not have. Use the planner of the "
+            "scheduler's strategy"
+        )
+    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
+    consumer = assignment.modules[model.llm_index].microbatch
+    for module, labels in zip(model.encoders, assignment.modules, strict=False):
+        owner = module.owners(shapes, module.units(shapes))
+        if np.any(labels.microbatch > consumer[owner]):
+            raise IncompatibleError(f"assignment: items of {module.name} come in a later round than their sample")
+    freed = backward_microbatch(model, shapes, assignment, chunks)
+    count = 1 + max(int(last.max(initial=-1)) for last in freed)
+    last = max(int(placed.ranks.max()) for placed in layout.modules)
+    slots = []
+    for rows, back, placed in zip(chunks, freed, layout.modules, strict=True):
+        # Stages have equally many ranks and follow each other.
+        ahead = (last - placed.plane[:, 0]) // placed.plane.shape[1]
+        forward, _ = one_f_one_b(rows.microbatch[:, None], np.array([[count]]), ahead)
+        _, backward = one_f_one_b(back[:, None], np.array([[count]]), ahead)
+        slots.append(Slots(forward, backward))
+    return build_program(model, layout, shapes, chunks, slots)

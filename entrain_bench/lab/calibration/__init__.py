@@ -1,1 +1,0 @@
-"""Fitting the cost model to published times: what was published, what is predicted, and the constants in between."""

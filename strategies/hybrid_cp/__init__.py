@@ -1,0 +1,11 @@
+"""Dynamic context parallelism of Megatron-LM (``--dynamic-context-parallel`` and ``--hybrid-context-parallel``).
+
+Each round of a batch has context-parallel groups of its own over the DP x CP plane: wide for long samples, narrow for
+short ones.
+"""
+
+from .assigner import GroupsByLength
+from .planner import PlanePlanner
+from .scheduler import RoundsScheduler
+
+__all__ = ["GroupsByLength", "PlanePlanner", "RoundsScheduler"]

@@ -1,0 +1,236 @@
+"""What a layer takes on a machine: a roofline for one packed chunk at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from support.independent.layers import BF16, Layer, LayerTimes, Product
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and links of a cluster YAML under settings of the framework."""
+
+    config: Mapping[str, Any]
+    framework: Mapping[str, Any]
+
+    def tier(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """Latency and bandwidth of the innermost links that join ranks."""
+        for tier in self.config["tiers"]:
+            size = tier.get("num_ranks", self.config["num_nodes"] * self.config["gpus_per_node"])
+            if min(ranks) // size == max(ranks) // size:
+                break
+        return tier["latency_s"], tier["bandwidth_bytes_per_s"]
+
+    def tier_number(self, ranks: Sequence[int]) -> int:
+        """The same as a place among the tiers."""
+        found = self.tier(ranks)
+        return next(
+            place
+            for place, tier in enumerate(self.config["tiers"])
+            if (tier["latency_s"], tier["bandwidth_bytes_per_s"]) == found
+        )
+
+    def collective(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """Seconds until the first byte of a collective over ranks moves, and the bandwidth that it attains."""
+        tier = self.config["tiers"][self.tier_number(ranks)]
+        share = tier.get("collective_efficiency", 1.0)
+        return tier.get("collective_start_s", 0.0), tier["bandwidth_bytes_per_s"] * share
+
+    def gather_s(self, num_bytes: float, ranks: Sequence[int], count: int | None = None) -> float:
+        """Ring all-gather, or reduce-scatter, over ranks (or as many as counted)."""
+        count, latency, (start, bandwidth) = count or len(ranks), self.tier(ranks)[0], self.collective(ranks)
+        return start * (count > 1) + (count - 1) * latency + num_bytes * (count - 1) / count / bandwidth
+
+    def reduce_s(self, num_bytes: float, ranks: Sequence[int], *, ring: bool = False) -> float:
+        """All-reduce: a reduce-scatter and an all-gather that start together; over a ring or the innermost links."""
+        once = self.ring_s(num_bytes, ranks) if ring else self.gather_s(num_bytes, ranks)
+        return 2 * once - (self.collective(ranks)[0] if len(ranks) > 1 else 0.0)
+
+    def ring_s(self, num_bytes: float, ranks: Sequence[int]) -> float:
+        """The same over a ring that leaves a block over the links of all its ranks there."""
+        latency, slowest, inside = self.tier(ranks)[0], float("inf"), 1
+        for tier in self.config["tiers"]:
+            size = tier.get("num_ranks", self.config["num_nodes"] * self.config["gpus_per_node"])
+            members = Counter(rank // inside for rank in ranks)
+            if len({member // (size // inside) for member in members}) < len(members):
+                attained = tier["bandwidth_bytes_per_s"] * tier.get("collective_efficiency", 1.0)
+                slowest = min(slowest, min(members.values()) * attained)
+            inside = size
+        start = self.collective(ranks)[0] if len(ranks) > 1 else 0.0
+        return start + (len(ranks) - 1) * (latency + num_bytes / len(ranks) / slowest)
+
+    def elementwise_s(self, num_bytes: float) -> float:
+        """Device memory traffic."""
+        device = self.config["device"]
+        return num_bytes / (device["memory_bandwidth_bytes_per_s"] * device["memory_efficiency"])
+
+    def product_s(self, product: Product, tokens: int, tp: int, cp: int) -> float:
+        """One product of a forward."""
+        device, rows, k, n = self.config["device"], ceil(tokens * product.rows / cp), product.k, product.n
+        k, n = (k / tp, n) if product.splits_k else (k, n / tp)
+        # At a width of half the size, products take twice as long; the width's inverse is the mean of both inverses.
+        narrow = 1 + device.get("gemm_half_width", 0.0) * (1 / k + 1 / n) / 2
+        flops = 2 * k * _tiles(n, 128) * _tiles(rows, 128) * narrow / device["sustained_fraction"]
+        flops += device["gemm_half_flops"]
+        moved = BF16 * (rows * k + k * n + rows * n)
+        arithmetic = flops / (device["peak_bf16_flops"] * device["gemm_efficiency"])
+        return max(arithmetic, self.elementwise_s(moved), device["kernel_launch_s"])
+
+    def layer_times(self, layer: Layer, lengths: Sequence[int], tp: int, cp: int, split: bool) -> LayerTimes:
+        """One layer on one chunk of sequences of the given lengths; the products for weights may be put off."""
+        device, tokens = self.config["device"], sum(lengths)
+        products = [self.product_s(each, tokens, tp, cp) for each in layer.products]
+        states, rest = layer.hidden_bytes, layer.elementwise_bytes - layer.hidden_bytes
+        shared = tp if self.framework["sequence_parallel"] else 1
+        parts = 1 if layer.gathered else tp
+        traffic = self.elementwise_s((rest / parts + states / shared) * tokens / cp)
+        others = max(traffic, layer.launches * device["kernel_launch_s"])
+        after = 2 * others
+        if layer.returned_bytes is not None:
+            other = (layer.returned_bytes - 2 * states) / parts + 2 * states / shared
+            after = max(self.elementwise_s(other * tokens / cp), layer.launches * device["kernel_launch_s"])
+        weight = sum(products) if split and layer.learns else 0.0
+        forward, backward = sum(products) + others, layer.gradients * sum(products) + after - weight
+        across, kernels = 0.0, len(products) + layer.launches
+        # Kernels that only move data run as often, or twice.
+        moving = layer.launches * (2 if layer.returned_bytes is None else 1)
+        back_kernels = layer.gradients * len(products) + moving - (len(products) if weight else 0)
+        if layer.attention:
+            ahead, back = self._attention_s(layer.attention, lengths, tp * cp)
+            forward, backward = forward + ahead, backward + back
+            whole = self.kernel == "unfused"
+            kernels, back_kernels = kernels + (3 if whole else 1), back_kernels + (6 if whole else 1)
+            if cp > 1:
+                keys = layer.attention[1]
+                across = self.gather_s(2 * BF16 * keys / tp * tokens, range(tp * cp), cp)
+        host = device.get("host_launch_s", 0.0)
+        forward, backward = max(forward, host * kernels), max(backward, host * back_kernels)
+        if weight:
+            weight = max(weight, host * len(products))
+        states = BF16 * layer.hidden * tokens / cp
+        one, both = self.gather_s(states, range(tp)), self.reduce_s(states, range(tp))
+        columns = [took for took, each in zip(products, layer.products, strict=True) if not each.splits_k]
+        ahead, back, hidden = self._collectives_s(layer, one, both, columns[: layer.gathers], split)
+        forward_comm = self._exposed_s(ahead, 0.0, forward) + across
+        if layer.gathered and tp > 1:
+            forward_comm += self.gather_s(layer.gathered * tokens / cp, range(tp))
+        backward_comm = self._exposed_s(back, hidden, backward) + 2 * across
+        if not layer.gradients:
+            backward = backward_comm = 0.0
+        return LayerTimes(forward, forward_comm, backward, backward_comm, weight)
+
+    def labelled_times(
+        self, layer: Layer, run: Layer, lengths: Sequence[int], most: int, tp: int, cp: int, split: bool
+    ) -> LayerTimes:
+        """An LLM's head with logits of labelled tokens, ``most`` on a rank, whose forward runs in backward as well.
+
+        ``run`` is the layer with the kernels of its norm.
+        """
+        assert layer.returned_bytes is not None
+        assert run.returned_bytes is not None
+        # Of the kernels one is the norm's.
+        logits = replace(
+            layer,
+            elementwise_bytes=layer.elementwise_bytes - layer.hidden_bytes,
+            returned_bytes=layer.returned_bytes - 2 * layer.hidden_bytes,
+            hidden_bytes=0.0,
+            launches=layer.launches - 1,
+        )
+        norm = replace(
+            run,
+            products=[],
+            elementwise_bytes=run.elementwise_bytes - logits.elementwise_bytes,
+            returned_bytes=run.returned_bytes - (logits.returned_bytes or 0.0),
+            launches=run.launches - logits.launches,
+            gathered=0.0,
+            gathers=0,
+        )
+        before = self.layer_times(norm, lengths, tp, cp, split=False)
+        whole = Machine(self.config, {**self.framework, "sequence_parallel": False})
+        own = whole.layer_times(logits, [most * cp], tp, cp, split)
+        gather = 0.0
+        if tp > 1 and self.framework["sequence_parallel"]:
+            gather = self.gather_s(BF16 * layer.hidden * sum(lengths) / cp, range(tp))
+        runs = bool(layer.gradients)
+        return LayerTimes(
+            before.forward + own.forward,
+            gather + own.forward_comm,
+            before.backward + own.backward + runs * own.forward,
+            own.backward_comm + runs * own.forward_comm,
+            own.weight,
+        )
+
+    def _attention_s(
+        self, attention: tuple[int, int, bool, int, int], lengths: Sequence[int], parts: int
+    ) -> tuple[float, float]:
+        """Forward and backward."""
+        device, (queries, _, causal, window, head) = self.config["device"], attention
+        if self.kernel == "unfused":
+            area = sum(_score_tiles(length, False, window) for length in lengths)
+            return self._stored_attention_s(area * queries / parts, head)
+        half = device["attention_half_head_dim"]
+        area = sum(
+            _score_tiles(length, causal, window) + device["attention_half_tokens"] * length for length in lengths
+        )
+        flops = 4 * queries * area / parts * (1 + half / head) / (1 + half / 128)
+        peak, launch = device["peak_bf16_flops"] * device["sustained_fraction"], device["kernel_launch_s"]
+        # FlashAttention-2 takes half as long as its predecessor, its successor 4 / 7 and 8 / 13 of that.
+        relative = {"flash1": (2.0, 2.0), "flash2": (1.0, 1.0), "flash3": (4 / 7, 8 / 13)}
+        mine, own = relative[self.kernel], relative[device.get("attention_kernel", "flash2")]
+        ahead = max(flops / (peak * device["attention_forward_efficiency"]) * mine[0] / own[0], launch)
+        return ahead, max(2.5 * flops / (peak * device["attention_backward_efficiency"]) * mine[1] / own[1], launch)
+
+    @property
+    def kernel(self) -> str:
+        """Generation of attention kernels."""
+        return str(self.framework["attention_kernel"] or self.config["device"].get("attention_kernel", "flash2"))
+
+    def _stored_attention_s(self, area: float, head: int) -> tuple[float, float]:
+        """Forward and backward of attention that stores bf16 scores: 4 and 7 passes over them, 2 and 4 products."""
+        device = self.config["device"]
+        rate = device["peak_bf16_flops"] * device["sustained_fraction"] * device["gemm_efficiency"]
+        launch, over = device["kernel_launch_s"], self.elementwise_s(BF16 * area / head)
+        return max(2 * 2 * area / rate + 4 * over, 3 * launch), max(4 * 2 * area / rate + 7 * over, 6 * launch)
+
+    def _collectives_s(
+        self, layer: Layer, one: float, both: float, columns: Sequence[float], split: bool
+    ) -> tuple[float, float, float]:
+        """Of forward, of backward, what hides in backward; from an all-gather and an all-reduce of hidden states."""
+        # Beside an input's gradient, and beside a weight's.
+        beside_input, beside_weight = columns, [] if split else columns
+        if self.framework["sequence_parallel"]:
+            ahead = (layer.gathers + layer.scatters) * one
+            back = ahead + (layer.gathers * one if layer.learns else 0.0)
+            hidden = sum(min(one, product) for product in [*beside_input, *beside_weight])
+        else:
+            ahead, back = layer.scatters * both, layer.gathers * both
+            hidden = sum(min(both, product) for product in beside_weight)
+        return ahead, back, hidden if layer.learns else 0.0
+
+    def _exposed_s(self, comm: float, hidden: float, compute: float) -> float:
+        """What is left when the framework has overlapped the rest, which slows computation; at most that hides."""
+        left = (1 - self.framework["tp_overlap"]) * (comm - hidden)
+        return max(left + self.slowing * (comm - left), comm - compute)
+
+    @property
+    def slowing(self) -> float:
+        """Seconds that computation loses per second of communication beside it."""
+        return float(self.config["device"].get("overlap_cost", 0.0))
+
+
+def _tiles(size: float, tile: int) -> float:
+    return ceil(size / tile) * tile
+
+
+def _score_tiles(length: int, causal: bool, window: int) -> float:
+    """Padded elements of one sequence's score matrix."""
+    if window:
+        windows = [window] * (length // window) + [length % window]
+        return sum(_tiles(each, 128) * _tiles(each, 64) for each in windows)
+    rows, columns = _tiles(length, 128), _tiles(length, 64)
+    return min(rows * columns, rows * (columns + 128) / 2) if causal else rows * columns
