@@ -40,7 +40,7 @@ class GroupsByLength:
 
     scheduler: str = "dev"
     max_tokens: int | None = None
-    encoders: str = "spread"
+    encoders: str = "shared"
 
     def __post_init__(self) -> None:
         check_choices(self, "strategy.assigner", scheduler=SCHEDULERS, encoders=ENCODERS)
