@@ -74,11 +74,8 @@ class BraidPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest on trial of the most promising layouts that fit memory.
 
-        Layouts with groups of several widths, if the job leaves all degrees free and one fits; otherwise pipelines.
+        Layouts with groups of several widths compete with the others if the job leaves all degrees free.
         """
-        wide = self._with_widths(profile)
-        if wide:
-            return chosen_layout(profile, lambda _: wide, make_program, self.num_trials)
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
         draft: MakeProgram = getattr(make_program, "draft", make_program)
@@ -99,7 +96,9 @@ class BraidPlanner:
                 layers = split_layers(work, shape).layers
                 yield Candidate(rating_s, place(each.job, shape, layers))
 
-        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=quick)
+        wide = self._with_widths(profile)
+        others = [lambda _: wide] if wide else []
+        return chosen_layout(profile, candidates, make_program, self.num_trials, others, quick)
 
     def _with_widths(self, profile: Profile) -> list[Candidate]:
         """Layouts whose groups have several widths, if the job leaves all degrees free, by rising estimate."""

@@ -135,14 +135,14 @@ def test_memory_short_samples_recompute_before_they_exceed_it() -> None:
 
 
 def test_all_of_a_batch_fits_memory_and_is_faster_than_one_width() -> None:
-    own = setting("workload=mathvision", "model=qwen25vl_llama3_1b", "global_batch=64")
+    own = setting("workload=mathvision", "model=qwen25vl_llama3_1b", "global_batch=256")
     layout = own.strategy.plan(own.profile)
     assert layout.modules[0].widths
-    shapes = own.source.batch(0, 64, 0)
+    shapes = own.source.batch(0, 256, 0)
     program = own.strategy.program(shapes, layout, own.profile)
     assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
     narrow = setting(
-        "workload=mathvision", "model=qwen25vl_llama3_1b", "global_batch=64", "strategy.planner.widths=false"
+        "workload=mathvision", "model=qwen25vl_llama3_1b", "global_batch=256", "strategy.planner.widths=false"
     )
     plain = narrow.strategy.plan(narrow.profile)
     assert not plain.modules[0].widths
@@ -167,18 +167,13 @@ def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
 
 
 def test_wrong_estimates_change_the_deal_and_lose_nobody() -> None:
-    right, wrong = setting(), setting("belief_error=0.3")
+    big = ("workload=mathvision", "model=qwen25vl_llama3_1b", "cluster=a40x16")
+    right, wrong = setting(*big), setting(*big, "belief_error=0.3")
     layout = next(layouts_with_widths(right.job))
     shapes = right.source.batch(0, 32, 0)
-    programs = [
-        packed_program(shapes, layout, pack_assignment(shapes, layout, own.profile), own.profile)
-        for own in (right, wrong)
-    ]
-    assert [int(each.offsets[-1]) for each in programs[0].chunks] == [
-        int(each.offsets[-1]) for each in programs[1].chunks
-    ]
-    times = [right.profile.trial_s(program) for program in programs]
-    assert times[0] != times[1]
+    one, other = (pack_assignment(shapes, layout, own.profile).modules[-1] for own in (right, wrong))
+    assert not np.array_equal(one.replica, other.replica)
+    assert len(one.replica) == len(other.replica) == 32
 
 
 def test_layouts_offer_only_groups_that_hold_whole_layers() -> None:
