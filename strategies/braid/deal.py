@@ -174,7 +174,7 @@ def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
     own = np.empty(len(units))
     for index in range(len(units)):
         own[index] = -seconds[units[index]]
-    for index in np.argsort(own, kind="mergesort"):
+    for index in np.argsort(own, kind="mergesort"):  # type: ignore[assignment]
         group = load.argmin()
         place[index] = group
         load[group] += seconds[units[index]]

@@ -171,6 +171,11 @@ class Emulator:
         check_program(program)
         for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
             self.truth.framework.check_executable(module, placed.cp, "emulate")
+            if placed.widths:
+                raise IncompatibleError(
+                    f"layout.{placed.module}.widths: harness=emulate runs groups of one width. Fix layout.tp, "
+                    "layout.cp and layout.dp, or use harness=simulate"
+                )
         if program.remade:
             raise IncompatibleError(
                 "strategy.scheduler.memory: harness=emulate does not support recomputation by chunk. Set "

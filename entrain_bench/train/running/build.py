@@ -50,6 +50,11 @@ def build_runtime(
     """
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         job.framework.check_executable(module, given.cp, "train")
+        if given.widths:
+            raise IncompatibleError(
+                f"layout.{given.module}.widths: harness=train runs groups of one width. Fix layout.tp, layout.cp and "
+                "layout.dp, or use harness=simulate"
+            )
         if given.offload:
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
