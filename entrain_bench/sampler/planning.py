@@ -13,7 +13,7 @@ import numpy as np
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import place_chain
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
@@ -92,6 +92,7 @@ def plan_batches(
     if not isinstance(layout, Layout):
         layout = setting.plan() if layout == PLANNED else one_stage(job, world_size)
     check_layout(layout, job.model, job.cluster)
+    _check_widths(setting, layout, listed.shapes.take(np.arange(min(global_batch, len(listed.shapes)))))
     dp = layout.modules[job.model.llm_index].dp
     require(dp == world_size, "world_size", world_size, f"{dp}, the number of LLM replicas of the layout")
     count = global_batch // (dp * microbatch_size)
@@ -106,6 +107,28 @@ def one_stage(job: Job, world_size: int) -> Layout:
     again = job.request.recompute or ()
     layers = [(len(module.layers),) for module in job.model.modules]
     return place_chain(job, degrees, layers, [module.name in again for module in job.model.modules], leading=False)
+
+
+def _check_widths(setting: RunContext, layout: Layout, batch: SampleShapes) -> None:
+    """Refuse groups of several widths, which a loop with fixed ranks cannot form, and assigners that need them.
+
+    Only assigners with ``handles_widths = True`` may need them; these try one global batch.
+    """
+    grouped = next((placed.module for placed in layout.modules if placed.widths), None)
+    if grouped:
+        raise IncompatibleError(
+            f"layout.{grouped}.widths: must be empty, because the sampler's ranks are groups of one width. Use "
+            "layout=data_parallel or another strategy"
+        )
+    assigner = setting.strategy.assigner
+    if getattr(assigner, "handles_widths", False):
+        try:
+            assigner.assign(batch, layout, setting.profile.under(layout))
+        except IncompatibleError as error:
+            why = "cannot assign samples to the sampler's ranks, which are groups of one width"
+            raise IncompatibleError(
+                f"strategy={setting.strategy.name}: {why} ({error}). Use another strategy"
+            ) from error
 
 
 def fingerprint(shapes: SampleShapes) -> str:
