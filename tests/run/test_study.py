@@ -132,7 +132,9 @@ def test_the_command_reports_missing_data_with_exit_code_1(
     assert [line[:5] for line in lines[:2]] == ["[1/2]", "[2/2]"]
     assert "failed: told so" in lines[0]
     assert lines[2].startswith("[1/2] iteration_time: incomplete: 2 of 2 runs have no result: told so")
-    assert lines[3].startswith("[2/2] schedule_gantt: incomplete: no run of the sweep has a timeline")
+    assert lines[3].startswith(
+        "[2/2] schedule_gantt: incomplete: figure=schedule_gantt: no run of the sweep has a timeline"
+    )
     assert sorted(path.name for path in (root / "figures").iterdir()) == [
         f"{name}.{suffix}" for name in ("iteration_time", "schedule_gantt") for suffix in ("csv", "json", "pdf", "png")
     ]

@@ -113,7 +113,7 @@ BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
     ("unknown key", lambda: edited(lambda v: v["stages"][0].update(foo=1)), "stages[0] key=foo: unknown"),
     ("no list", lambda: edited(lambda v: v.update(steps=3)), "steps=3: must be a list"),
     ("no steps", lambda: edited(lambda v: v.update(steps=[])), "has no optimizer step"),
-    ("no heads", lambda: edited(lambda v: without(v, "head")), "has no head of vision"),
+    ("no heads", lambda: edited(lambda v: without(v, "head")), "has no layer head of module vision"),
     (
         "zero memory",
         lambda: edited(lambda v: v["constants"].update(memory_bytes=0)),
