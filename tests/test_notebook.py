@@ -24,7 +24,7 @@ def test_runs_show_the_answer_and_a_table_with_the_best_in_bold() -> None:
     records = runs({"base": [2.0, 2.2, 2.1], "<best>": [1.0, 1.0, 1.1]})
     view = notebook.show(records)
     shown = view._repr_html_()
-    assert "<p>&lt;best&gt; is the fastest of 2 of 22 strategies (2.03x" in shown
+    assert "<p>&lt;best&gt; is the fastest of 2 of 24 strategies (2.03x" in shown
     assert "<b>&lt;best&gt;</b>" in shown
     assert "<best>" not in shown
     assert "<b>base</b>" not in shown

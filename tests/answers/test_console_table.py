@@ -133,8 +133,8 @@ def test_degrees_asked_of_several_strategies_make_a_case_of_their_own() -> None:
     times = {("megatron", 2): 3.0, ("entrain", 2): 2.0, ("megatron", 4): 1.0, ("entrain", 4): 2.0}
     records = [made(name, time=time, config={"layout": {"tp": tp}}) for (name, tp), time in times.items()]
     said = " ".join(lines(records))
-    assert "entrain is the fastest of 2 of 20 strategies on tp=2 (1.50x over megatron)." in said
-    assert "megatron is the fastest of 2 of 20 strategies on tp=4." in said
+    assert "entrain is the fastest of 2 of 22 strategies on tp=2 (1.50x over megatron)." in said
+    assert "megatron is the fastest of 2 of 22 strategies on tp=4." in said
 
 
 def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
@@ -261,8 +261,8 @@ def test_the_last_line_says_who_won_where_and_what_has_no_result() -> None:
     last = said[-1]
     assert failed == "failed: dip coco, 3 of 3 runs (seeds 0 to 2): too large at seed 0"
     assert skipped == "skipped: dip sroie, 1 of 3 runs (seed 2): too large at seed 2"
-    assert one == "entrain is the fastest of 3 of 20 strategies on coco (1.99x (1.97 to 2.01) over megatron)."
-    assert other == "megatron is the fastest of 3 of 20 strategies on sroie. As good: entrain."
+    assert one == "entrain is the fastest of 3 of 22 strategies on coco (1.99x (1.97 to 2.01) over megatron)."
+    assert other == "megatron is the fastest of 3 of 22 strategies on sroie. As good: entrain."
     assert last == "Of 18 runs 3 failed (seeds 0 to 2) and 1 was skipped (seed 2)."
 
 

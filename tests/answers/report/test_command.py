@@ -64,7 +64,7 @@ def test_ones_own_strategy_on_another_device_is_reported_with_and_without_its_fo
     assert "cluster/device=h100" in line
     assert len(line) < 300
     assert "older code" not in written()
-    assert " of 2 of 21 strategies" in written()
+    assert " of 2 of 23 strategies" in written()
 
 
 @pytest.mark.wide
@@ -74,7 +74,7 @@ def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer() -> None:
     assert run_command(["report", "share=true"]) == 0
     assert Path("results/report.png").read_bytes().startswith(b"\x89PNG")
     text = written()
-    assert re.search(r"(\w+ is the fastest of|Not decided: .* of) 3 of 20 strategies|Not decided: ", text)
+    assert re.search(r"(\w+ is the fastest of|Not decided: .* of) 3 of 22 strategies|Not decided: ", text)
     assert "Fewer seeds than others: disttrain at seed 0." in text
     assert re.search(r"Not run: braid, .*omnibal, ", text.replace("\\", ""))
     assert "| 0 to 2 | [7](#runs-1) |" in text
@@ -87,7 +87,7 @@ def test_lost_cells_turn_no_winner() -> None:
     results = Results(Path("results"))
     records = results.records()
     first = next(iter(sentences(Answer.of(records))))
-    assert first.startswith("entrain is the fastest of 2 of 20")
+    assert first.startswith("entrain is the fastest of 2 of 22")
     for record in records:
         if record.labels["strategy"] == "entrain" and record.labels["seed"]:
             results.record_path(record.key).unlink()
@@ -98,7 +98,7 @@ def test_lost_cells_turn_no_winner() -> None:
     assert run_command(["report"]) == 0
     words = content_of(parent.artifacts["summary.md"]).decode()
     for text in (table, words, written()):
-        assert "entrain is the fastest of 2 of 20" in text
+        assert "entrain is the fastest of 2 of 22" in text
         assert "Fewer seeds than others: entrain at seed 0." in text
         assert "Only one seed was run, so differences may be noise." in text
     assert parent.tags["best_strategy"] == "entrain"

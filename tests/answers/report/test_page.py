@@ -54,7 +54,7 @@ def test_the_answer_names_the_winner_its_gain_and_who_is_as_good() -> None:
     # A quarter of 2.1 s and of 1.033 s, and the rest.
     assert row["why"] == "idle 0.525 to 0.258 s, busy 1.575 to 0.775 s"
     for text in (html(page), markdown(page)):
-        assert f"best is the fastest of 4 of 24 strategies ({row['speedup']}). As good: near." in text
+        assert f"best is the fastest of 4 of 26 strategies ({row['speedup']}). As good: near." in text
         assert text.index("Which balancing strategy") < text.index("Where the time goes") < text.index("Environment")
 
 
@@ -243,7 +243,7 @@ def test_the_first_lines_are_for_whoever_decides() -> None:
     assert found["Gain"].text.startswith("2.03x (1.70 to 2.43) over megatron; 3 seeds; 95% interval not reliable")
     saved = "It saves 0.800 s (busy) and 0.267 s (idle)."
     assert found["Why"].text == f"An iteration takes 1.033 s instead of 2.100 s. {saved}"
-    assert found["Not run"].text.startswith("18 of 21 strategies (braid, ")
+    assert found["Not run"].text.startswith("20 of 23 strategies (braid, ")
     assert found["Where it runs today"].text == ONLY_HERE.format(name="entrain")
     assert found["Next step"].command == "entrain-bench recommend workload=coco"
     assert decided(trained)["Next step"].command.startswith("entrain-bench --multirun strategy=entrain workload=coco")

@@ -144,7 +144,7 @@ def test_a_sweep_says_who_is_fastest_and_by_how_much(store: Results, tmp_path: P
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
     assert view["selectedColumns"][:2] == ["metrics.`iteration_time_s`", "metrics.`answer/speedup_over_megatron`"]
     assert experiment.tags[NOTE_TAG] == parent.data.tags[NOTE_TAG]
-    assert "entrain is the fastest of 2 of 20 strategies (4.00x (" in experiment.tags[NOTE_TAG]
+    assert "entrain is the fastest of 2 of 22 strategies (4.00x (" in experiment.tags[NOTE_TAG]
     assert "Slower, though not significantly: megatron." in experiment.tags[NOTE_TAG], "two seeds exclude nothing"
     assert "| all | 6.000 | **1.500** |" in experiment.tags[NOTE_TAG]
 

@@ -117,7 +117,7 @@ def test_the_summary_answers() -> None:
         "3 strategies (first, second and third), workload text, model m, cluster c, harness h, 3 seeds (0, 1 and 2)"
     ) in text
     assert "8 runs ok" in text
-    assert text.startswith("second is the fastest of 3 of 23 strategies (2.00x (2.00 to 2.00) over first).")
+    assert text.startswith("second is the fastest of 3 of 25 strategies (2.00x (2.00 to 2.00) over first).")
     assert "third cannot win, for it has no result at seed 1; its speedup over the fastest is 2.00x at 2 other" in text
     assert "| all | 4.000 | **2.000** | 1.000 (2 of 3 seeds) |" in text
     assert "- failed: third, 1 of 3 runs (seed 1): out of luck" in text
@@ -133,7 +133,7 @@ def test_a_description_is_a_sentence_and_a_table() -> None:
     ]
     text = description(Answer.of(records))
     said, table = text.split("\n\n")[0], text.count("\n| w")
-    assert said.startswith("third is the fastest of 3 of 23 strategies in all 12 cases (2.11x to 2.11x over first).")
+    assert said.startswith("third is the fastest of 3 of 25 strategies in all 12 cases (2.11x to 2.11x over first).")
     assert len(said) < 250
     assert table == 8
     assert "\n4 more cases in table.csv.\n" in text

@@ -262,5 +262,5 @@ def test_believed_stage_times_add_up_to_the_estimates_and_recomputation_costs_a_
 def test_stages_on_several_lanes_are_refused() -> None:
     wide = (placed(MODEL.modules[0], [[[0, 1]]], tp=2), placed(MODEL.modules[1], [[[0], [1]]]))
     shapes, assignment = uniform_batch(MODEL, 2)
-    with pytest.raises(IncompatibleError, match="one TP x CP"):
+    with pytest.raises(IncompatibleError, match="the same TP x CP"):
         program_of(Layout(wide, 2), shapes, assignment)

@@ -105,7 +105,7 @@ def test_items_are_cut_and_the_llm_keeps_whole_microbatches() -> None:
 def test_modules_with_a_dp_of_their_own_are_refused() -> None:
     profile = profile_of(tiny_job(MODEL), samples((10, [40])))
     modules = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]]]))
-    with pytest.raises(IncompatibleError, match="one DP"):
+    with pytest.raises(IncompatibleError, match="the same DP"):
         DipAssigner().assign(samples((10, [40])), Layout(modules, 1), profile)
 
 
