@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,19 +21,21 @@ GROUPS, TENSOR_PARALLEL = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
 
 
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
-    """Layouts on all ranks in which a group of any width may take a sample.
+    """Layouts on all ranks with groups of any width that the request allows (``plane_degrees``).
 
-    Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, ....
+    Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, .... A requested
+    TP is that of all groups of the LLM.
     """
-    num_ranks, node = job.cluster.num_ranks, job.cluster.gpus_per_node
-    for least in (tp for tp in TENSOR_PARALLEL if node % tp == 0 and num_ranks % tp == 0):
+    num_ranks, node, asked = job.cluster.num_ranks, job.cluster.gpus_per_node, job.request.tp
+    for least in plane_degrees(job, TENSOR_PARALLEL):
         modules = []
         for module in job.model.modules:
-            base = least if module is job.model.llm else 1
+            is_llm = module is job.model.llm
+            base = least if is_llm else 1
             widths = [
                 (tp, width // tp)
                 for width in GROUPS
-                for tp in TENSOR_PARALLEL
+                for tp in ((asked,) if asked and is_llm else TENSOR_PARALLEL)
                 if width <= num_ranks and width % tp == tp % base == node % tp == 0 and splits(module, tp)
             ]
             if not widths or widths[0][0] * widths[0][1] > least:
@@ -42,6 +44,21 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             modules.append(ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, widths=tuple(widths)))
         else:
             yield Layout(tuple(modules), 1)
+
+
+def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
+    """TP of the layouts without stages that a request allows, of some degrees; none if it asks for stages.
+
+    One rule for all strategies that choose widths: a requested TP and PP hold for every group. A requested CP and DP
+    are those of the static layout: its ``dp x cp`` divides the ranks of a stage, which form CP groups of any width.
+    """
+    asked, num_ranks = job.request, job.cluster.num_ranks
+    copies = (asked.dp or 1) * (asked.cp or 1)
+    return [
+        tp
+        for tp in ([asked.tp] if asked.tp else degrees)
+        if asked.pp in (None, 1) and job.cluster.gpus_per_node % tp == 0 and num_ranks % (tp * copies) == 0
+    ]
 
 
 def splits(module: ModuleSpec, tp: int) -> bool:

@@ -1,0 +1,41 @@
+"""Layouts with groups of several widths: what a request allows."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrain_bench.balancing.widths import layouts_with_widths
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.job import Job
+
+SMALL = ("strategy=braid", "model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
+
+
+def job_of(*overrides: str) -> Job:
+    return prepare(compose_cells([*SMALL, *overrides])[0].config).job
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (["layout.tp=null", "layout.cp=null", "layout.dp=null"], [1, 2, 4]),
+        (["layout.tp=2", "layout.cp=1", "layout.dp=4"], [2]),
+        (["layout.tp=2", "layout.cp=2", "layout.dp=4", "layout.pp=1"], [2]),
+        # Neither 16 positions of TP 2, nor stages.
+        (["layout.tp=2", "layout.cp=4", "layout.dp=4"], []),
+        (["layout.tp=1", "layout.dp=2", "layout.pp=2"], []),
+    ],
+)
+def test_a_requested_tp_binds_all_groups_of_the_llm_and_cp_and_dp_their_positions(
+    asked: list[str], expected: list[int]
+) -> None:
+    job = job_of(*asked)
+    layouts = [*layouts_with_widths(job)]
+    llms = [layout.modules[job.model.llm_index] for layout in layouts]
+    assert [llm.tp for llm in llms] == expected
+    for llm in llms:
+        assert llm.plane.shape == (1, 16)
+        tps = {tp for tp, _ in llm.widths}
+        assert tps == ({job.request.tp} if job.request.tp else tps)
+        assert {cp for tp, cp in llm.widths if tp == llm.tp} >= {1, 2, 4}
