@@ -152,31 +152,35 @@ def exposed_s(
         first_ready[own.actions], last_left[own.actions] = own.ready_s[0], own.left_s[-1]
     before, after = _neighbours(program, np.concatenate([own.actions for own in sets]))
     for own in sets:
-        previous, following = before[own.actions], after[own.actions]
-        shape = own.compute_s.shape
-        gathers, scatters = np.zeros(shape), np.zeros(shape)
+        row = np.full(program.num_actions, -1)
+        row[own.actions] = np.arange(len(own.actions))
+        rows = row[program.lane_actions]
+        previous, following, rows = before[rows >= 0], after[rows >= 0], rows[rows >= 0]
+        compute_s = own.compute_s[rows]
+        gathers, scatters = np.zeros(compute_s.shape), np.zeros(compute_s.shape)
         gathers[:, :-1], scatters[:, 1:] = own.ready_s[1:], own.left_s[:-1]
         gathers[:, -1] = np.where(following >= 0, first_ready[following], 0.0)
         scatters[:, 0] = np.where(previous >= 0, last_left[previous], 0.0)
         beside = hides_gather * gathers + hides_scatter * scatters
         alone = (1 - hides_gather) * gathers + (1 - hides_scatter) * scatters
-        slowed = own.compute_s + cluster.device.overlap_cost * beside
-        seconds = (np.maximum(slowed, beside) - own.compute_s + alone).sum(axis=1)
+        slowed = compute_s + cluster.device.overlap_cost * beside
+        seconds = (np.maximum(slowed, beside) - compute_s + alone).sum(axis=1)
         # The ends of a micro-step have nothing to hide behind.
         seconds += np.where(previous < 0, own.ready_s[0], 0.0) + np.where(following < 0, own.left_s[-1], 0.0)
-        added[own.actions] = seconds
+        # Lanes of an action work together, so the slowest decides.
+        np.maximum.at(added, own.actions[rows], seconds)
     return added
 
 
 def collective_passes(program: Program) -> IntArray:
     """Return the group of each pass; passes of a group start together, because collectives need all replicas.
 
-    A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1: no group. A replica
-    without units takes part in the collectives while it waits for its next pass. Shape ``[actions]``.
+    A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1: no group. Ranks
+    without units take part in the collectives while they wait for their next pass. Shape ``[actions]``.
     """
     group, count = np.full(program.num_actions, -1), 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
-        if not placed.sharded or placed.dp == 1 or not len(chunks):
+        if not placed.sharded or placed.copies == 1 or not len(chunks):
             continue
         _, number = np.unique(np.stack([chunks.microbatch, chunks.part]), axis=1, return_inverse=True)
         for actions in (program.forward_actions(index), program.backward_actions(index)):
@@ -231,10 +235,9 @@ def remade_layers(program: Program, index: int) -> BoolArray:
 
 
 def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the previous and next sharded pass of the same micro-step ``[actions]``; -1 if there is none.
+    """Return the previous and next sharded pass of the same micro-step on each lane ``[entries]``; -1 if none.
 
-    A micro-step ends when a forward follows a backward, where the root's backward ends. If an action has several
-    lanes, the neighbors on its last lane count; lanes run equally if all modules are sharded.
+    A micro-step ends when a forward follows a backward, where the root's backward ends.
     """
     counts = np.zeros(program.num_actions, bool)
     counts[sharded] = True
@@ -244,6 +247,6 @@ def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray
     # Not from the end of one lane to the beginning of the next.
     ends = program.lane_offsets[1:-1] - 1
     chained[ends[(ends >= 0) & (ends < len(chained))]] = False
-    before, after = np.full(program.num_actions, -1), np.full(program.num_actions, -1)
-    before[order[1:][chained]], after[order[:-1][chained]] = order[:-1][chained], order[1:][chained]
+    before, after = np.full(len(order), -1), np.full(len(order), -1)
+    before[1:][chained], after[:-1][chained] = order[:-1][chained], order[1:][chained]
     return before, after

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import P2P, FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -83,7 +83,8 @@ def random_program(
     chunks = []
     for module, place in zip(model.modules, layout.modules, strict=True):
         units = len(module.units(shapes))
-        assignment = ModuleAssignment(rng.integers(0, place.copies, units), rng.integers(0, 4, units))
+        number = rng.integers(0, 4, units)
+        assignment = ModuleAssignment(_random_groups(rng, place, number), number)
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
     late = [splits and not place.sharded and bool(rng.integers(2)) for place in layout.modules]
@@ -101,10 +102,27 @@ def random_program(
     return build_program(model, layout, shapes, chunks, slots)
 
 
+def _random_groups(rng: np.random.Generator, place: ModuleLayout, number: np.ndarray) -> np.ndarray:
+    """Any group for each unit; a microbatch of sharded weights has groups without a common rank."""
+    if not (place.sharded and place.widths):
+        return rng.integers(0, place.copies, len(number))
+    size = np.array([tp * cp for tp, cp in place.widths])[place.degree_of_copy]
+    first = np.concatenate([np.arange(count) for count in place.num_groups]) * size
+    found = np.zeros(len(number), np.int64)
+    for each in range(4):
+        chosen: list[int] = []
+        for group in rng.permutation(place.copies).tolist():
+            if all(first[group] + size[group] <= first[o] or first[o] + size[o] <= first[group] for o in chosen):
+                chosen.append(group)
+        found[number == each] = rng.choice(chosen, np.count_nonzero(number == each))
+    return found
+
+
 def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
     """Random degrees of every module, virtual stages among them, on ranks of its own or from rank 0 on.
 
-    Or all modules on the same ranks in one stage, sharded most of them.
+    Or all modules on the same ranks in one stage, sharded most of them, half of these layouts with groups of several
+    widths. Or groups of several widths in stages.
     """
     match int(rng.integers(6)):
         case 0:
@@ -125,11 +143,12 @@ def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
 
 def _random_shards(rng: np.random.Generator, model: ModelSpec) -> Layout:
     degrees = ([(1, 1)], [(2, 1), (1, 2)], [(2, 2)])[rng.integers(3)]
-    dp, width = rng.integers(1, 4), degrees[0][0] * degrees[0][1]
+    dp, width, grouped = rng.integers(1, 4), degrees[0][0] * degrees[0][1], rng.integers(2)
     ranks, modules = np.arange(dp * width).reshape(dp, 1, width), []
     for module in model.modules:
         place = placed(module, ranks, *degrees[rng.integers(len(degrees))], recompute=bool(rng.integers(2)))
-        modules.append(replace(place, sharded=bool(rng.integers(4))))
+        widths = _some_widths(rng, place.tp, ranks.size) if grouped else ()
+        modules.append(replace(place, sharded=bool(rng.integers(4)), widths=widths))
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 
@@ -141,11 +160,19 @@ def _random_widths(rng: np.random.Generator, model: ModelSpec) -> Layout:
         # Ranks of a stage are consecutive.
         ranks = np.arange(8).reshape(pp, -1, tp).swapaxes(0, 1)
         place = placed(module, ranks, tp, 1, recompute=bool(rng.integers(2)))
-        offered = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
-        fits = [own for own in offered if own[0] % tp == 0 and own[0] * own[1] <= 8 // pp]
-        widths = sorted({fits[each] for each in rng.integers(0, len(fits), 3)}, key=lambda own: (own[0] * own[1], own))
-        modules.append(replace(place, widths=tuple(widths) if rng.integers(4) else ()))
+        widths = _some_widths(rng, tp, 8 // pp)
+        modules.append(replace(place, widths=widths if rng.integers(4) else ()))
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
+
+
+def _some_widths(rng: np.random.Generator, tp: int, ranks: int) -> tuple[tuple[int, int], ...]:
+    """Up to three widths that a number of ranks and a TP allow, narrow to wide; the first fills the ranks."""
+    offered = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
+    fits = [own for own in offered if own[0] % tp == 0 and own[0] * own[1] <= ranks]
+    widths = {fits[each] for each in rng.integers(0, len(fits), 3)}
+    while ranks % min(own[0] * own[1] for own in widths):
+        widths |= {fits[int(rng.integers(len(fits)))]}
+    return tuple(sorted(widths, key=lambda own: (own[0] * own[1], own)))
 
 
 def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:

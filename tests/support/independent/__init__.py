@@ -2,7 +2,7 @@
 
 It takes from a program what strategies decide (layout, chunks, the order of each lane) and rebuilds all else: layers
 and their times, dependencies, bytes, links, holds, queues, shards, buckets, steps. It knows no memory, no U-Net, no
-recomputation by chunk, no packs that context parallelism cuts as a whole.
+packs that context parallelism cuts as a whole.
 """
 
 from support.independent.simulator import Times, simulate

@@ -60,7 +60,6 @@ class Job:
     _times: dict[tuple[int, int], list[LayerTimes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert not self.program.remade, "recomputation by chunk is not known here"
         named = self.model["modules"]
         names = sorted(named, key=lambda name: ROLES.index(named[name]["role"]))
         self.configs = [named[name] for name in names]
@@ -166,9 +165,10 @@ class Job:
     def layer_times(self, module: int, chunk: int) -> list[LayerTimes]:
         """Times of all layers of a module on a chunk; its passes with recomputation."""
         if (module, chunk) not in self._times:
-            placed, lengths = self.placed[module], self.lengths(module, self.chunks[module][chunk])
+            lengths = self.lengths(module, self.chunks[module][chunk])
             (tp, cp), _ = self.group(module, self.chunks[module][chunk].replica)
             kinds: dict[str, LayerTimes] = {}
+            again: dict[str, LayerTimes] = {}
             for layer in self.layers[module]:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
@@ -179,16 +179,28 @@ class Job:
                         times = machine.labelled_times(layer, run, lengths, most, tp, parts, split)
                     else:
                         times = machine.layer_times(run, lengths, tp, parts, split)
-                    if placed.recompute and layer.is_block and layer.gradients:
-                        once_more = times
-                        if self.framework["recompute_granularity"] == "selective":
-                            part = replace(mlp_of(self.configs[module]), learns=layer.learns)
-                            once_more = machine.layer_times(self._run(part, module), lengths, tp, parts, split=False)
-                        again = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
-                        times = replace(times, backward=again[0], backward_comm=again[1])
+                    once_more = times
+                    if self.framework["recompute_granularity"] == "selective" and layer.is_block:
+                        part = replace(mlp_of(self.configs[module]), learns=layer.learns)
+                        once_more = machine.layer_times(self._run(part, module), lengths, tp, parts, split=False)
+                    backward = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                     kinds[layer.kind] = times
-            self._times[module, chunk] = [kinds[layer.kind] for layer in self.layers[module]]
+                    again[layer.kind] = replace(times, backward=backward[0], backward_comm=backward[1])
+            remade = self.remade_layers(module, chunk)
+            self._times[module, chunk] = [
+                (again if place in remade and layer.gradients else kinds)[layer.kind]
+                for place, layer in enumerate(self.layers[module])
+            ]
         return self._times[module, chunk]
+
+    def remade_layers(self, module: int, chunk: int) -> set[int]:
+        """Blocks that a chunk's backward runs forward once more: all, or of each stage the first so many."""
+        placed, found = self.placed[module], set[int]()
+        for stage in range(placed.pp):
+            blocks = [layer for layer in self.stage_layers(module, stage) if self.layers[module][layer].is_block]
+            count = int(self.program.remade[module][chunk, stage]) if self.program.remade else 0
+            found |= set(blocks if placed.recompute else blocks[:count])
+        return found
 
     def most_labelled(self, samples: list[int], cp: int) -> int:
         """Labelled tokens of the rank that has most, counted token by token."""

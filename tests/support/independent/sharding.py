@@ -28,11 +28,15 @@ class Visit:
 
 
 def exposed_s(job: Job) -> dict[Action, float]:
-    """How much longer than its layers every pass with sharded weights takes: it stands until links are through."""
-    added: dict[Action, float] = defaultdict(float)
+    """How much longer than its layers every pass with sharded weights takes: it stands until links are through.
+
+    Ranks of a pass on several lanes wait for the one that comes from, or goes on to, the longest collectives.
+    """
+    longest: dict[Action, float] = defaultdict(float)
     traffic = {module: _traffic(job, module) for module, placed in enumerate(job.placed) if placed.sharded}
     hides = job.framework["overlap_param_gather"], job.framework["overlap_grad_reduce"]
     for order in job.orders:
+        added: dict[Action, float] = defaultdict(float)
         for run in _runs(job, order):
             visits = [visit for action in run for visit in _visits(job, action, traffic[action.module])]
             if not visits:
@@ -46,7 +50,9 @@ def exposed_s(job: Job) -> dict[Action, float]:
                 # While links are busy, computation goes on at a lower rate; what is left of it runs alone.
                 done = min(visit.compute, (1 - job.machine.slowing) * beside)
                 added[visit.action] += sum(asked) - done
-    return added
+        for action, seconds in added.items():
+            longest[action] = max(longest[action], seconds)
+    return longest
 
 
 def meetings(job: Job) -> list[list[Action]]:
@@ -67,7 +73,7 @@ def _runs(job: Job, order: list[Action]) -> Iterator[list[Action]]:
     run: list[Action] = []
     for action in order:
         sharded = job.placed[action.module].sharded
-        assert not sharded or (action.kind is not Pass.WEIGHT and len(job.lanes[action]) == 1)
+        assert not sharded or action.kind is not Pass.WEIGHT
         if run and (not sharded or (run[-1].kind, action.kind) == (Pass.BACKWARD, Pass.FORWARD)):
             yield run
             run = []
