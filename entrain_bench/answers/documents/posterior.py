@@ -41,6 +41,7 @@ DEFINITION, FILE = "posterior.yaml", "posterior.csv"
 COMMITTED = Path("results/reference/table.parquet")
 JOB = ["model", "workload"]
 SWEPT = ("strategy", "seed")
+ALLOWED = "Allowed: strategy, model, workload, seed"
 SETTINGS = {KEY: KEY}
 
 
@@ -260,13 +261,16 @@ def _job(
     names: Sequence[str],
 ) -> JobDraws:
     """Rounds of draws as far as their results are there, then the changed factors."""
-    common = tuple(text for text in cells[0].overrides if text.partition("=")[0] not in SWEPT)
-    # A strategy's name may differ from that of its YAML.
-    choices = {str(cell.config.strategy["name"]): _value(cell, "strategy") for cell in cells}
+    common = _common(cells, plan.sweep)
+    choices = {str(cell.config.strategy["name"]): _choice(cell) for cell in cells}
     seed, done, tables = min(cell.config.seed for cell in cells), list[SweepOverrides](), list[pd.DataFrame]()
+    if not names:
+        # No strategy has all results without draws.
+        return JobDraws(job, (), {}, pd.DataFrame(), {})
 
     def sweep(*changed: str) -> SweepOverrides:
-        return (f"strategy={','.join(choices[name] for name in names)}", *common, *changed)
+        chosen = ",".join(filter(None, (choices[name] for name in names)))
+        return (*([f"strategy={chosen}"] if chosen else []), *common, *changed)
 
     for draws, limit in plan.stages:
         noise = f"action_noise={plan.action_noise:g}"
@@ -285,9 +289,23 @@ def _job(
     return JobDraws(job, done, edges, pd.concat(tables, ignore_index=True), whole)
 
 
-def _value(cell: Cell, key: str) -> str:
-    """The value of an override of a cell."""
-    return next(text.partition("=")[2] for text in cell.overrides if text.partition("=")[0] == key)
+def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
+    """Return the overrides of a job's cells other than strategy and seed.
+
+    Raises:
+        UserError: if they differ, because draws of one cell would be compared with those of another.
+    """
+    found = [tuple(text for text in cell.overrides if text.partition("=")[0] not in SWEPT) for cell in cells]
+    other = {text.partition("=")[0] for each in found[1:] for text in {*each} ^ {*found[0]}}
+    if other:
+        raise UserError(f"{DEFINITION}: sweep={sweep}: must not sweep {', '.join(sorted(other))}. {ALLOWED}")
+    return found[0]
+
+
+def _choice(cell: Cell) -> str:
+    """Return the YAML that a cell's strategy comes from; empty if its sweep leaves the default."""
+    values = [text.partition("=")[2] for text in cell.overrides if text.partition("=")[0] == "strategy"]
+    return values[-1] if values else ""
 
 
 def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.DataFrame | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -26,10 +27,12 @@ from entrain_bench.figures import _runner, iteration_time
 from entrain_bench.figures._runner import Drawing
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import parquet_of, table_of
+from entrain_bench.run.cells import run_cells
 from entrain_bench.run.study import Study, bring_up_to_date
 from entrain_bench.specs.cluster import Speed
 
 PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02, ("gemm",))
+STRATEGIES = "      strategy: megatron,entrain,disttrain\n"
 # All three run in the first draw, the two that come closest in the others.
 SWEEP = """# @package _global_
 # Three strategies on one job.
@@ -50,10 +53,13 @@ hydra:
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """A study of a sweep of two strategies and a file with three draws."""
+    """A study of a sweep of three strategies and a file with three draws."""
     folder, tree = tmp_path / "mine", tmp_path / "tree"
     (folder / "figure").mkdir(parents=True)
-    (folder / "figure" / "jobs.yaml").write_text(SWEEP)
+    jobs = folder / "figure" / "jobs.yaml"
+    jobs.write_text(SWEEP)
+    jobs.with_name("alone.yaml").write_text(SWEEP.replace(STRATEGIES, ""))
+    jobs.with_name("sizes.yaml").write_text(SWEEP.replace(STRATEGIES, "").replace("size: 2", "size: 1,2"))
     tree.mkdir()
     (tree / "posterior.csv").write_text(draws_text({"A40": {d: Speed(gemm=1 - d / 10) for d in (1, 2, 3)}}))
     monkeypatch.setattr(constants, "config_tree", lambda: tree)
@@ -130,6 +136,33 @@ def test_a_device_without_draws_has_no_posterior(study: Study, tmp_path: Path) -
     read_draws.cache_clear()
     assert posterior_sweeps(study) == []
     assert posterior_output().write(study) == "constants=3: must be 0 for A40; posterior.csv has draws of no device"
+
+
+def run(study: Study, sweep: str) -> None:
+    """Run all cells of a sweep."""
+    for _ in run_cells(study.cells(f"figure={sweep}"), study.results, 0):
+        pass
+
+
+def test_a_sweep_without_strategies_draws_the_default(study: Study) -> None:
+    run(study, "alone")
+    (job,) = jobs_of(study, replace(PLAN, sweep="alone"))
+    ((first,),) = (study.cells(*sweep) for sweep in job.draws)
+    assert first.config.strategy["name"] == study.cells("figure=alone")[0].config.strategy["name"] == "entrain"
+    assert (first.config.constants, first.config.seed, first.config.global_batch) == (1, 1, 16)
+
+
+def test_a_sweep_of_other_keys_is_refused(study: Study) -> None:
+    run(study, "sizes")
+    problem = "posterior.yaml: sweep=sizes: must not sweep microbatch_size. Allowed: strategy, model, workload, seed"
+    with pytest.raises(UserError, match=f"^{problem}$"):
+        jobs_of(study, replace(PLAN, sweep="sizes"))
+
+
+def test_a_job_without_results_has_no_draws(study: Study) -> None:
+    found = posterior._job(study, PLAN, {}, ("tiny", "opencqa_ocr"), study.cells("figure=jobs"), [])
+    assert found.complete
+    assert not found.draws
 
 
 def test_the_suites_plan_is_in_range() -> None:
