@@ -205,7 +205,7 @@ def _busiest_replica_s(
         return np.zeros(placed.pp), np.zeros((0, placed.pp))
     order = np.argsort(-lengths, kind="stable")
     longest, told = lengths[order], None if labelled is None else labelled[order]
-    counts = module.kind_counts(placed.layers_per_stage)
+    counts, placed = module.kind_counts(placed.layers_per_stage), placed.as_replicas
     if placed.widths:
         # Every rank may take part in every unit.
         loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]), told)

@@ -21,9 +21,9 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
     """
     source, target = program.dep_actions, rows_of(program.dep_offsets)
     llm = program.model.llm_index
+    consumer = program.layout.modules[llm].as_replicas
     positions, delays = [np.zeros(0, np.int64)], [np.zeros(0)]
-    for index, placed in enumerate(program.layout.modules[:llm]):
-        consumer = program.layout.modules[llm]
+    for index, placed in enumerate(own.as_replicas for own in program.layout.modules[:llm]):
         if not are_grids(placed, consumer):
             continue
         ratio = ratio_of(placed, consumer)

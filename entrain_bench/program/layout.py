@@ -99,6 +99,15 @@ class ModuleLayout:
         """Ranks of each stage, ascending ``[pp, dp * tp * cp]``."""
         return _plane(self.ranks)
 
+    @property
+    def as_replicas(self) -> ModuleLayout:
+        """The layout without widths if its groups have one width, which makes them replicas; otherwise unchanged."""
+        if len(self.widths) != 1:
+            return self
+        tp, cp = self.widths[0]
+        ranks = self.plane.reshape(self.pp, -1, tp * cp).swapaxes(0, 1)
+        return replace(self, tp=tp, cp=cp, ranks=np.ascontiguousarray(ranks), widths=())
+
     def at(self, degree: int) -> ModuleLayout:
         """The layout with the given entry of ``degrees`` for all units; only ``tp`` and ``cp`` of it mean anything."""
         if not self.widths:

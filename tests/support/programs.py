@@ -104,7 +104,7 @@ def random_program(
 
 def _random_groups(rng: np.random.Generator, place: ModuleLayout, number: np.ndarray) -> np.ndarray:
     """Any group for each unit; a microbatch of sharded weights has groups without a common rank."""
-    if not (place.sharded and place.widths):
+    if not place.sharded or len(place.widths) < 2:
         return rng.integers(0, place.copies, len(number))
     size = np.array([tp * cp for tp, cp in place.widths])[place.degree_of_copy]
     first = np.concatenate([np.arange(count) for count in place.num_groups]) * size

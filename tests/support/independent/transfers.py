@@ -134,19 +134,37 @@ def _relayed(job: Job, relay: dict[tuple[int, Pass], list[tuple[Action, Action, 
             traffic.queued[source].append(into)
 
 
+def _replicas(job: Job, module: int) -> list[list[int]]:
+    """Ranks of every replica, all stages; none where groups have several widths."""
+    placed = job.placed[module]
+    if not placed.widths:
+        return [ranks.ravel().tolist() for ranks in placed.ranks]
+    if len(placed.widths) > 1:
+        return []
+    stages = [sorted(placed.ranks[:, stage].ravel().tolist()) for stage in range(placed.pp)]
+    size = placed.widths[0][0] * placed.widths[0][1]
+    return [
+        [rank for stage in stages for rank in stage[at : at + size]] for at in range(0, len(stages[0]) + 1 - size, size)
+    ]
+
+
 def _collectives(job: Job, needs: Sequence[tuple[Action, Action, int]]) -> dict[tuple[Action, Action], float]:
     """Dependencies between two grids on the same ranks: all-gathers one way, slices the other (arXiv:2605.27678)."""
     found: dict[tuple[Action, Action], float] = {}
-    llm = job.placed[job.llm]
-    for module, encoder in enumerate(job.placed[: job.llm]):
-        groups = min(encoder.dp, llm.dp)
-        if encoder.widths or llm.widths or encoder.pp > 1 or max(encoder.dp, llm.dp) % groups:
+    llm, blocks = job.placed[job.llm], [_replicas(job, module) for module in range(job.llm + 1)]
+    for module in range(job.llm):
+        mine, its = blocks[module], blocks[job.llm]
+        groups = min(len(mine), len(its))
+        if not groups or job.placed[module].pp > 1 or max(len(mine), len(its)) % groups:
             continue
+        fan_in, fan_out = len(mine) // groups, len(its) // groups
         # A rank has one place in a grid: virtual stages make none.
-        ours, theirs = ([sorted(rows) for rows in each.ranks.reshape(groups, -1).tolist()] for each in (encoder, llm))
+        ours, theirs = (
+            [sorted(rank for row in rows[part * each : (part + 1) * each] for rank in row) for part in range(groups)]
+            for rows, each in ((mine, fan_in), (its, fan_out))
+        )
         if ours != theirs:
             continue
-        fan_in, fan_out = encoder.dp // groups, llm.dp // groups
         calls: dict[tuple[int, int, Pass], list[tuple[Action, Action, int]]] = defaultdict(list)
         for target, source, num_bytes in needs:
             if {target.module, source.module} != {module, job.llm}:
