@@ -142,13 +142,13 @@ class StepCosts:
         return float(all_reduce_s(self.memory.gradient_bytes * module.layers[0].parameters / placed.tp, 2, tier))
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
-        """What no overlap can hide: of the buckets only the one with a stage's first layers."""
+        """Return the step that no overlap hides: only the bucket with a stage's first layers."""
         return self._of(module, placed)[2]
 
     def exposed_beside(
         self, module: ModuleSpec, placed: ModuleLayout, forward_s: FloatArray, backward_s: FloatArray
     ) -> ExposedStep:
-        """What passes of a known length do not hide: all that their layers leave of gathers and synchronisations.
+        """Return the step that passes of known length do not hide: what outlasts their layers.
 
         Args:
             module: the module.
@@ -180,7 +180,7 @@ class StepCosts:
         return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        """What travels of the weights of each stage; of sharded weights nothing is left for the step."""
+        """Return each stage's traffic of gradients and weights; none if weights are sharded."""
         return self._of(module, placed)[1]
 
     def _of(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
@@ -267,10 +267,8 @@ class StepCosts:
             backward_s = backward_s + again_s
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
-            return [
-                seconds[program.chunk[own]].take(stage.kinds, axis=1)
-                for own, stage in zip(actions, traffic, strict=True)
-            ]
+            pairs = zip(actions, traffic, strict=True)
+            return [seconds[program.chunk[own]].take(stage.kinds, axis=1) for own, stage in pairs]
 
         layer_s = of_stages(backward_s, lasts)
         if program.remade and again_s.any():
@@ -329,7 +327,7 @@ class StepCosts:
         )
 
     def gathers(self, program: Program, ends: Sequence[Ends]) -> tuple[FloatArray, FloatArray]:
-        """What the gathers of weights do to the first forward of every stage and replica ``[actions]``.
+        """Return how weight gathers delay the first forward of every stage and replica ``[actions]``.
 
         Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.
 
@@ -341,10 +339,9 @@ class StepCosts:
         if not framework.overlap_param_gather:
             return release, stall
         for blocks, own in zip(program.layout.blocks, ends, strict=True):
-            for stage, traffic in enumerate(own.traffic):
+            for stage, (traffic, firsts) in enumerate(zip(own.traffic, own.firsts, strict=True)):
                 if not traffic.gather_s.any():
                     continue
-                firsts = own.firsts[stage]
                 passes = own.forward_s[stage], traffic.layer_parameters, traffic.parameters, traffic.gather_s
                 if framework.align_param_gather:
                     lanes = blocks.of_stage(stage)

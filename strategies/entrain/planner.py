@@ -89,12 +89,12 @@ class EntrainPlanner:
 
         layout = chosen_layout(profile, candidates, make_program, self.num_trials)
         llm = layout.modules[-1]
-        needed = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))  # type: ignore[assignment]
-        if needed > profile.job.global_batch:  # type: ignore[operator]
+        num_samples = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
+        if num_samples > profile.job.global_batch:
             logger.warning(
                 "global_batch=%d is below the stable profiling batch of %d: some batches would want another layout",
                 profile.job.global_batch,
-                needed,
+                num_samples,
             )
         return layout
 
