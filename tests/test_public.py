@@ -51,7 +51,8 @@ def test_other_names_are_not() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.split()) <= MAX_README_WORDS
+    # Comments mark where generated text is put.
+    assert len(re.sub(r"<!--.*?-->", "", README).split()) <= MAX_README_WORDS
 
 
 @pytest.mark.wide

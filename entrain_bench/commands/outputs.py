@@ -18,6 +18,7 @@ from entrain_bench.answers.text import count as plural
 from entrain_bench.answers.tracking.local import store_path
 from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
+from entrain_bench.commands.recommend import recommendation_output
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.figures._discover import discover
 from entrain_bench.figures._rows import sweeps_of
@@ -30,7 +31,7 @@ from entrain_bench.run.study import Output, Study, SweepOverrides, bring_up_to_d
 from entrain_bench.run.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
-OF_THEIR_OWN = ("tables", "posterior")
+OF_THEIR_OWN = ("tables", "posterior", "recommendation")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one; the calibration has runs of its own that no figure shares.
 ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
@@ -40,6 +41,7 @@ DOCUMENTS = {
     "calibration": "Predicted and published iteration times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
     "posterior": "P(fastest) and intervals of leads under draws of hardware constants; posterior.csv.",
+    "recommendation": "The README's recommendation; tables/recommendation.md.",
     "results": "Iteration times of every strategy; results.md.",
     "tables": "Measured tables of docs pages; tables/<name>.md.",
 }
@@ -68,6 +70,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
         "calibration": calibration_output,
         "claims": partial(claims_output, config_dir, theirs=bool(names)),
         "posterior": posterior_output,
+        "recommendation": recommendation_output,
         "results": results_output,
         "tables": tables_output,
         **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},

@@ -15,9 +15,16 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.live import Ticker
 from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
-from entrain_bench.answers.recommend.recommendation import JUDGED, KNOBS, STATED, answer_of, reason_of
-from entrain_bench.answers.recommend.strategy_race import Refuse, StrategyRace, StrategyVariant, race
-from entrain_bench.answers.recommend.words import Omitted, answer_lines, no_result_lines
+from entrain_bench.answers.recommend.recommendation import (
+    JUDGED,
+    KNOBS,
+    STATED,
+    Recommendation,
+    answer_of,
+    reason_of,
+)
+from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, StrategyVariant, race
+from entrain_bench.answers.recommend.words import Omitted, answer_lines, no_result_lines, summary_lines
 from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -34,12 +41,16 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
+from entrain_bench.run.study import Output, Study
 from entrain_bench.run.workers import num_processes
 from entrain_bench.specs.model import ModelSpec
 
 # As for other input that cannot be run.
 EXIT_NO_RESULT = 2
 FILE = "recommendation.yaml"
+# The job of the README, and its answer: a block of code of so many letters a line.
+README_JOB = ("model=qwen25vl_llama3_1b", "workload=opencqa_ocr", "cluster=a40x64")
+README_TABLE, INDENT, README_WIDTH = "tables/recommendation.md", "    ", 100
 EVERY_STRATEGY = "strategy=glob(*)"
 # Of the configuration tree: which strategies start first.
 STARTING_ORDER = "race.yaml"
@@ -79,30 +90,12 @@ VERB = Verb(
 
 def main(request: Request[Keys]) -> int:
     """Recommend, and write the plan; returns 0, or 2 if no strategy has a result; ``UserError`` for bad input."""
-    started, keys, composer = perf_counter(), request.keys, Composer(request.config_dir)
-    usual = {key.name: key.default for key in documented_keys()}
-    asked = _asked(composer, request.overrides, keys.within is not None, usual)
+    keys, composer = request.keys, Composer(request.config_dir)
+    asked = _asked(composer, request.overrides, keys.within is not None)
     config, results = asked.config, Results(Path(asked.config.results_dir))
     results.prepare()
     width, path = make_console().width, Path(keys.output or results.root / FILE)
-    with (
-        Ticker(len(asked.variants)) as ticker,
-        StrategyRace(
-            asked.overrides, config.seed, asked.variants, results, composer, num_processes(), ticker
-        ) as runner,
-    ):
-        refuse: Refuse = refusal if keys.within else lambda *_: ""
-        raced = race(runner, [asked.baseline], refuse, keys.seconds, ticker.end_of_round)
-        ticker.say("judging the winner on fresh seeds")
-        answer = answer_of(
-            runner,
-            raced,
-            asked.baseline,
-            refuse,
-            asked.given,
-            usual,
-            lambda: keys.seconds is None or perf_counter() - started < keys.seconds,
-        )
+    runner, raced, answer = _answered(asked, results, composer, keys)
     composer.save()
     if answer:
         _print(answer_lines(answer, asked.omitted, width, str(results.root / JUDGED)))
@@ -152,8 +145,56 @@ class Asked:
     omitted: Omitted
 
 
-def _asked(composer: Composer, overrides: Sequence[str], within: bool, usual: Mapping[str, str]) -> Asked:
-    """Check the job and its strategies; ``usual`` are the defaults of keys."""
+def recommendation_output() -> Output:
+    """Return the document with the README's recommendation; its race shares runs of the main figure."""
+    return Output("recommendation", [("figure=iteration_time", *README_JOB)], write_recommendation)
+
+
+def write_recommendation(study: Study) -> str:
+    """Write ``tables/recommendation.md``, the short answer for ``README_JOB``; returns why there is none, if so."""
+    asked = _asked(study.composer, README_JOB, within=False)
+    runner, raced, answer = _answered(asked, study.results, study.composer, Keys())
+    if answer is None:
+        heading, *_ = no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
+        return heading
+    lines = [f"{INDENT}{line}".rstrip() for line in summary_lines(answer, README_WIDTH)]
+    write_atomically(study.results.root / README_TABLE, "\n".join([*lines, ""]).encode())
+    return ""
+
+
+def _answered(
+    asked: Asked, results: Results, composer: Composer, keys: Keys
+) -> tuple[StrategyRace, Raced, Recommendation | None]:
+    """Race the strategies and judge the winner; None if no strategy has a result."""
+    started, processes = perf_counter(), num_processes()
+    with (
+        Ticker(len(asked.variants)) as ticker,
+        StrategyRace(
+            asked.overrides, asked.config.seed, asked.variants, results, composer, processes, ticker
+        ) as runner,
+    ):
+        refuse: Refuse = refusal if keys.within else lambda *_: ""
+        raced = race(runner, [asked.baseline], refuse, keys.seconds, ticker.end_of_round)
+        ticker.say("judging the winner on fresh seeds")
+        answer = answer_of(
+            runner,
+            raced,
+            asked.baseline,
+            refuse,
+            asked.given,
+            _defaults(),
+            lambda: keys.seconds is None or perf_counter() - started < keys.seconds,
+        )
+    return runner, raced, answer
+
+
+def _defaults() -> dict[str, str]:
+    return {key.name: key.default for key in documented_keys()}
+
+
+def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
+    """Check the job and its strategies."""
+    usual = _defaults()
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
         text, group = keys[key], key.replace("/", ".").partition(".")[0]

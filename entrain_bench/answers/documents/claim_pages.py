@@ -11,7 +11,7 @@ from typing import Any
 from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.agreement import mismatches
 from entrain_bench.answers.documents.claim import GAIN, LEVEL, LIMIT, Claim
-from entrain_bench.answers.text import markdown_table
+from entrain_bench.answers.text import count, markdown_table
 
 INDEX, PAGES = "claims.md", "claims"
 VERDICTS = (
@@ -44,6 +44,21 @@ def claims_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
         title = f"## [{group[0][0].system}]({PAGES}/{file}.md), {counts([row for _, row in group])}"
         parts += [title, markdown_table(heading, shown)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def counts_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
+    """Return in two sentences how many claims are reproduced and how many are not, for pages that show no claim."""
+
+    def ends(name: str) -> str:
+        number = _verdicts(rows, name)
+        others = number.total() - sum(number[each] for each in clear)
+        return f"{', '.join(f'{number[each]} {each}' for each in clear)}, {others} in between or undecided"
+
+    clear, papers = ("reproduced", "exceeds", "not reproduced"), {claim.file for claim in claims}
+    return (
+        f"{count(len(rows), 'claim')} of {count(len(papers), 'paper')}. As published: {ends('published')}. "
+        f"Comparisons of speed under equal tuning: {ends('fair')}.\n"
+    )
 
 
 def claims_pages(claims: Sequence[Claim], rows: Sequence[Row]) -> dict[str, str]:
@@ -125,17 +140,20 @@ def claim_commands(claim: Claim) -> list[tuple[str, str]]:
 def counts(rows: Iterable[Row]) -> str:
     """How many claims there are, and how many have each verdict as published and fair."""
     rows = [*rows]
-    number = f"{len(rows)} claim{'s' * (len(rows) != 1)}"
     fair = tally(rows, "fair")
-    return f"{number}: as published {tally(rows, 'published')}" + (f"; fair {fair}" if fair else "")
+    return f"{count(len(rows), 'claim')}: as published {tally(rows, 'published')}" + (f"; fair {fair}" if fair else "")
 
 
 def tally(rows: Iterable[Row], name: str) -> str:
     """How many rows have each verdict in a setting; those without the setting do not count."""
-    found = (row[f"{name}_verdict"].partition(":")[0].partition(";")[0] for row in rows)
-    number = Counter(verdict for verdict in found if verdict)
+    number = _verdicts(rows, name)
     known = [*VERDICTS, *sorted({*number} - {*VERDICTS})]
     return ", ".join(f"{number[each]} {each}" for each in known if number[each])
+
+
+def _verdicts(rows: Iterable[Row], name: str) -> Counter[str]:
+    found = (row[f"{name}_verdict"].partition(":")[0].partition(";")[0] for row in rows)
+    return Counter(verdict for verdict in found if verdict)
 
 
 def plain_value(row: Row) -> str:

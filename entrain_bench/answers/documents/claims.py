@@ -24,7 +24,13 @@ from entrain_bench.answers.documents.claim import (
     Claim,
     parse_claim,
 )
-from entrain_bench.answers.documents.claim_pages import INDEX, PAGES, claims_markdown, claims_pages
+from entrain_bench.answers.documents.claim_pages import (
+    INDEX,
+    PAGES,
+    claims_markdown,
+    claims_pages,
+    counts_markdown,
+)
 from entrain_bench.answers.documents.definition import Source, load_definitions, override_key
 from entrain_bench.answers.documents.published import cell_fields, find_cells
 from entrain_bench.answers.documents.sides import ClaimSide
@@ -38,6 +44,8 @@ from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.module_layers import Role
 
 TABLE = "claims.csv"
+# How many claims have each verdict, for pages that show no claim.
+COUNTS = "tables/claims_counts.md"
 NOT_MEASURED = "not measured"
 # What runs decide of a row; the rest is in the YAML. ``runs`` is a hash of the sweeps that a row is of.
 MEASURED = (
@@ -98,14 +106,16 @@ def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output
     sweeps = [sweep for claim in claims for setting in claim.settings for sweep in setting.sweeps]
     files = [TABLE, INDEX, *dict.fromkeys(f"{PAGES}/{claim.file}.md" for claim in claims)]
     numbers = [cell.printed for claim in claims for cell in (*claim.cells, *claim.per)]
-    return Output("claims", [*dict.fromkeys(sweeps)], lambda study: write_claims(claims, study), files, details=numbers)
+    own = [*dict.fromkeys(sweeps)]
+    return Output("claims", own, lambda study: write_claims(claims, study), files, files=[COUNTS], details=numbers)
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
-    """Write ``claims.csv``, ``claims.md`` and a page per paper; returns what could not be measured, if anything."""
+    """Write ``claims.csv``, ``claims.md``, counts and a page per paper; returns what was not measured, if anything."""
     rows = [claim_row(claim, study) for claim in claims]
     csv = claims_table(rows).to_csv(index=False, lineterminator="\n")
-    for name, text in {TABLE: csv, INDEX: claims_markdown(claims, rows), **claims_pages(claims, rows)}.items():
+    pages = {INDEX: claims_markdown(claims, rows), COUNTS: counts_markdown(claims, rows), **claims_pages(claims, rows)}
+    for name, text in {TABLE: csv, **pages}.items():
         write_atomically(study.results.root / name, text.encode())
     found = [(row["name"], name, row[f"{name}_verdict"]) for row in rows for name in ("published", "fair", "otherwise")]
     return "; ".join(f"{claim} ({name}): {text}" for claim, name, text in found if text.startswith(NOT_MEASURED))

@@ -17,7 +17,7 @@ from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
 from entrain_bench.answers.posterior import Chance, KnifeEdge, edge_words, interval, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
-from entrain_bench.answers.text import markdown_table, seconds
+from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
@@ -51,8 +51,10 @@ def write_results(study: Study) -> str:
         runs = posterior_runs(study) if experiment == read_plan().sweep else None
         odds = runs.chances if runs else {}
         seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table, [*odds.values()]))
-        headline = headline or told
-        parts.append(f"## {title}\n\n`figure={experiment}`, {seeds} seed{'s' if seeds > 1 else ''}. {told}\n")
+        jobs, strategies = len(table[CASE[:2]].drop_duplicates()), table["strategy"].nunique()
+        compared_words = (count(strategies, "strategy", "strategies"), count(jobs, "job"), count(seeds, "seed"))
+        headline = headline or f"Compared: {listing(compared_words)}. {told}"
+        parts.append(f"## {title}\n\n`figure={experiment}`, {count(seeds, 'seed')}. {told}\n")
         parts.append(results_markdown(table))
         if runs and odds:
             parts.append(posterior_markdown(table, odds, runs.edges))

@@ -216,8 +216,8 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
     return Lead(**stated | {"leader": tuple(stated["leader"]), "strategies": tuple(chosen)})
 
 
-def lead_markdown(lead: Lead, study: Study) -> str:
-    """Title, common overrides, a row a job, and below them who wins, all jobs together and runs without result."""
+def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
+    """Return the table with its caption and notes (wins, leads, gaps, runs without result), and the notes as text."""
     rows, results, comparisons, notes = [], [], [], []
     labels, all_gaps = dict[str, str](), list[float]()
     for job in lead.rows:
@@ -246,7 +246,8 @@ def lead_markdown(lead: Lead, study: Study) -> str:
         median, greatest = (100 * statistic for statistic in (pd.Series(all_gaps).median(), max(all_gaps)))
         told.append(f"Its gap is {median:.0f}% in the median and {greatest:.0f}% at most.")
     heading = ["fastest of the others", "its s", f"{labels[LEADER]}, s", "speedup (95%)", "gap"]
-    return lead.captioned(heading, rows, heading[1:], [*filter(None, told), *notes])
+    notes = [*filter(None, told), *notes]
+    return lead.captioned(heading, rows, heading[1:], notes), " ".join(notes)
 
 
 def _seconds(standing: Standing) -> str:

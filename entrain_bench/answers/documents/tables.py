@@ -44,6 +44,8 @@ from entrain_bench.run.study import Output, Study
 
 # Where the tables are in a folder of results.
 TABLES = "tables"
+# Behind a lead's name: the file with its sentences alone, for pages that show no table.
+SENTENCES = "_sentences"
 # A table's place on a page, up to its end or what comes instead of it.
 PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)", re.DOTALL)
 
@@ -112,10 +114,14 @@ def tables_output(table: Table | Lead | None = None) -> Output:
 
 
 def write_tables(tables: Sequence[Table | Lead], study: Study) -> str:
-    """Write ``tables/<name>.md``; returns what is missing from them, if anything."""
+    """Write ``tables/<name>.md``, and of a lead its sentences; returns what is missing from them, if anything."""
     problems = []
     for table in tables:
-        text = table_markdown(table, study) if isinstance(table, Table) else lead_markdown(table, study)
+        if isinstance(table, Table):
+            text = table_markdown(table, study)
+        else:
+            text, told = lead_markdown(table, study)
+            write_atomically(study.results.root / TABLES / f"{table.name}{SENTENCES}.md", told.encode())
         write_atomically(study.results.root / TABLES / f"{table.name}.md", text.encode())
         problems += [f"{table.name}: {problem}" for sweep in table.sweeps if (problem := study.problem(*sweep))]
     return "; ".join(problems)
@@ -229,6 +235,6 @@ def splice(page_text: str, tables: Mapping[str, str]) -> str:
             raise unknown_choice("table", name, tables)
         if not end:
             raise UserError(f"table={name}: must be followed by <!-- end -->")
-        return f"<!-- table: {name} -->\n\n{tables[name].strip()}\n\n{end}"
+        return f"<!-- table: {name} -->\n\n{tables[name].strip('\n')}\n\n{end}"
 
     return PLACE.sub(put, page_text)

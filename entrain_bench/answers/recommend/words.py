@@ -79,6 +79,19 @@ def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_di
         yield from _section(heading, (f"{row.label}: {_firm_words(answer.best, row)}" for row in answer.firm), width)
 
 
+def summary_lines(answer: Recommendation, width: int) -> Iterator[str]:
+    """Yield the answer in few lines: strategy to run, P(fastest), the first rows of the ranking, and the bounds."""
+    yield from _wrapped(_headline(answer), width)
+    yield from _wrapped(posterior_sentence([answer.drawn], answer.best, answer.best), width)
+    yield ""
+    # Below two lines of heading.
+    ranking = ranking_lines(answer.comparison, width)
+    yield from ranking[: 2 + NUM_NAMED]
+    yield from ["..."] if len(ranking) > 2 + NUM_NAMED else []
+    yield ""
+    yield from _wrapped(_cluster_bound(answer), width)
+
+
 def no_result_lines(reasons: Mapping[str, str]) -> Iterator[str]:
     """Yield why no strategy has a result: the most frequent reason first; if there are several, a line for each."""
     names: dict[str, list[str]] = {}
@@ -253,17 +266,19 @@ def _memory(answer: Recommendation) -> str:
 
 
 def _bounds(answer: Recommendation) -> str:
-    time = answer.time
-    bound_s, layout_bound_s = (
-        math.fsum(record.metrics[name] for record in answer.fresh) / len(answer.fresh)
-        for name in ("cluster_bound_s", "lower_bound_s")
-    )
-    digits = decimals([bound_s])
-    return (
-        f"Lower bound for any layout and schedule on this cluster: {seconds(bound_s, digits)} s (maximum "
-        f"further speedup {times(time.mean / bound_s)}). Lower bound for this layout: "
-        f"{seconds(layout_bound_s, digits)} s ({times(time.mean / layout_bound_s)})."
-    )
+    bound_s, gain = _bound_words(answer, "lower_bound_s")
+    return f"{_cluster_bound(answer)} Lower bound for this layout: {bound_s} s ({gain})."
+
+
+def _cluster_bound(answer: Recommendation) -> str:
+    bound_s, gain = _bound_words(answer, "cluster_bound_s")
+    return f"Lower bound for any layout and schedule on this cluster: {bound_s} s (maximum further speedup {gain})."
+
+
+def _bound_words(answer: Recommendation, name: str) -> tuple[str, str]:
+    """Seconds of a bound, the mean over the fresh seeds, and the winner's time over it."""
+    bound_s = math.fsum(record.metrics[name] for record in answer.fresh) / len(answer.fresh)
+    return seconds(bound_s, decimals([bound_s])), times(answer.time.mean / bound_s)
 
 
 def _firm_words(best: str, row: Firm) -> str:

@@ -22,7 +22,8 @@ from entrain_bench.lab.ledger.study import Ledger, Study, constants_table, study
 from entrain_bench.lab.ledger.summary import NEAR, Errors
 from entrain_bench.run import study as runs
 
-NAME = "calibration.md"
+# The page, and its model error alone, for pages that show no table.
+NAME, ERROR = "calibration.md", "tables/model_error.md"
 INTRODUCTION = """# Calibration
 
 How well the cost model predicts training that others measured (`entrain-bench figures calibration`). The ledger
@@ -55,17 +56,18 @@ with the rows (`entrain-bench ledger posterior=FILE`). The key `constants` appli
 def calibration_output() -> runs.Output:
     """The document; it needs no run."""
     details = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((config_tree() / "ledger").iterdir())]
-    return runs.Output("calibration", [], write_calibration, [NAME], details=details)
+    return runs.Output("calibration", [], write_calibration, [NAME], files=[ERROR], details=details)
 
 
 def write_calibration(study: runs.Study) -> str:
-    """Write ``calibration.md``; returns what is wrong in what figures say of it."""
+    """Write ``calibration.md`` and its model error; returns what is wrong in the error that figures state."""
     book, composer = load_book(), Composer()
     ledger = ledger_of(book, composer)
     fitted = study_of(ledger)
     left_out = fitted.left_out(ledger)
     line = model_error(left_out)
     write_atomically(study.results.root / NAME, page(ledger, fitted, left_out, book, composer).encode())
+    write_atomically(study.results.root / ERROR, f"{line[0].upper()}{line[1:]}.\n".encode())
     return "" if line == MODEL_ERROR else f"figures/_style.py: MODEL_ERROR must be {line!r}"
 
 

@@ -21,6 +21,7 @@ from entrain_bench.answers.documents.claim_pages import (
     claims_pages,
     claims_text,
     counts,
+    counts_markdown,
 )
 from entrain_bench.answers.documents.claims import (
     claim_row,
@@ -317,6 +318,12 @@ def test_counts_come_first_and_know_every_verdict() -> None:
     verdicts = ["reproduced; under other choices partly", "no source", "not measured: 3 of 3 failed", "reproduced"]
     rows = [{"published_verdict": each, "fair_verdict": "partly"} for each in verdicts]
     assert counts(rows) == "4 claims: as published 2 reproduced, 1 no source, 1 not measured; fair 4 partly"
+    found = [claim_with({}) for _ in rows]
+    assert counts_markdown(found, rows) == (
+        "4 claims of 1 paper. As published: 2 reproduced, 0 exceeds, 0 not reproduced, 2 in between or undecided. "
+        "Comparisons of speed under equal tuning: 0 reproduced, 0 exceeds, 0 not reproduced, 4 in between or undecided."
+        "\n"
+    )
 
 
 def test_the_committed_pages_are_those_of_the_committed_numbers() -> None:
@@ -326,6 +333,9 @@ def test_the_committed_pages_are_those_of_the_committed_numbers() -> None:
     assert committed == claims_markdown(found, rows)
     assert committed.splitlines()[0] == f"# {counts(rows)}"
     assert len(committed.split()) <= 8000
+    assert (
+        f"<!-- table: claims_counts -->\n\n{counts_markdown(found, rows)}\n" in (docs.parent / "README.md").read_text()
+    )
     for path, text in claims_pages(found, rows).items():
         assert (docs / path).read_text() == text
     shown = claims_text(found, rows)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.documents.table import Lead, lead_markdown, parse_lead
-from entrain_bench.answers.documents.tables import load_tables
+from entrain_bench.answers.documents.tables import load_tables, write_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.records import Results, new_record
@@ -59,7 +59,7 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
     for row, times in runs.items():
         write_runs(study, lead.of_leader(row), times)
         write_runs(study, lead.of_rival(row, ""), times)
-    text = lead_markdown(lead, study)
+    text, told = lead_markdown(lead, study)
     assert text.startswith("Who leads ([some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny seed=0,1`)")
     first, second = rows_of(text)
     assert first[:4] == ["one", "Entrain", "3.000", "0.750"]
@@ -73,13 +73,17 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
         "- Megatron has a speedup of 1.00x to 4.00x over the fastest other strategy, 2.00x in the geometric mean.",
         "- Its gap is 75% in the median and 100% at most.",
     ]
+    assert told == " ".join(line.removeprefix("- ") for line in text.splitlines()[-3:])
+    write_tables([lead], study)
+    assert (tmp_path / "tables" / "some_sentences.md").read_text() == told
+    assert (tmp_path / "tables" / "some.md").read_text() == text
 
 
 def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
     lead, study = lead_with(rows={"one": ["workload=chartqa"]}), Study(Results(tmp_path))
     write_runs(study, lead.of_leader("one"), {"megatron": [1.0, None]})
     write_runs(study, lead.of_rival("one", ""), {"entrain": [None, 4.0], "dip": [None, None]})
-    text = lead_markdown(lead, study)
+    text, _ = lead_markdown(lead, study)
     (row,) = rows_of(text)
     # At no seed have both a result.
     assert row[1:5] == ["Entrain", "4.000, 1 of 2 without result", "1.000, 1 of 2 without result", ""]
@@ -93,7 +97,7 @@ def test_a_leader_that_is_behind_is_told_as_well(tmp_path: Path) -> None:
     for row, times in {"one": [2.0, 2.0], "other": [4.0, 4.0]}.items():
         write_runs(study, lead.of_leader(row), {"megatron": times})
         write_runs(study, lead.of_rival(row, ""), {"entrain": [3.0, 3.0], "dip": [9.0, 9.0]})
-    text = lead_markdown(lead, study)
+    text, _ = lead_markdown(lead, study)
     assert [row[4] for row in rows_of(text)] == ["1.50x (1.50 to 1.50)", "0.75x (0.75 to 0.75)"]
     assert "- Megatron is the fastest in 1 of 2 jobs, Entrain in 1." in text
     assert "a speedup of 0.75x to 1.50x over the fastest other strategy, 1.06x in the geometric mean." in text
@@ -106,7 +110,7 @@ def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
     write_runs(study, lead.of_leader("one"), {"megatron": [1.0, 1.0]})
     write_runs(study, lead.of_rival("one", ""), {"entrain": [3.0, 3.0]})
     write_runs(study, lead.of_rival("one", "more of them"), {"entrain": [2.0, 2.0]})
-    assert rows_of(lead_markdown(lead, study))[0][:3] == ["one", "Entrain, more of them", "2.000"]
+    assert rows_of(lead_markdown(lead, study)[0])[0][:3] == ["one", "Entrain, more of them", "2.000"]
     assert len(lead.sweeps) == 3
 
 

@@ -11,10 +11,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.documents.claims import COUNTS, claims_output
 from entrain_bench.answers.documents.definition import load_definitions
 from entrain_bench.answers.documents.results import HEADLINE, results_output
-from entrain_bench.answers.documents.table import KEYS, Spread, Table, parse_table
+from entrain_bench.answers.documents.table import KEYS, Lead, Spread, Table, parse_table
 from entrain_bench.answers.documents.tables import (
+    SENTENCES,
     load_tables,
     microbatches,
     pages_with_tables,
@@ -25,7 +27,9 @@ from entrain_bench.answers.documents.tables import (
 )
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands import reference
+from entrain_bench.commands.recommend import README_TABLE
 from entrain_bench.config.compose import Composer
+from entrain_bench.lab.ledger.page import ERROR, calibration_output
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Study
 
@@ -188,6 +192,8 @@ def test_tables_are_put_between_their_markers() -> None:
     expected = "a\n<!-- table: x -->\n\n| 2 |\n\n<!-- end -->\nb\n<!-- table: y -->\n\n\\1 {y}\n\n<!-- end -->\nc\n"
     tables = {"x": "| 2 |\n", "y": "\\1 {y}", "unused": "z"}
     assert splice(page, tables) == expected
+    # Indented, it is a block of code.
+    assert splice(page, tables | {"x": "\n    | 2 |\n"}) == expected.replace("| 2 |", "    | 2 |")
     assert splice(expected, tables) == expected
     assert splice("no table\n", tables) == "no table\n"
 
@@ -221,12 +227,22 @@ def test_a_page_that_says_something_wrong_is_named(tmp_path: Path) -> None:
         dict(pages_with_tables(pages, tmp_path))
 
 
-def test_every_table_is_on_exactly_one_page_and_the_headline_in_the_readme() -> None:
+def test_the_readme_takes_its_numbers_from_what_is_written() -> None:
+    named = re.findall(r"<!-- table: (.*?) -->", (DOCS / "../README.md").read_text())
+    outputs = (claims_output(), calibration_output(), results_output())
+    written = {Path(file).stem for output in outputs for file in output.files} | {Path(README_TABLE).stem}
+    leads = {f"{each.name}{SENTENCES}" for each in load_tables() if isinstance(each, Lead)}
+    assert {HEADLINE, COUNTS, ERROR} <= {file for output in outputs for file in output.files}
+    assert {*named} == written | ({*named} & leads)
+    assert len(named) == len({*named}) == 5
+
+
+def test_every_table_is_on_exactly_one_page() -> None:
     pages = {page: page.read_text() for pattern in reference.PAGES for page in DOCS.glob(pattern)}
     assert {DOCS / "tuning.md", DOCS / "../README.md"} < {*pages}
+    pages.pop(DOCS / "../README.md")
     named = [name for text in pages.values() for name in re.findall(r"<!-- table: (.*?) -->", text)]
-    assert Counter(named) == Counter([Path(HEADLINE).stem, *(table.name for table in load_tables())])
-    assert HEADLINE in results_output().files
+    assert Counter(named) == Counter(table.name for table in load_tables())
     assert len(named) > 8
     spliced = [splice(text, dict.fromkeys(named, "| new |")) for text in pages.values()]
     assert "".join(spliced).count("| new |") == len(named)

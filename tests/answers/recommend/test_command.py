@@ -28,6 +28,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.cells import Done, compose_cells, run_cells, run_one
+from entrain_bench.run.study import Study
 from entrain_bench.specs.cluster import Speed
 
 JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
@@ -105,6 +106,31 @@ def test_an_answer_its_plan_and_that_it_is_kept(
 
     monkeypatch.setattr(session_module, "run_cells", lambda cells, *_: none() if [*cells] else iter(()))
     assert said(capsys, *FREE, "strategy=megatron,entrain")[0] == out
+
+
+@pytest.mark.wide
+def test_the_readme_has_a_short_answer_of_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = [*FREE, "strategy=megatron,entrain"]
+    out, _ = said(capsys, *job)
+    monkeypatch.setattr(recommend, "README_JOB", job)
+    assert recommend.write_recommendation(Study(Results(tmp_path / "results"))) == ""
+    lines = (tmp_path / "results" / recommend.README_TABLE).read_text().splitlines()
+    assert all(line.startswith("    ") for line in lines if line)
+    text, full = (" ".join(shown.split()) for shown in ("\n".join(lines), out))
+    assert text.startswith("Run strategy=")
+    for part in (text.partition(" strategy s/iter")[0], text[text.index("Lower bound") :]):
+        assert part in full
+    assert re.search(r"strategy s/iter behind 95% seeds ─+ \w+ [0-9.]+ - - 5 ", text)
+
+
+@pytest.mark.wide
+def test_the_readme_says_why_there_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommend, "README_JOB", [*FREE, "strategy=megatron", "cluster.device.memory_bytes=1e6"])
+    problem = recommend.write_recommendation(Study(Results(tmp_path)))
+    assert problem.startswith("no strategy has a result: ")
+    assert not (tmp_path / recommend.README_TABLE).exists()
 
 
 @pytest.mark.wide

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.config.compose import Composer
+from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger import page as pages
 from entrain_bench.lab.ledger.book import load_book
 from entrain_bench.lab.ledger.entries import Outcome
-from entrain_bench.lab.ledger.page import model_error, page, write_calibration
+from entrain_bench.lab.ledger.page import ERROR, model_error, page, write_calibration
 from entrain_bench.lab.ledger.study import Ledger, study_of
 from entrain_bench.records.records import Results
 from entrain_bench.run.study import Study
@@ -54,3 +55,8 @@ def test_what_figures_say_is_checked(
         monkeypatch.setattr(pages, "MODEL_ERROR", model_error(left_out))
     assert write_calibration(Study(Results(tmp_path))).startswith(problem)
     assert (tmp_path / "calibration.md").read_text().startswith("# Calibration")
+    assert (tmp_path / ERROR).read_text() == f"M{model_error(left_out)[1:]}.\n"
+
+
+def test_the_readme_states_the_error_that_figures_state() -> None:
+    assert f"\nM{MODEL_ERROR[1:]}.\n" in (Path(__file__).parents[3] / "README.md").read_text()
