@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.documents.posterior import (
     posterior_runs,
     posterior_sweeps,
@@ -18,6 +19,7 @@ from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
 from entrain_bench.answers.posterior import Chance, KnifeEdge, edge_words, interval, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
+from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
@@ -34,20 +36,25 @@ POSTERIOR = "Under draws of the hardware constants"
 TEXT = Path(__file__).parent / "templates" / "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
 HEADLINE = "tables/headline.md"
+# What keys that the tuner chooses cost against those of the second heading.
+FREE_KEYS, COSTLY = "tables/free_keys.md", 0.01
 
 
 def results_output() -> Output:
     """The document of all tables."""
     sweeps = [(f"figure={experiment}",) for experiment in TABLES.values()]
-    return Output("results", sweeps, write_results, ["results.md"], files=[HEADLINE], further=posterior_sweeps)
+    return Output(
+        "results", sweeps, write_results, ["results.md"], files=[HEADLINE, FREE_KEYS], further=posterior_sweeps
+    )
 
 
 def write_results(study: Study) -> str:
-    """Write ``results.md`` and the headline; returns what is missing from them, if anything."""
-    parts, problems, headline = [TEXT.read_text()], [], ""
+    """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
+    parts, problems, headline, read = [TEXT.read_text()], [], "", list[pd.DataFrame]()
     for title, experiment in TABLES.items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
+        read.append(table)
         runs = posterior_runs(study) if experiment == read_plan().sweep else None
         odds = runs.chances if runs else {}
         seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table, [*odds.values()]))
@@ -59,8 +66,29 @@ def write_results(study: Study) -> str:
         if runs and odds:
             parts.append(posterior_markdown(table, odds, runs.edges))
     write_atomically(study.results.root / HEADLINE, f"{headline}\n".encode())
+    write_atomically(study.results.root / FREE_KEYS, f"{free_keys_sentence(*read)}\n".encode())
     write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
     return "; ".join(filter(None, problems))
+
+
+def free_keys_sentence(free: pd.DataFrame, fixed: pd.DataFrame) -> str:
+    """Return in how many cells (job and strategy) free keys cost time, and the cells, the most costly first.
+
+    Args:
+        free: run table of jobs with free keys; cells with a failed run are left out, also below.
+        fixed: run table of the same jobs and seeds with fixed keys.
+    """
+    tables = (over_seeds(each, CASE, time=(TIME, "mean")) for each in (free, fixed))
+    one, other = (each[each["num_ok"] == each["num_runs"]].set_index(CASE)["time"] for each in tables)
+    cost = (one / other - 1.0).dropna()
+    slow = cost[cost.map(decisive) > COSTLY].sort_values(ascending=False, kind="stable")
+    labels = [names(free, column) for column in CASE]
+    cells = [
+        f"{' '.join(known[part] for known, part in zip(labels, key, strict=True))} ({value:.0%})"
+        for key, value in zip(slow.index, slow, strict=True)
+    ]
+    named = f": {listing(cells)}" if cells else ""
+    return f"Free keys cost over {COSTLY:.0%} of the time in {len(slow)} of {count(len(cost), 'cell')}{named}."
 
 
 def posterior_markdown(
