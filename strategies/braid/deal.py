@@ -100,8 +100,8 @@ class Deal:
     end_s: float
 
 
-def priced(work: Work, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, FloatArray]:
-    """Seconds and bytes of each sample as a pack of its own on a group of each width ``[widths, samples]``.
+def priced(work: Work, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
+    """Seconds, bytes kept and bytes of running passes of each sample as a pack on each width ``[widths, samples]``.
 
     It recomputes the share of its layers that ``room_bytes`` have no room for; bytes above that say that it fits not
     even if it recomputes all.
@@ -111,7 +111,7 @@ def priced(work: Work, widths: IntArray, num_samples: int, room_bytes: float) ->
     rows = work.first_degree, work.offsets, work.units
     seconds, again_s, held, lean, running = _priced(work.width, work.chunk_s, columns, *rows, widths, num_samples)
     share = np.clip((held + running - room_bytes) / np.maximum(held - lean, 1.0), 0.0, 1.0)
-    return seconds + share * again_s, held + running - share * (held - lean)
+    return seconds + share * again_s, held - share * (held - lean), running
 
 
 def dealt(

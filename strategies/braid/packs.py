@@ -21,27 +21,47 @@ from .deal import Deal, Work, dealt, priced, split, work_of
 LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 # Share of the memory beside states that packs may keep; the rest is for what passes need while they run.
 KEPT = 0.97
+# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more of the traffic of
+# weights and gradients.
+STRETCHES = (1.0, 1.25, 1.6, 2.5)
+# Deals, those that end first, whose programs are compared.
+COMPARED = 2
 
 
 def pack_assignment(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-    """Labels of all units: the deal that ends first by belief, its samples in as few packs as memory has room for."""
+    """Labels of all units: of several deals, sizes of packs and orders those whose program ends first by belief."""
+    return fastest_packs(shapes, layout, profile)[1]
+
+
+def fastest_packs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[float, Assignment]:
+    """``pack_assignment`` and the believed seconds of its program, infinite if none fits memory."""
     work, widths = work_of(shapes, layout, profile), widths_of(layout)
     room = KEPT * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
-    seconds, bytes_ = priced(work, widths, len(shapes), room)
+    seconds, kept, running = priced(work, widths, len(shapes), room)
     num_ranks = layout.modules[0].plane.shape[1]
     ideal_s = float(np.min(seconds * widths[:, None], axis=0).sum()) / num_ranks
-    deals = [dealt(seconds, bytes_, widths, num_ranks, room, decisive(share * ideal_s)) for share in LIMITS]
-    chosen = deals[int(decisive(np.array([deal.end_s for deal in deals])).argmin())]
-    own = np.searchsorted(widths, chosen.width), np.arange(len(shapes))
-    return labels_of(packs_of(chosen, bytes_[own], seconds[own], room), chosen, work, layout)
+    deals = [dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * ideal_s)) for share in LIMITS]
+    order = np.argsort(decisive(np.array([deal.end_s for deal in deals])), kind="stable")[:COMPARED].tolist()
+    known: dict[tuple[int, int, bool], tuple[float, Assignment]] = {}
 
+    def end_s(index: int, stretch: float, wide_first: bool) -> float:
+        deal = deals[index]
+        own = np.searchsorted(widths, deal.width), np.arange(len(shapes))
+        packs = packs_of(deal, seconds[own], kept[own], running[own], stretch * room, wide_first)
+        key = index, len(packs), wide_first
+        if key not in known:
+            labels = labels_of(packs, deal, work, layout)
+            program = packed_program(shapes, layout, labels, profile)
+            fits = float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes
+            known[key] = decisive(packed_iteration_s(program, profile)) if fits else np.inf, labels
+        return known[key][0]
 
-def believed_s(shapes: SampleShapes, layout: Layout, profile: Profile) -> float:
-    """Believed seconds of the program of a batch; infinite if its packs do not fit memory."""
-    program = packed_program(shapes, layout, pack_assignment(shapes, layout, profile), profile)
-    if float(profile.memory.peak_bytes(program).max()) > profile.job.planning_budget_bytes:
-        return np.inf
-    return packed_iteration_s(program, profile)
+    stretch = min(STRETCHES, key=lambda each: end_s(order[0], each, True))
+    for index in order:
+        mixed = len(np.unique(deals[index].width)) > 1
+        for wide_first in (True, False) if mixed else (True,):
+            end_s(index, stretch, wide_first)
+    return min(known.values(), key=lambda each: each[0])
 
 
 def labels_of(packs: Sequence[IntArray], deal: Deal, work: Work, layout: Layout) -> Assignment:
@@ -62,10 +82,21 @@ def labels_of(packs: Sequence[IntArray], deal: Deal, work: Work, layout: Layout)
     return Assignment(tuple(ModuleAssignment(*each) for each in zip(replica, number, strict=True)))
 
 
-def packs_of(deal: Deal, bytes_: FloatArray, seconds: FloatArray, room: float) -> list[IntArray]:
+def packs_of(
+    deal: Deal, seconds: FloatArray, bytes_: FloatArray, running: FloatArray, room: float, wide_first: bool
+) -> list[IntArray]:
     """Samples of each pack, in the order in which ranks run them.
 
-    Wide packs first; of a group's packs the largest last, for gradients of its weights are reduced beside it.
+    Wide packs come first, or narrow ones: then wide packs, which take longest, hide the reduction of gradients. Of a
+    group's packs the largest is last, for the same reason.
+
+    Args:
+        deal: where samples go.
+        seconds: of each sample there ``[samples]``.
+        bytes_: that it keeps on each rank ``[samples]``.
+        running: bytes that its passes need while they run ``[samples]``.
+        room: bytes of a pack, at most, unless a sample needs more.
+        wide_first: whether wide packs come first.
     """
     packs: list[tuple[tuple[float, ...], IntArray]] = []
     groups, group = np.unique(np.stack([deal.width, deal.first]), axis=1, return_inverse=True)
@@ -83,11 +114,11 @@ def packs_of(deal: Deal, bytes_: FloatArray, seconds: FloatArray, room: float) -
                 own = int(filled.argmin())
                 bins[own].append(sample)
                 filled[own] += bytes_[sample]
-            if count >= len(mine) or filled.max() <= room:
+            if count >= len(mine) or filled.max() + running[mine].max() <= room:
                 break
             count += 1
         own_packs = sorted(
             (np.array(each) for each in bins if each), key=lambda each: decisive(float(seconds[each].sum()))
         )
-        packs += [((-width, place, first), each) for place, each in enumerate(own_packs)]
+        packs += [((-width if wide_first else width, place, first), each) for place, each in enumerate(own_packs)]
     return [samples for _, samples in sorted(packs, key=lambda each: each[0])]

@@ -23,7 +23,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .layout import Shape, Work, place, shapes_of, split_layers
-from .packs import believed_s
+from .packs import fastest_packs
 
 # Replicas whose schedules are believed where a layout has more of them.
 DRAFT_REPLICAS = 16
@@ -109,7 +109,7 @@ class BraidPlanner:
         samples, found = profile.draw(profile.job.global_batch), list[Candidate]()
         for layout in layouts_with_widths(profile.job):
             if has_room(profile, layout):
-                estimated_s = believed_s(samples, layout, profile)
+                estimated_s, _ = fastest_packs(samples, layout, profile)
                 if np.isfinite(estimated_s):
                     found.append(Candidate(estimated_s, layout))
         profile.go_back(start)

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.widths import layouts_with_widths, packed_program, widths_of
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench_strategies.braid.deal import dealt, priced, split, work_of
-from entrain_bench_strategies.braid.packs import LIMITS, pack_assignment
+from entrain_bench_strategies.braid.deal import Deal, dealt, priced, split, work_of
+from entrain_bench_strategies.braid.packs import LIMITS, fastest_packs, pack_assignment, packs_of
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -78,7 +79,7 @@ def test_no_deal_ends_before_its_work_or_its_longest_sample_and_narrow_deals_are
 
 
 @pytest.mark.parametrize("workload", ["synthetic_av", "mathvision"])
-def test_every_unit_has_one_group_and_narrow_packs_follow_wide_ones(workload: str) -> None:
+def test_every_unit_has_one_group_and_packs_follow_each_other(workload: str) -> None:
     own = setting(f"workload={workload}", *(["model=tiny"] if workload == "mathvision" else []))
     for layout in layouts_with_widths(own.job):
         shapes = own.source.batch(0, 32, 0)
@@ -98,6 +99,36 @@ def test_every_unit_has_one_group_and_narrow_packs_follow_wide_ones(workload: st
             for pack in np.unique(packs):
                 kinds = program.kind[passes[packs == pack]].tolist()
                 assert kinds == sorted(kinds, key=lambda kind: kind != Pass.FORWARD)
+
+
+def packed(room: float, *, wide_first: bool) -> list[list[int]]:
+    """Packs of one sample on ranks 0 and 1, two on rank 0 and three on rank 1, which keep 4, 2, 3, 1, 2 and 3 bytes."""
+    deal = Deal(np.array([2, 1, 1, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1]), 0.0)
+    bytes_ = np.array([4.0, 2.0, 3.0, 1.0, 2.0, 3.0])
+    packs = packs_of(deal, bytes_, bytes_, np.full(6, 0.5), room, wide_first)
+    return [sorted(samples.tolist()) for samples in packs]
+
+
+def test_packs_are_few_the_largest_last_and_running_passes_count_once() -> None:
+    # Rank 1 keeps 6: two packs of 3 and 3 where 3.5 fit with what runs, one where 6.5 do.
+    assert packed(4.5, wide_first=True) == [[0], [1], [5], [2], [3, 4]]
+    assert packed(5.5, wide_first=True) == [[0], [1, 2], [5], [3, 4]]
+    assert packed(6.5, wide_first=True) == [[0], [1, 2], [3, 4, 5]]
+    assert packed(6.5, wide_first=False) == [[1, 2], [3, 4, 5], [0]]
+
+
+def test_packs_that_recompute_hide_more_than_packs_that_fit() -> None:
+    own = setting("workload=coco", "model=qwen25vl_llama3_3b", "cluster=a40x64", "global_batch=512")
+    layout = next(layouts_with_widths(own.job))
+    shapes = own.source.batch(0, 512, 0)
+    believed_s, labels = fastest_packs(shapes, layout, own.profile)
+    program = packed_program(shapes, layout, labels, own.profile)
+    assert believed_s == decisive(packed_iteration_s(program, own.profile))
+    assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
+    # Two packs a rank fit without recomputation, and leave the reduction of gradients in the open.
+    llm = labels.modules[-1]
+    assert len(np.unique(np.stack([llm.replica, llm.microbatch]), axis=1).T) == 64
+    assert sum(int(remade.sum()) for remade in program.remade) > 0
 
 
 def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_all_widths() -> None:
@@ -123,9 +154,11 @@ def test_memory_short_samples_recompute_before_they_exceed_it() -> None:
     layout = next(layouts_with_widths(own.job))
     shapes = own.source.batch(0, 32, 0)
     work, widths = work_of(shapes, layout, own.profile), widths_of(layout)
-    ample_s, need = priced(work, widths, len(shapes), np.inf)
+    ample_s, *parts = priced(work, widths, len(shapes), np.inf)
+    need = parts[0] + parts[1]
     room = float(np.median(need[0]))
-    seconds, bytes_ = priced(work, widths, len(shapes), room)
+    seconds, *parts = priced(work, widths, len(shapes), room)
+    bytes_ = parts[0] + parts[1]
     short = need > room
     assert short.any()
     assert np.all(seconds[short] > ample_s[short])
