@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_WORDS = 35
@@ -33,6 +33,8 @@ MARKS = re.compile(r"[*_>#]+")
 # A list's item, a heading, a row of a table and an empty line begin a new text.
 STARTS = re.compile(r"\s*(?:[-*+]|\d+\.|#+|\||:::?)\s|\s*$")
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
+# A sentence that a list continues, and an item that does so.
+CONTINUED, CONTINUES = re.compile(r"[:;,]$"), re.compile(r"(?:[-*+]|\d+\.) [a-z]")
 WORD = re.compile(r"\w[\w'/.,:=%x-]*")
 
 
@@ -47,13 +49,28 @@ class Hit:
 def hits(text: str) -> list[Hit]:
     """Return the places of a Markdown text that the rules of prose forbid, by line."""
     found = []
-    for line, sentence in sentences(text):
+    for line, sentence in with_items(sentences(text)):
         count = len(WORD.findall(sentence))
         if count > MAX_WORDS:
             found.append(Hit(line, f"{count} words (at most {MAX_WORDS}): {sentence[:60]}..."))
+    for line, sentence in sentences(text):
         for pattern, better in BANNED:
             found += [Hit(line, f"{word[0]!r}: write {better}") for word in pattern.finditer(sentence)]
-    return found
+    return sorted(found, key=lambda hit: hit.line)
+
+
+def with_items(found: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield sentences, each together with the items of a list that continue it: those in lower case after a colon."""
+    first, whole = 0, ""
+    for line, sentence in found:
+        if CONTINUED.search(whole) and CONTINUES.match(sentence):
+            whole += f" {sentence}"
+            continue
+        if whole:
+            yield first, whole
+        first, whole = line, sentence
+    if whole:
+        yield first, whole
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:

@@ -42,6 +42,16 @@ def test_long_sentences_and_their_words_are_found(text: str, found: str) -> None
     assert found in hit.problem
 
 
+def test_a_list_that_continues_a_sentence_counts_with_it() -> None:
+    item = "word " * 12
+    text = f"Word:\n\n- {item};\n- {item};\n- {item}.\n"
+    (hit,) = hits(text)
+    assert (hit.line, hit.problem[:8]) == (1, "37 words")
+    # Items that are sentences of their own, and a sentence that ends before them.
+    assert hits(text.replace("- w", "- W")) == []
+    assert hits(text.replace("Word:", "Word.").replace(";", ".")) == []
+
+
 def test_what_is_fine_is_not_found() -> None:
     assert hits(f"{LONG[: 5 * MAX_WORDS].strip()}. Besides, renewal goes well.") == []
 

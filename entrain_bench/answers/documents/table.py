@@ -77,10 +77,11 @@ class Definition:
     def captioned(
         self, heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], notes: Iterable[str]
     ) -> str:
-        """A table below its title and the overrides that all runs share, and above its notes."""
+        """Return a table below its title and the overrides that all runs share, and above its notes."""
         source = f"[{self.name}]({WAY_UP}experiments/table/{self.file}.yaml)" if self.file else self.name
         told = "".join(f"\n- {note}" for note in notes)
-        caption = f"{self.title} ({source}: `{' '.join(self.common)}`).\n\n"
+        # Sentences of their own: the check of words reads titles alone.
+        caption = f"{self.title}. Runs of {source}: `{' '.join(self.common)}`.\n\n"
         return caption + markdown_table([self.corner, *heading], rows, right) + (f"{told}\n" if told else "")
 
 

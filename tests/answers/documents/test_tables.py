@@ -124,7 +124,10 @@ def test_cells_show_means_over_seeds_and_count_what_has_no_result(tmp_path: Path
     write_runs(study, table.sweep("one", "second"), done, {"status": "failed"})
     write_runs(study, table.sweep("other", "first"), {"status": "skipped"}, {"status": "skipped"})
     caption, _, *lines = table_markdown(table, study).splitlines()
-    assert caption.startswith("Seconds and more ([some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny")
+    runs = "Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny"
+    assert caption.startswith(f"Seconds and more. {runs}")
+        "Seconds and more. Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny"
+    )
     assert lines == [
         "| workload | first s | first GiB | second s | second GiB |",
         "| --- | ---: | ---: | ---: | ---: |",
