@@ -62,8 +62,6 @@ def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None
     text, told = lead_markdown(lead, study)
     runs = "Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny seed=0,1`.\n"
     assert text.startswith(f"Who leads. {runs}")
-        "Who leads. Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny seed=0,1`.\n"
-    )
     first, second = rows_of(text)
     assert first[:4] == ["one", "Entrain", "3.000", "0.750"]
     assert first[4].startswith("4.00x (")

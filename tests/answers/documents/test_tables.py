@@ -126,8 +126,6 @@ def test_cells_show_means_over_seeds_and_count_what_has_no_result(tmp_path: Path
     caption, _, *lines = table_markdown(table, study).splitlines()
     runs = "Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny"
     assert caption.startswith(f"Seconds and more. {runs}")
-        "Seconds and more. Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny"
-    )
     assert lines == [
         "| workload | first s | first GiB | second s | second GiB |",
         "| --- | ---: | ---: | ---: | ---: |",
