@@ -97,7 +97,7 @@ def draw_latents(root: FloatArray, num_samples: int, rng: np.random.Generator) -
 
 
 def match_ranks(sizes: IntArray, latent: FloatArray) -> IntArray:
-    """Which size each sample gets so that sizes rise with the latent ``[samples]``; ties keep their order."""
+    """Return the size index of each sample so that sizes rise with the latent ``[samples]``; ties keep their order."""
     chosen = np.empty(len(sizes), np.int64)
     chosen[np.argsort(latent, kind="stable")] = np.argsort(sizes, kind="stable")
     return chosen

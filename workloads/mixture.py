@@ -59,7 +59,7 @@ class MixtureSource:
 
     @property
     def counts(self) -> Counts:
-        """What became of the samples of every component that lists its own, and its share of the mixture."""
+        """Return share and sample counts of every component that lists its samples."""
         each = zip(self.keys, self.shares.tolist(), map(counts_of, self.sources), strict=True)
         return {key: {"share": share, **counts} for key, share, counts in each if counts}
 

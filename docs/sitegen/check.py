@@ -18,7 +18,7 @@ STATIC = "_static"
 
 @dataclass(slots=True)
 class Found:
-    """What a page has: its anchors, and its links with the tag and attribute that they are of."""
+    """Anchors of a page, and its links with their tag and attribute."""
 
     anchors: set[str] = field(default_factory=set)
     links: list[tuple[str, str, str]] = field(default_factory=list)

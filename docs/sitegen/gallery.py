@@ -30,7 +30,7 @@ def gallery_page(root: Path) -> str:
 
 
 def described(name: str, root: Path) -> tuple[str, str]:
-    """What a figure shows, in a sentence; and the rest of its module's docstring, in Markdown."""
+    """Return a sentence on what a figure shows, and the rest of its module's docstring, as Markdown."""
     module = MODULES / f"{name}.py"
     if module.exists():
         first, _, rest = (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n")

@@ -22,7 +22,7 @@ FILES = "files"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What links can lead to.
+    """The possible targets of links.
 
     Attributes:
         root: the repository.

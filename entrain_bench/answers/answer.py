@@ -40,7 +40,7 @@ class Point:
 
 
 class Pictures(Protocol):
-    """Who draws, as PNG."""
+    """Draws pictures of an answer, as PNG."""
 
     def standings(self, answer: Answer) -> bytes:
         """Iteration times of every strategy in every case."""

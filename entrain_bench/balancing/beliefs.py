@@ -34,7 +34,7 @@ def covered_layer_s(
 
 
 def of_groups(placed: ModuleLayout, chunks: Chunks, columns: Sequence[FloatArray]) -> FloatArray:
-    """What holds for each chunk's group, of what holds at each of a layout's degrees, each ``[chunks, ...]``."""
+    """Select each chunk's values by its group's degree, from one array ``[chunks, ...]`` per degree of the layout."""
     return np.asarray(np.stack(columns)[placed.degree_of_copy[chunks.replica], np.arange(len(chunks))])
 
 
@@ -68,7 +68,7 @@ def stages_s(
 def packed_units_s(
     module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile, split: bool = False
 ) -> FloatArray:
-    """What each unit of a module adds to a packed chunk's forward and backward, in each kind of layer.
+    """Estimate the time that each unit of a module adds to a packed chunk's forward and backward, by kind of layer.
 
     Returns:
         Seconds ``[2, units, kinds]``, with the error of the profile's estimates; ``[3, ...]`` with the weight pass of
@@ -141,7 +141,7 @@ def packed_iteration_s(program: Program, profile: Profile) -> float:
 
 
 def sync_after_s(program: Program, profile: Profile) -> FloatArray:
-    """What follows each forward and backward until its stage's gradients are synchronised ``[first_action[-1]]``.
+    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``.
 
     Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
     follow a rank's last action.

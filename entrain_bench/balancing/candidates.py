@@ -28,7 +28,7 @@ ENOUGH = 0.9
 
 
 def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
-    """Which of the batches have, for any module, the longest unit, most tokens, or most in one of its microbatches.
+    """Return the indices of batches with a module's longest unit, most tokens, or most tokens in a microbatch.
 
     Microbatches count as samples arrive. Of equal batches the first; in order.
     """

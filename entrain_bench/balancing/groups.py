@@ -31,7 +31,7 @@ def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
 
 
 def members_of(label: IntArray, num_labels: int) -> list[IntArray]:
-    """What has each label, rising."""
+    """Return the indices with each label, in rising order, one array per label."""
     bounds = np.cumsum(np.bincount(label, minlength=num_labels))[:-1]
     return np.split(np.argsort(label, kind="stable"), bounds)
 

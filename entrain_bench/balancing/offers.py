@@ -16,7 +16,7 @@ ROUNDS, PRIOR = 6, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Offer[What]:
-    """What is considered at an estimate, with the values of its knobs."""
+    """A candidate with its estimated time and the values of its knobs."""
 
     estimated_s: float
     knobs: tuple[object, ...]

@@ -38,7 +38,7 @@ class PackTimes:
     least_s: FloatArray
 
     def of(self, lengths: IntArray) -> FloatArray:
-        """What sequences of the given lengths add ``[passes, sequences, kinds]``.
+        """Return the seconds that sequences of the given lengths add to a pack ``[passes, sequences, kinds]``.
 
         The time of a token is linear in the length between measured lengths and beyond them, as attention has it; below
         the shortest the time of a sequence is.

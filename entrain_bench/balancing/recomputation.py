@@ -36,7 +36,7 @@ SECONDS_UNIT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """Who chooses what is recomputed; schedulers that have these options can leave it to their order.
+    """The options of a scheduler that can choose recomputation by its order.
 
     Attributes:
         memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many

@@ -122,7 +122,7 @@ def knobs_of(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
 def asked(
     profile: Profile, jobs: Sequence[Job], sets: Sequence[Candidates], each_most: int, refused: list[UserError]
 ) -> list[Offer[Layout]]:
-    """What a planner offers for some fixed jobs: the best ``each_most`` estimates of each set and job, no two alike."""
+    """Return a planner's offers for fixed jobs: the ``each_most`` best layouts of each set and job, each once."""
     offers: dict[tuple[object, ...], Offer[Layout]] = {}
     llm = profile.job.model.llm_index
     for (kind, candidates), job in product(enumerate(sets), jobs):

@@ -97,7 +97,7 @@ def _usages() -> dict[str, re.Match[str]]:
 
 
 def takes(name: str) -> Verb[Any]:
-    """What a verb, or ``run``, takes."""
+    """Return the keys and options of a verb, or of ``run``."""
     verb: Verb[Any] = importlib.import_module(f"{__package__}.{name}").VERB
     return verb
 

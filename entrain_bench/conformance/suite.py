@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came out of a case: ``ok``, ``failed``, or ``skipped`` where the parts do not go with the run."""
+    """The result of a case: ``ok``, ``failed``, or ``skipped`` if the strategy does not support the run."""
 
     case: Case
     outcome: str

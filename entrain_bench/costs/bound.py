@@ -185,7 +185,7 @@ def _work_bound(
 
 
 def stages_held(layout: Layout) -> BoolArray:
-    """Which stages, of all modules one after the other, the ranks of every lane hold ``[lanes, stages]``."""
+    """Return whether the ranks of a lane hold a stage ``[lanes, stages]``; stages of all modules, in module order."""
     first_stage = np.cumsum([0, *(module.pp for module in layout.modules)])
     held = np.zeros((layout.num_lanes, first_stage[-1]), bool)
     for first, blocks in zip(first_stage[:-1], layout.blocks, strict=True):

@@ -25,7 +25,7 @@ class LayerTimes(Protocol):
         offsets: IntArray | None = None,
         labelled: IntArray | None = None,
     ) -> Loads:
-        """What times depend on, of chunks of sequences of the given lengths; without offsets each is a chunk alone.
+        """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk.
 
         ``labelled`` are those of their tokens that have a label, by default all ``[sequences]``; it counts for a
         module whose head tells them apart (``Layer.labelled``).
@@ -75,5 +75,5 @@ class LayerTimes(Protocol):
 def chunk_loads(
     times: LayerTimes, module: ModuleSpec, shapes: SampleShapes, units: IntArray, offsets: IntArray | None = None
 ) -> Loads:
-    """What the given units of a module carry, packed into chunks; without offsets each is a chunk alone."""
+    """Return the loads of a module's units, packed into chunks; without offsets, each unit is a chunk."""
     return times.loads(module, module.lengths(shapes, units), offsets, module.labelled(shapes, units))

@@ -23,7 +23,7 @@ KEY_TILE = 64
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What a module's chunks carry.
+    """The work of a module's chunks, as cost models need it.
 
     Attributes:
         tokens: packed tokens ``[chunks]``.

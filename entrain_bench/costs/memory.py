@@ -129,7 +129,7 @@ class Memory:
         return np.asarray(states + logits)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """What exists on a rank of each stage only while its optimizer steps ``[stages]``.
+        """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
 
         Per parameter whose states it holds: an fp32 copy of a gradient in another type, and with an unfused optimizer
         the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).

@@ -58,7 +58,7 @@ def both(one: Transfers, other: Transfers) -> Transfers:
 
 
 def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) -> Transfers:
-    """What passes through one rank: it gathers the data of an LLM microbatch of all replicas, then scatters them.
+    """Return transfers through one rank, which gathers an LLM microbatch of all replicas, then scatters it.
 
     DFLOP (arXiv:2603.25120, section 4). One transfer in and one out for each LLM microbatch and direction, numbered by
     microbatch, forward before backward; the rank receives one and sends one at a time.

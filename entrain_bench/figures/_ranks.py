@@ -38,7 +38,7 @@ def ranks_png(results: Results, record: Record) -> bytes:
 
 
 def rank_table(actions: pd.DataFrame) -> pd.DataFrame:
-    """What every lane, a group of ranks that always act together, holds and does in an iteration (``timeline_frame``).
+    """Return memory and time shares of every lane, ranks that always act together (``timeline_frame``).
 
     Communication is what a rank waits for (``exposed_comm_s``): collectives inside of actions, data that is under way,
     and the gradients' synchronisation.

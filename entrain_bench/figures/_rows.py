@@ -97,7 +97,7 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
-    """What the files of such a figure are called: the figure, its workloads, and a hash of the overrides."""
+    """Return the name of a figure's files: the figure, its workloads, and a hash of the overrides."""
     if not overrides:
         return figure
     workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))

@@ -47,7 +47,7 @@ def speedups_of(answer: Answer) -> dict[str, Interval]:
 
 
 def job_text(answer: Answer) -> str:
-    """What all runs do, in one line: labels that cases share, and how many they are where they do not."""
+    """Describe the job of all runs in one line: labels that cases share, otherwise the number of labels."""
     parts = []
     for heading in answer.cases[0].job:
         values = dict.fromkeys(case.job[heading] for case in answer.cases)

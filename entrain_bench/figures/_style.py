@@ -241,7 +241,7 @@ def show_reason(axes: Axes, reason: str) -> None:
 
 
 def empty_figure(reason: str) -> tuple[Figure, pd.DataFrame]:
-    """What stands in for a figure without data."""
+    """Return a figure that states why there is no data, and the reason as a table."""
     figure, (axes,) = panels(1, 1, SINGLE_COLUMN_IN, 1.5)
     show_reason(axes, "")
     axes.texts[0].set_text(_wrap(f"no data: {reason}", 56))

@@ -101,7 +101,7 @@ def microbatch_forward(actions: pd.DataFrame) -> pd.DataFrame:
 
 
 def box_quantiles(forward: pd.DataFrame) -> pd.DataFrame:
-    """What boxes and whiskers show of ``microbatch_forward``: ``forward_p5_ms`` to ``forward_p95_ms`` by case."""
+    """Return quantiles of ``microbatch_forward`` for boxes and whiskers, ``forward_p5_ms`` to ``forward_p95_ms``."""
     groups = forward.astype({"forward_ms": float}).groupby(BOX, sort=False)["forward_ms"]
     return pd.DataFrame({f"forward_p{p}_ms": groups.quantile(p / 100) for p in BOX_PERCENT}).reset_index()
 

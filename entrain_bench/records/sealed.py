@@ -25,7 +25,7 @@ def sealed(key: str, values: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(content: bytes, key: str) -> dict[str, Any]:
-    """What the file of a key says, the hash left out.
+    """Return the values in the file of a key, without the hash.
 
     Raises:
         ValueError: for a file that is none, that was changed, or that is of another key.

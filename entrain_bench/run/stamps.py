@@ -18,7 +18,7 @@ from entrain_bench.records.records import Results
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What is left beside the files of an output, in ``stamps/<name>.json``.
+    """Hashes of an output's inputs and files, kept in ``stamps/<name>.json``.
 
     Attributes:
         inputs: hash of all that the files depend on.

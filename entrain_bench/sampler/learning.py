@@ -34,7 +34,7 @@ class Lessons:
         return self.strategies[max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)]
 
     def since(self, iteration: int) -> list[list[Any]]:
-        """What iterations from this one on are assigned by, as plain values ``[first, values of the assigner]``."""
+        """Return the assigners of this and later iterations as plain values ``[first, values of the assigner]``."""
         start = max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)
         rows = zip(self.first[start:], self.strategies[start:], strict=True)
         return [[first, values_of(strategy.assigner)] for first, strategy in rows]

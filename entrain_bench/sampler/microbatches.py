@@ -21,7 +21,7 @@ type Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def as_assignment(dealt: Dealt, model: ModelSpec, shapes: SampleShapes) -> Assignment:
-    """What ranks run that hold the whole model each: every module on the samples of each microbatch."""
+    """Return the assignment for ranks that each hold the whole model: every module runs each microbatch's samples."""
     replica, place = np.empty((2, len(shapes)), np.int64)
     for rank, microbatches in enumerate(dealt):
         for index, positions in enumerate(microbatches):

@@ -19,7 +19,7 @@ def pieces_of(tokens: IntArray, cp: int) -> IntArray:
 
 
 def of_ranks(pieces: IntArray) -> IntArray:
-    """What ranks have of their two pieces together ``[sequences, 2 * cp]`` to ``[sequences, cp]``."""
+    """Add the two pieces of each rank: ``[sequences, 2 * cp]`` to ``[sequences, cp]``."""
     cp = pieces.shape[1] // 2
     return np.asarray(pieces[:, :cp] + pieces[:, : cp - 1 : -1])
 

@@ -12,7 +12,7 @@ from entrain_bench.specs.parse import check_mapping, parse
 
 
 class Role(StrEnum):
-    """What a module does, in the order of a forward; encoders and generators work on items, the LLM on samples."""
+    """Role of a module, in the order of a forward; encoders and generators work on items, the LLM on samples."""
 
     ENCODER = "encoder"
     LLM = "llm"

@@ -85,7 +85,7 @@ class SampleShapes:
         return len(self.sample_ids)
 
     def name_of(self, sample: int | np.integer) -> str:
-        """What messages call a sample, by its index."""
+        """Return the name of a sample in messages, by its index."""
         return str((self.sample_ids if self.sample_names is None else self.sample_names)[sample])
 
     @property

@@ -27,7 +27,7 @@ class ShapeSource(Protocol):
 
 
 def counts_of(source: ShapeSource) -> Counts:
-    """What became of a source's samples; empty of one that makes them."""
+    """Return how many of a source's samples were used, shortened or dropped; empty for generated samples."""
     counts: Counts = getattr(source, "counts", {})
     return counts
 

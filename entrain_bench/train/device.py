@@ -35,7 +35,7 @@ def find_device(name: str, key: str = "device") -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device is called by its maker."""
+    """Return the manufacturer's name of the device."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return processor_name() or platform.machine()

@@ -19,7 +19,7 @@ IMAGE_WIDTH, TEXT_WIDTH, NUM_HEADS, NUM_BLOCKS = 64, 128, 4, 2
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a dataset returns.
+    """One sample of a dataset.
 
     Attributes:
         images: patches of each image ``[patches, values]``.

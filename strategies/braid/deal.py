@@ -25,7 +25,7 @@ EXCHANGES = 400
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What units of all modules are believed to take at every width; modules one after the other.
+    """Estimated times and bytes of all modules' units at every width, in module order.
 
     Attributes:
         width: ranks of a group at each degree ``[degrees]``, all modules' degrees one after the other.

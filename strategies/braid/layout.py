@@ -31,7 +31,7 @@ JOINT_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a layout is made from.
+    """The choices that determine a layout.
 
     Attributes:
         degrees: TP, CP and DP of the LLM, and the blocks of a replica.
@@ -153,7 +153,7 @@ class _ModuleWork:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an iteration asks of each module, as the planner believes.
+    """Estimated work of each module in an iteration.
 
     Attributes:
         profile: what is known.

@@ -19,13 +19,13 @@ LEVEL_STEPS = 40
 def unit_layers_s(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, recompute: bool
 ) -> FloatArray:
-    """What each unit adds to both passes of a layer of each kind, recomputation included ``[units, kinds]``."""
+    """Estimate the seconds that a unit adds to both passes of a layer, with recomputation ``[units, kinds]``."""
     forward, backward = packed_units_s(module, shapes, tp, cp, profile)
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
 def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recompute: bool) -> FloatArray:
-    """What a chunk costs besides in a layer of each kind, likewise ``[kinds]``."""
+    """Estimate the fixed seconds of a chunk in both passes of a layer, with recomputation ``[kinds]``."""
     forward, backward = profile.pack_times(module, tp, cp).chunk_s
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 

@@ -41,7 +41,7 @@ COMMUNICATORS = ("unequal_dp", "always", "never")
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What Algorithm 1 computes for plans and numbers of microbatches, without recomputation ``[plans, numbers]``.
+    """Results of Algorithm 1 for plans and numbers of microbatches, without recomputation ``[plans, numbers]``.
 
     Attributes:
         encoder_s, llm_s: E_dur and L_dur.

@@ -186,7 +186,7 @@ class Orchestration:
         return best_integers(groups, job.cluster.num_ranks, steps, keep, job.request.pp)
 
     def options(self, group: int, tp: int, backbone_dp: int, again: bool) -> Options:
-        """What a group may be; of options alike in time, those with fewest GPUs, if the sum of stages is free."""
+        """Return the options of a group; if ``layout.pp`` is free, only those that none betters in GPUs and times."""
         job, width = self.profile.job, tp * self.cp
         most = min(self.most_stages(group), job.request.pp or job.cluster.num_ranks)
         rows = []

@@ -59,7 +59,7 @@ class PlanePlanner:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was worked out for TP, PP and rounds before.
+    """Layer times and estimates that were computed for earlier TP, PP and rounds.
 
     Attributes:
         samples: averaged into one shape.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from prose import __main__ as prose
 from prose.sentences import MAX_WORDS, hits, num_words, sentences
 
+ROOT = Path(__file__).parents[2]
 LONG = "word " * (MAX_WORDS + 1)
 
 
@@ -104,3 +108,22 @@ def test_a_new_hit_is_named_with_its_place(
 
 def test_docs_and_help_have_no_more_than_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert prose.main([]) == 0, capsys.readouterr().err
+
+
+def test_docstrings_of_public_names_say_what_is_returned_or_represented_without_riddles() -> None:
+    found = []
+    paths = (path for folder in ("entrain_bench", "strategies", "workloads") for path in ROOT.glob(f"{folder}/**/*.py"))
+    for path in sorted(paths):
+        for node in public_nodes(ast.parse(path.read_text())):
+            if re.match(r"(?:What|Who|Which)\b", ast.get_docstring(node) or ""):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert found == []
+
+
+def public_nodes(node: ast.AST) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Functions, classes and methods whose names, and those around them, do not begin with an underscore."""
+    for child in getattr(node, "body", []):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public_nodes(child)

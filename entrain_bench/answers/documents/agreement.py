@@ -80,7 +80,7 @@ def _cluster(name: str) -> tuple[int, int, float]:
 
 
 def mismatches(claim: Claim) -> list[str]:
-    """What a claim says otherwise than its cells, a line each; none for a claim without cells.
+    """Return a line for each statement of a claim that its cells contradict; none for a claim without cells.
 
     A claim may name in ``differs`` what the published setting cannot have. It is a mismatch, too, to name what does not
     differ.

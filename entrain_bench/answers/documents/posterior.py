@@ -89,7 +89,7 @@ def read_plan() -> PosteriorPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobDraws:
-    """What is asked of a job so far.
+    """Sweeps and tables of a job under posterior draws, as far as they are known.
 
     Attributes:
         job: model and workload.
@@ -192,7 +192,7 @@ class PosteriorRuns:
 
 
 def posterior_runs(study: Study) -> PosteriorRuns:
-    """What is known of the posterior runs of the plan's sweep."""
+    """Return the results of the finished posterior runs of the plan's sweep."""
     plan = read_plan()
     jobs = [job for job in jobs_of(study, plan, committed_runs()) if job.complete]
     tables = [job.table for job in jobs if job.table is not None]

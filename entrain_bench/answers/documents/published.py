@@ -146,7 +146,7 @@ def our_names(config_dir: str | None = None) -> Mapping[str, Mapping[str, tuple[
 
 
 def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str, Any]:
-    """What a claim may insert of its cell: ``value``, ``gpus``, ``nodes``, our ``model`` and ``workload``, the setting.
+    """Return a cell's fields for its claim: ``value``, ``gpus``, ``nodes``, our ``model`` and ``workload``, settings.
 
     Numbers of the setting are plain (``8K`` is 8192, ``50%`` is 0.5); ``full`` recomputation is the module's name, none
     is empty. As printed they have the suffix ``_text``. With two numbers of GPUs the baseline's have the prefix

@@ -123,7 +123,7 @@ def posterior_markdown(
 
 
 def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()) -> list[str]:
-    """Who is the fastest in how many rows, our strategies next to the fastest of all others, and P(fastest)."""
+    """Return sentences on the fastest strategy of each job, on the speedups of our strategies, and on P(fastest)."""
     comparisons, labels = [*compared(data, CASE[:2]).values()], names(data, "strategy")
     found = [winners_sentence(comparisons, labels)]
     own = [name for name, family in families(data).items() if family == OURS]

@@ -58,7 +58,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What all kinds of tables state.
+    """The fields that all kinds of tables have.
 
     Attributes:
         common: overrides of all runs.

@@ -145,7 +145,7 @@ def _judged_words(answer: Recommendation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Omitted:
-    """What a recommendation did not consider.
+    """Strategies and keys that a recommendation did not consider.
 
     Attributes:
         strategies: strategies left out, with their family.

@@ -245,7 +245,7 @@ def made_ms(record: Record) -> int | None:
 
 
 def parameters(record: Record, detailed: bool = True) -> dict[str, str]:
-    """What decides a run, as texts: labels, requested and chosen degrees, parts and their parameters, settings.
+    """Return a run's parameters as texts: labels, requested and chosen degrees, parts with their parameters, settings.
 
     Of more than ``MAX_PARAMETERS`` the last are left out: first the framework's settings that are as usual. All are in
     the record.

@@ -52,7 +52,7 @@ MAX_LETTERS = 160
 
 
 def description(answer: Answer) -> str:
-    """What MLflow shows above a sweep's runs, as Markdown: the answer, its table, then what else there is to know."""
+    """Return the Markdown that MLflow shows above a sweep's runs: the answer, its table, further sentences, notices."""
     first, *others = [*sentences(answer)] or [""]
     while others and len(first) + len(others[0]) < MAX_LETTERS:
         first = f"{first} {others.pop(0)}"

@@ -67,7 +67,7 @@ def predict_group(
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
-    """What several processes measured; means of what they all did."""
+    """Merge the measurements of several processes: the mean of each pass and optimizer step."""
     passes, optimizer_s = defaultdict[StageWork, list[PassSeconds]](list), defaultdict[StageShape, list[float]](list)
     for own in several:
         for work, took in own.passes.items():

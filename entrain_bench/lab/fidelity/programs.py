@@ -66,7 +66,7 @@ class FidelityProgram:
 
 
 def first_program(config: RunConfig) -> tuple[RunContext, Program]:
-    """What a configuration describes, and its first batch's program; ``UserError`` where settings do not fit."""
+    """Return a configuration's run context and its first batch's program; ``UserError`` if settings do not fit."""
     setting = prepare(config)
     layout = setting.plan()
     shapes = setting.source.batch(0, config.global_batch, config.seed)

@@ -20,7 +20,7 @@ type Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a section found: its verdict, one line on it, tables of rows and output to show unmodified by title."""
+    """The result of a section: verdict, one line, tables of rows, and output to show unmodified, by title."""
 
     verdict: str
     result: str

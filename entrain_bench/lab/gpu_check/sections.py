@@ -45,7 +45,7 @@ type Measured = tuple[Record, Record]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What sections look at; ``tests`` is the folder of the suite's tests, ``say`` prints a line of progress."""
+    """The input of a section; ``tests`` is the folder of the suite's tests, ``say`` prints a line of progress."""
 
     machine: Machine
     setup: Setup

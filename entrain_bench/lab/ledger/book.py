@@ -45,7 +45,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a source's type of GPU may be: the device and node of a choice of cluster, with other constants.
+    """A machine that a source's type of GPU may be: device and node of a cluster choice, with other constants.
 
     Attributes:
         cluster: the choice.
@@ -67,7 +67,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What all rows of a table have in common.
+    """The settings that all rows of a table share.
 
     Attributes:
         name: in tables and figures.
@@ -93,7 +93,7 @@ class Source:
         return tuple(parse(Machine, machine, gpu_type) for machine in listed)
 
     def of(self, release: str) -> Source:
-        """What rows of a release have in common."""
+        """Return the settings that rows of a release share."""
         changes: dict[str, Any] = next((each for start, each in self.releases.items() if release.startswith(start)), {})
         return replace(self, **changes)
 
@@ -107,7 +107,7 @@ class Book:
     products: Mapping[str, str]
 
     def source(self, row: LedgerRow) -> Source:
-        """What is known of a row's table and release; of a table that is not in the book what is said of users' own."""
+        """Return the settings of a row's table and release; of an unknown table, those of users' own tables."""
         return self.sources.get(row.source, self.sources[OWN]).of(row.release)
 
     def family(self, model: str) -> Family | None:
@@ -116,7 +116,7 @@ class Book:
         return next((each for each in self.families if any(word in name for word in each.words)), None)
 
     def name(self, source: str) -> str:
-        """What a table is called."""
+        """Return the display name of a table."""
         return self.sources[source].name if source in self.sources else source
 
     @property

@@ -18,7 +18,7 @@ OK, OOM, OPEN = "ok", "oom", "open"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a quantity may be, least and greatest; both are the same where a row leaves nothing open."""
+    """Least and greatest possible value of a quantity; equal if a row leaves nothing open."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a row.
+    """The prediction of a row, or the reason why there is none.
 
     Attributes:
         row: the row.
@@ -80,7 +80,7 @@ class Entry:
     reason: str = ""
 
     def outcome(self, predict: Callable[[Predictable], Prediction]) -> Outcome:
-        """What comes of it if cases are predicted like that.
+        """Return the outcome of the row, given a function that predicts a case.
 
         Of a run that fitted, cases that do not fit are no candidates, unless none fits.
         """
@@ -100,7 +100,7 @@ def _range(found: list[Prediction], name: str) -> Range:
 
 
 def outcomes_of(entries: Iterable[Entry], change: Change | None = None) -> list[Outcome]:
-    """What comes of every row on the clusters as they are, or changed; rows of equal jobs are predicted once."""
+    """Return the outcome of every row on unchanged or changed clusters; equal jobs are predicted once."""
     known: dict[int, Prediction] = {}
 
     def predict(case: Predictable) -> Prediction:

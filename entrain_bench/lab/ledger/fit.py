@@ -119,7 +119,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a fit finds.
+    """The result of a fit: constants and their uncertainty.
 
     Attributes:
         at: logs of factors ``[devices, knobs]``.

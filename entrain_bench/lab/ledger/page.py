@@ -99,7 +99,7 @@ def page(ledger: Ledger, fitted: Study, left_out: Sequence[Outcome], book: Book,
 
 
 def model_error(outcomes: Iterable[Outcome]) -> str:
-    """What figures say beside seconds: errors counted from the middle of what is predicted."""
+    """Return the model error that figures state, with errors from the middle of predicted ranges."""
     middles = [
         abs(outcome.seconds.middle / outcome.row.published_s - 1.0)
         for outcome in outcomes

@@ -35,7 +35,7 @@ class PaperCase:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """What it runs on."""
+        """The cluster of the case."""
         return self.truth.cluster
 
     def predict(self, change: Change | None = None) -> Prediction:

@@ -45,7 +45,7 @@ type Change = Callable[[ClusterSpec], ClusterSpec]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the cost model says of a run.
+    """The cost model's prediction of a run.
 
     Attributes:
         seconds: of an iteration.
@@ -63,7 +63,7 @@ class Predictable(Protocol):
 
     @property
     def cluster(self) -> ClusterSpec:
-        """What it runs on, as configured."""
+        """The cluster of the case, as configured."""
         ...
 
     def predict(self, change: Change | None = None) -> Prediction:

@@ -67,7 +67,7 @@ class Study:
         return found | {LIMITED: self.limits[device]} if device in self.limits else found
 
     def left_out(self, ledger: Ledger) -> list[Outcome]:
-        """What comes of every row under the fit without its source; rows without a prediction as they are."""
+        """Return every row's outcome under the fit without its source; rows without a prediction stay unchanged."""
         found = []
         for entry in ledger.entries:
             fit = self.without.get(source_of(entry.row.source))

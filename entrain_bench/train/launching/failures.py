@@ -34,7 +34,7 @@ def write_failure(work: Path, rank: int, error: Exception) -> None:
 
 
 def read_failures(work: Path) -> list[Failure]:
-    """What ranks left before they ended, in the order of time."""
+    """Return the failures that ranks recorded, in order of time."""
     failures = [Failure(**json.loads(path.read_text())) for path in work.glob("failure*.json")]
     return sorted(failures, key=lambda failure: failure.time_s)
 

@@ -123,7 +123,7 @@ def _watch(
 
 @contextmanager
 def environment_of_ranks(device: str) -> Iterator[None]:
-    """What ranks inherit. Without GPUs they see none: megatron-core takes one where it can."""
+    """Set the environment that ranks inherit. On CPU, hide GPUs, because megatron-core uses any it can see."""
     wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ON_LOOPBACK}
     if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""

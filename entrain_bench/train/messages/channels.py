@@ -24,7 +24,7 @@ Channel = tuple[int, int]  # sender and receiver
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank holds of one module: a stage of a replica, at a place in its block (TP innermost)."""
+    """A rank's part of one module: a stage of a replica, at a place in its block (TP innermost)."""
 
     module: int
     replica: int

@@ -56,7 +56,7 @@ class PlanningGroup:
     timeout_s: float
 
     def broadcast(self, content: bytes | None) -> bytes:
-        """What rank 0 has, on every rank."""
+        """Return rank 0's content on every rank."""
         with named_wait("harness.planning_timeout_s", self.timeout_s):
             size = torch.tensor([len(content or b"")])
             dist.broadcast(size, 0, group=self.group)

@@ -91,7 +91,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What one rank does, and what reaches it, in order; channels and ``order`` are those of all ranks."""
+    """One rank's actions and messages, in order; channels and ``order`` are those of all ranks."""
 
     rank: int
     steps: tuple[Step, ...]
@@ -265,7 +265,7 @@ def items_of_samples(program: Program, samples: IntArray) -> IntArray:
 
 
 def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[EmptyPass]]:
-    """What a rank runs before some of its steps, by the step's place, in one order of all collective passes."""
+    """Return empty passes that a rank runs before its steps, by step index, in one order of collective passes."""
     if not any(placed.sharded for placed in program.layout.modules):
         return {}
     group = collective_passes(program)

@@ -37,7 +37,7 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What megatron-core passes to a layer's attention as its mask."""
+    """The mask argument that megatron-core passes to a layer's attention."""
 
     segments: Segments
     rotation: Rotation | None = None

@@ -105,7 +105,7 @@ class Share:
 
 
 def share_of(total: int, group: dist.ProcessGroup) -> Share:
-    """What this rank of a group holds of ``total`` rows that follow each other."""
+    """Return this rank's share of ``total`` rows, cut into consecutive blocks over a group."""
     size = -(-total // group.size())
     rows = torch.arange(group.rank() * size, (group.rank() + 1) * size)
     return Share.of(torch.where(rows < total, rows, -1), torch.arange(total), group.rank() * size)

@@ -28,7 +28,7 @@ class Placement:
 
 @dataclass(slots=True)
 class Ledger:
-    """What a producer has lent to the ranks of a lane, all of which are handed every value.
+    """Blocks that a producer has lent to the ranks of a lane; every rank receives every value.
 
     A rank may hold a value as long as it likes (a forward's input stays until its backward), so a block is used again
     only when all have let go of it. What waits to be taken is bounded: there are never more blocks than ``ahead`` and

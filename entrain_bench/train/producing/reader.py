@@ -89,7 +89,7 @@ class Reader:
             Thread(target=_speak, args=(line, said), name="reader", daemon=True).start()
 
     def load(self, common: Mapping[str, Any], asked: Sequence[Any]) -> Iterator[Any]:
-        """What producers make of each thing asked for, with what all have in ``common``, in order.
+        """Yield the value that producers make for each request, in order; ``common`` goes with every request.
 
         The values of earlier calls must be taken first. What making one raised, or its producer, is raised there.
         """

@@ -17,7 +17,7 @@ USUAL_TP = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """What is timed, and how long; the keys of ``entrain-bench profile``."""
+    """Keys of ``entrain-bench profile``: measured layers and lengths, and repetitions."""
 
     tokens: tuple[int, ...] = own(
         tuple(4**exponent for exponent in range(9)),

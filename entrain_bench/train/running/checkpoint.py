@@ -141,7 +141,7 @@ class Checkpoints:
 
 
 def state_of(stages: Stages, *, all_copies: bool = False) -> dict[str, Boxes]:
-    """What a checkpoint holds, by a name that replicas of the same tensor share, and this rank's boxes of it.
+    """Return the content of a checkpoint: this rank's boxes, by a name that replicas of the same tensor share.
 
     Parameters in fp32, whatever the model's type, their moments, and the number of optimizer steps. States that do not
     exist yet are made, so that the same call serves saving and loading. With ``all_copies`` the second copy of a tied

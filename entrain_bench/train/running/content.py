@@ -96,7 +96,7 @@ def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules
 
 
 def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content:
-    """What a run's samples hold; ``UserError`` if they hold shapes alone, or an encoder takes what is not made here."""
+    """Return the content of a run's samples; ``UserError`` for shapes alone and unsupported inputs."""
     vocab_size = model.llm.config.vocab_size
     if settings.data == MADE_UP:
         return MadeUp(seed, vocab_size)

@@ -37,14 +37,14 @@ _NUM_ON_CPU = 2**17
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a forward needs, on the CPU: an encoder's first stage ``features [tokens, width]``, or ``row_keys``."""
+    """Inputs of a forward, on the CPU; an encoder's first stage has ``features [tokens, width]`` or ``row_keys``."""
 
     pack: Pack
     features: Tensor | None = None
     row_keys: Tensor | None = None
 
     def features_on(self, device: torch.device, module: ModuleSpec) -> Tensor | None:
-        """What the first stage of an encoder starts from, on the device that computes; None for other stages."""
+        """Return the features of an encoder's first stage on the computing device; None for other stages."""
         if self.row_keys is not None:
             return made_up_features(to_device(self.row_keys, device), input_width(module))
         return None if self.features is None else to_device(self.features, device)
@@ -66,7 +66,7 @@ class SampleData:
     def inputs(
         self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, *, splits_backward: bool = False
     ) -> Inputs:
-        """What a stage needs for a chunk of items (encoder) or samples (LLM); it recomputes ``remade`` blocks."""
+        """Return a stage's inputs for a chunk of items (encoder) or samples (LLM); it recomputes ``remade`` blocks."""
         pack = self.encoder_pack(members) if module.is_encoder else self.llm_pack(members)
         if module.config.mrope_sections:
             pack = replace(pack, positions=self.positions(module, members))

@@ -51,7 +51,7 @@ class InlineLoader:
         self.pins = device.type == "cuda"
 
     def load(self, makers: Sequence[MakeInputs]) -> Iterator[Inputs]:
-        """What the makers return."""
+        """Yield the inputs that the makers return, in order."""
         return (maker() for maker in makers)
 
 
@@ -68,7 +68,7 @@ class ThreadLoader:
         self._begun: deque[Future[Inputs]] = deque()
 
     def load(self, makers: Sequence[Callable[[], Inputs]]) -> Iterator[Inputs]:
-        """What the makers return; they begin once those of earlier calls leave room."""
+        """Yield the inputs that the makers return, in order; makers begin as soon as earlier calls leave room."""
         with self._lock:
             self._waiting.extend(makers)
             self._begin()
@@ -98,7 +98,7 @@ class ProducerLoader:
         self._pinning = ThreadLoader(device) if device.type == "cuda" else None
 
     def load(self, makers: Sequence[MakeInputs]) -> Iterator[Inputs]:
-        """What the makers return."""
+        """Yield the inputs that the makers return, in order."""
         if not makers:
             return iter(())
         shapes = makers[0].data.shapes
@@ -115,7 +115,7 @@ type Loader = InlineLoader | ThreadLoader | ProducerLoader
 
 
 def makers_of_run(config: RunConfig) -> MakersOf:
-    """What a producer makes of what ``ProducerLoader`` asks for."""
+    """Return the function by which a producer answers requests of ``ProducerLoader``."""
     setting = prepare(config)
     assert isinstance(setting.executor, TrainSettings)
     content = content_of(setting.executor, setting.workload, setting.job.model, config.seed)

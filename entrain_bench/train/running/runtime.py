@@ -35,7 +35,7 @@ from entrain_bench.train.weights.naming import Roots
 
 @dataclass(slots=True)
 class Graph:
-    """What a forward leaves for its backward.
+    """Autograd state that a forward keeps for its backward.
 
     ``leaf`` is the input that wants a gradient. The output itself is gone as soon as it is sent; ``output`` is None
     where nothing that led to it learns.
@@ -48,7 +48,7 @@ class Graph:
 
     @staticmethod
     def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
-        """What the forward of a pack leaves that made an output of an input."""
+        """Return the state of a pack's forward, from its input and output."""
         own = leaf if leaf is not None and leaf.requires_grad else None
         edge = get_gradient_edge(output) if output.requires_grad else None
         return Graph(own, edge, output.shape, pack.splits_backward)
@@ -56,7 +56,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does in an iteration; ``empty`` are passes without a chunk of its own, by the step behind them."""
+    """A rank's work in an iteration; ``empty`` holds passes without an own chunk, by the index of the next step."""
 
     program: Program
     plan: RankPlan

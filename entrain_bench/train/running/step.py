@@ -42,7 +42,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank's optimizer steps of a parameter.
+    """The part of a parameter that a rank's optimizer updates.
 
     ``value`` is consecutive numbers of the parameter, in fp32 if it learns, from ``start`` of this rank's shard; the
     optimizer knows them by ``owner``, and has ``states`` of those that learn.
@@ -138,7 +138,7 @@ class TrainedStage:
             embedding.main_grad.copy_(first_copy.main_grad)  # type: ignore[attr-defined]
 
     def part_of(self, parameter: Parameter) -> Part | None:
-        """What this rank's optimizer steps of a parameter; None for nothing."""
+        """Return the part of a parameter that this rank's optimizer updates; None if there is none."""
         if not parameter.requires_grad:
             return Part(parameter.data, 0, parameter, None)
         # megatron-core chains optimizers of different kinds of parameters; these are of one.
