@@ -1,13 +1,14 @@
 """Schedules of the strategies on one global batch: the passes of every stage of a replica over time.
 
 Corresponds to arXiv:2605.27918, Figure 12; cells of ``experiments/figure/schedule_gantt.yaml``. Each strategy shows its
-slowest replica in the first iteration. A deferred part is a part of a microbatch after its first: the encoder work of
-samples whose LLM microbatch comes later.
+slowest replica in the first iteration, or the ranks of a widest group, where a group is one bar with its degrees. A
+deferred part is a part of a microbatch after its first: the encoder work of samples whose LLM microbatch comes later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,8 @@ TIMELINES = True
 ZOOM = (0.22, 0.42)
 LANE_IN, TITLE_IN = 0.108, 0.18
 LEGEND_ROWS = 2
+# Bars of groups have their degrees in them where a letter has this part of a panel.
+LETTER, SMALLEST_PT = 0.013, 5.0
 STEP = "Gradient sync and optimizer"
 STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
 PASSES = {"forward": "forward", "backward": "backward", "weight": "weights"}
@@ -96,7 +99,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         f"The same batch takes {ends[least]:.3g} s with {labels[least]} and {ends[most]:.3g} s with {labels[most]}.",
     )
     columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
-    return figure, pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])[columns]
+    shown = pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])
+    return figure, shown[[*columns, *["group"] * ("group" in shown)]]
 
 
 def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
@@ -130,8 +134,19 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
     """A bar an action and a row a lane, as far as the time window goes."""
     shown = rows[(rows["end_s"] > window[0]) & (rows["start_s"] < window[1])]
     start, end = shown["start_s"].to_numpy(), shown["end_s"].to_numpy()
-    top = shown["lane"].to_numpy(dtype=np.float64) - 0.44
-    corners = np.stack([start, top, end, top, end, top + 0.88, start, top + 0.88], axis=1).reshape(-1, 4, 2)
+    top, bottom = shown["lane"].to_numpy(dtype=np.float64) - 0.44, shown["lane"].to_numpy(dtype=np.float64) + 0.44
+    if has_groups(rows):
+        keys = ["module", "stage", "replica", "microbatch", "part", "pass"]
+        lane = shown.groupby(keys)["lane"]
+        top, bottom = lane.transform("min").to_numpy() - 0.44, lane.transform("max").to_numpy() + 0.44
+        for each in shown.drop_duplicates(keys).to_dict("records"):
+            low, high = max(each["start_s"], window[0]), min(each["end_s"], window[1])
+            text = degrees_of(each["group"])
+            if high - low > LETTER * len(text) * (window[1] - window[0]):
+                middle = float(lane.get_group(tuple(each[key] for key in keys)).mean())
+                style: Any = {"ha": "center", "va": "center", "fontsize": SMALLEST_PT, "clip_on": True}
+                panel.text((low + high) / 2, middle, text, **style)
+    corners = np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
     faces = [colours[kind] for kind in shown["kind"]]
     panel.add_collection(PolyCollection(list(corners), facecolors=faces, edgecolors="white", linewidths=0.1))
     held = rows[rows["replica"] >= 0].drop_duplicates(["lane", "module", "stage"])
@@ -143,6 +158,9 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
         )
         for _, stages in lanes.groupby("lane")
     ]
+    if has_groups(rows):
+        ranks = rows.drop_duplicates("lane").sort_values("lane")[["rank", "num_ranks"]].itertuples(index=False)
+        places = [f"Rank {first}" if count == 1 else f"Ranks {first}-{first + count - 1}" for first, count in ranks]
     panel.set_yticks(range(len(places)), places)
     panel.set_ylim(rows["lane"].max() + 0.6, -0.6)
     panel.set_xlim(*window)
@@ -150,9 +168,23 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], wind
     panel.grid(visible=False, axis="y")
 
 
+def has_groups(actions: pd.DataFrame) -> bool:
+    """Whether groups of ranks of several widths run a run's actions."""
+    return "group" in actions and bool(actions["group"].fillna("").ne("").any())
+
+
+def degrees_of(group: str) -> str:
+    """The degrees of a group named by ``timeline_frame``: ``cp4`` of ``ranks 4-7 cp4``, or nothing of ``rank 3``."""
+    return " ".join(str(group).split()[2:])
+
+
 def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:
     """The actions on the lanes of the LLM replica where a column of forwards and backwards is highest."""
-    replicas = actions[(actions["side"] == Role.LLM) & (actions["replica"] >= 0)]["replica"].unique()
+    work = actions[(actions["side"] == Role.LLM) & (actions["replica"] >= 0)]
+    replicas = work["replica"].unique()
+    if has_groups(actions):
+        lanes = work.groupby("replica", sort=False)["lane"].nunique()
+        replicas = lanes[lanes == lanes.max()].index.to_numpy()
     frames = [replica_lanes(actions, replica) for replica in replicas]
     return max(frames, key=lambda frame: float(frame[frame["replica"] >= 0][column].max()))
 

@@ -40,15 +40,16 @@ class ActionView:
     part: int
     kind: Pass
     members: tuple[int, ...]
+    group: str = ""
 
     def __str__(self) -> str:
         if self.kind in (Pass.GRAD_SYNC, Pass.OPTIMIZER):
             return f"{self.kind.name.lower()} of {self.module} stage {self.stage}"
         part = f" part {self.part}" if self.part else ""
-        return (
-            f"{self.kind.name.lower()} of {self.module} microbatch {self.microbatch}{part} on stage {self.stage} "
-            f"of replica {self.replica}"
-        )
+        place = f"stage {self.stage} of replica {self.replica}"
+        if self.group:
+            place = f"{self.group}, stage {self.stage}"
+        return f"{self.kind.name.lower()} of {self.module} microbatch {self.microbatch}{part} on {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,20 @@ class Program:
             labels[1],
             Pass(int(self.kind[action])),
             members,
+            self.group_name(action),
         )
+
+    def group_name(self, action: int) -> str:
+        """Name the ranks and degrees that run a pass, such as ``ranks 4-7 cp4``; empty if groups are replicas."""
+        placed, replica = self.layout.modules[self.module[action]], int(self.replica[action])
+        if len(placed.widths) < 2 or replica < 0:
+            return ""
+        blocks = self.layout.blocks[self.module[action]]
+        block = replica * blocks.num_stages + int(self.stage[action])
+        low, high = int(blocks.low[block]), int(blocks.high[block])
+        tp, cp = placed.degrees[placed.degree_of_copy[replica]]
+        ranks = f"rank {low}" if low == high else f"ranks {low}-{high}"
+        return " ".join([ranks, *[f"tp{tp}"] * (tp > 1), *[f"cp{cp}"] * (cp > 1)])
 
     def lane(self, lane: int) -> list[ActionView]:
         """The ordered actions of one lane."""

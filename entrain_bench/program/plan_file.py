@@ -26,6 +26,7 @@ MAX_BYTES = 4 * 2**20
 HEADER = (
     "# A plan of entrain-bench: entrain-bench plan=THIS_FILE runs it, with harness=train on real ranks.\n"
     "# layers_per_stage counts embedding and head; ranks are [replica][stage], TP innermost.\n"
+    "# widths are [TP, CP] of the groups of ranks that a sample or item may take; []: its replica.\n"
 )
 
 
@@ -126,7 +127,7 @@ def plan_text(plan: TrainingPlan) -> str:
     """A plan as the text of its file."""
     layout = layout_values(plan.layout)
     modules = layout.pop("modules")
-    lists = [{name: _OneLine(module[name]) for name in ("layers_per_stage", "ranks")} for module in modules]
+    lists = [{name: _OneLine(module[name]) for name in ("layers_per_stage", "ranks", "widths")} for module in modules]
     values = {
         "version": VERSION,
         "strategy": plan.strategy,
@@ -226,6 +227,9 @@ def _module(values: Any, where: str) -> ModuleLayout:
     for name in ("tp", "cp"):
         require(getattr(module, name) >= 1, f"{where}.{name}", getattr(module, name), "at least 1")
     stages = module.layers_per_stage
+    for own in module.widths:
+        pair = len(own) == 2 and min(own) >= 1
+        require(pair, f"{where}.widths", [*own], "TP and CP of a group, both at least 1")
     require(bool(stages) and min(stages) >= 1, f"{where}.layers_per_stage", [*stages], "at least 1 on each stage")
     shape = f"[replica][{len(stages)} stages][{module.tp * module.cp} ranks], whole numbers of at least 0"
     try:

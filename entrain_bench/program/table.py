@@ -15,6 +15,7 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     """A timeline as a table, one row for each action and lane it occupies, for figures and files.
 
     ``parent`` is the microbatch that an encoder's sub-microbatch is a part of, else ``microbatch`` itself.
+    ``group`` names the ranks and degrees that run a pass (``Program.group_name``), if groups have several widths.
     ``memory_bytes`` and ``memory_after_bytes``, of a rank of the lane while the action runs and after it, are there if
     the executor can tell.
     """
@@ -47,6 +48,9 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
             "transfer_wait_s": timeline.transfer_wait_s[action],
         }
     )
+    if any(len(placed.widths) > 1 for placed in program.layout.modules):
+        own = np.array([program.group_name(each) for each in range(program.num_actions)])
+        frame["group"] = own[action]
     if timeline.memory_bytes is not None:
         frame["memory_bytes"], frame["memory_after_bytes"] = timeline.memory_bytes
     return frame
@@ -55,16 +59,19 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
 def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
     """A timeline table in the Chrome trace format (chrome://tracing, Perfetto), times in microseconds.
 
-    Processes are replicas, threads are lanes named by their first rank.
+    Processes are replicas, threads are lanes named by their first rank. Groups of several widths are one process, and
+    events name them.
     """
     lanes = frame[frame["replica"] >= 0].drop_duplicates("lane").set_index("lane")["replica"]
+    if "group" in frame:
+        lanes[:] = 0
     events: list[dict[str, object]] = []
     for lane, rank in frame.drop_duplicates("lane")[["lane", "rank"]].itertuples(index=False):
         replica = int(lanes.get(lane, -1))
         name = {"name": f"rank {rank}"}
         events.append({"ph": "M", "name": "thread_name", "pid": replica, "tid": int(lane), "args": name})
     for row in frame.to_dict("records"):
-        start = float(row["start_s"]) * 1e6
+        start, group = float(row["start_s"]) * 1e6, row.get("group", "")
         events.append(
             {
                 "ph": "X",
@@ -74,7 +81,7 @@ def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
                 "tid": int(row["lane"]),
                 "ts": start,
                 "dur": float(row["end_s"]) * 1e6 - start,
-                "args": {"stage": int(row["stage"]), "part": int(row["part"])},
+                "args": {"stage": int(row["stage"]), "part": int(row["part"])} | ({"group": group} if group else {}),
             }
         )
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.bound import Need, need_of
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.parents import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import remade_share, time_shares
@@ -22,27 +23,42 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntA
     """Forward time of every microbatch of the given modules together, summed over stages and parts.
 
     Sub-microbatches of an encoder count as the microbatch that they are parts of (``parent_microbatches``). A
-    microbatch that only has LLM work counts as zero for modules that share the LLM's replicas.
+    microbatch that only has LLM work counts as zero for modules that share the LLM's replicas. If groups have several
+    widths, every rank of a stage counts as a replica, with the microbatches of all its groups.
 
     Returns:
         Replica of each microbatch and its seconds, by replica and microbatch ``[microbatches]``.
     """
     program, llm = timeline.program, timeline.program.model.llm_index
     duration_s, placed = timeline.end_s - timeline.start_s, program.layout.modules
+    grouped = any(len(placed[index].widths) > 1 for index in (*modules, llm))
+
+    def by_replica(index: int, microbatch: IntArray, seconds: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+        if not grouped:
+            return program.chunks[index].replica, microbatch, seconds
+        rows, place = _on_ranks(placed[index], program.chunks[index].replica)
+        return place, microbatch[rows], seconds[rows]
+
     own = [
-        (
-            program.chunks[index].replica,
-            parent_microbatches(program, index),
-            duration_s[program.forward_actions(index)].sum(axis=1),
-        )
+        by_replica(index, parent_microbatches(program, index), duration_s[program.forward_actions(index)].sum(axis=1))
         for index in modules
     ]
-    if all(placed[index].copies == placed[llm].copies for index in modules):
+    sizes = [each.plane.shape[1] if grouped else each.copies for each in placed]
+    if all(sizes[index] == sizes[llm] for index in modules):
         lacking = program.chunks[llm]
-        own.append((lacking.replica, lacking.microbatch, np.zeros(len(lacking))))
+        own.append(by_replica(llm, lacking.microbatch, np.zeros(len(lacking))))
     replica, microbatch, seconds = (np.concatenate(column) for column in zip(*own, strict=True))
     places, place = np.unique(np.stack([replica, microbatch]), axis=1, return_inverse=True)
     return places[0], np.bincount(place.ravel(), weights=seconds, minlength=places.shape[1])
+
+
+def _on_ranks(placed: ModuleLayout, replica: IntArray) -> tuple[IntArray, IntArray]:
+    """Return every chunk once for each rank of its group, and the rank's place on its stage, counted from 0."""
+    size = np.array([tp * cp for tp, cp in placed.degrees])[placed.degree_of_copy]
+    first = np.concatenate([np.arange(count) for count in placed.num_groups]) * size
+    offsets = offsets_from_counts(size[replica])
+    rows = rows_of(offsets)
+    return rows, first[replica][rows] + np.arange(len(rows)) - offsets[rows]
 
 
 def forward_std_ms(timeline: Timeline, modules: Sequence[int]) -> float:

@@ -29,6 +29,20 @@ def test_the_gantt_shows_the_slowest_replica_and_its_deferred_parts() -> None:
     assert {"Vision forward", "Vision backward, deferred", "LLM forward"} < set(shown["kind"])
 
 
+def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On four ranks: a group of two on ranks 2 and 3, then single ranks; ranks 0 and 1 end last.
+    passes = [(2, 5, 0.0, 1.0, "ranks 2-3 cp2"), (3, 5, 0.0, 1.0, "ranks 2-3 cp2"), (2, 2, 1.0, 2.0, "rank 2")]
+    passes += [(3, 3, 1.0, 3.0, "rank 3"), (0, 0, 0.0, 9.0, "rank 0"), (1, 1, 0.0, 9.0, "rank 1")]
+    frame = pd.DataFrame(passes, columns=["lane", "replica", "start_s", "end_s", "group"])
+    labels = {"strategy": "first", "side": "llm", "module": "llm", "stage": 0, "part": 0, "pass": "forward"}
+    frame = frame.assign(**labels, microbatch=frame["replica"], rank=frame["lane"], num_ranks=1)
+    figure, shown = drawn("schedule_gantt", Runs(table(["first"], TRACES[:1]), frame))
+    assert shown["group"].tolist() == ["ranks 2-3 cp2"] * 2 + ["rank 2", "rank 3"]
+    texts = written(figure, monkeypatch)
+    assert {"Rank 2", "Rank 3", "cp2"} <= set(texts)
+    assert not {"Rank 0", "Rank 1"} & set(texts)
+
+
 def test_the_gantt_says_why_a_strategy_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first", "second"], status=lambda *case: "failed" if case[0] == "second" else "ok")
     figure, _ = drawn("schedule_gantt", Runs(data, actions(["first"], TRACES[:1])))

@@ -45,6 +45,24 @@ def test_what_is_written_is_read(plan: TrainingPlan, file: Path) -> None:
     assert plan_text(found) == plan_text(plan)
 
 
+def test_groups_of_several_widths_are_a_line_each_and_run(tmp_path: Path) -> None:
+    overrides = ("layout.tp=1", "layout.pp=1", "layout.cp=null", "layout.dp=null")
+    job = PlannedJob("tiny", "synthetic", "tiny", 8, 2, 3, overrides)
+    setting = prepare(
+        compose("strategy=hybrid_cp", "model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=2", *overrides)
+    )
+    layout = setting.strategy.plan(setting.profile)
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan_text(TrainingPlan("hybrid_cp", (), job, layout, Expected(1.0, 0.9, 1.1, 3))))
+    found = read_plan(path)
+    widths = [placed.widths for placed in found.layout.modules]
+    assert layout_to_json(found.layout) == layout_to_json(layout)
+    assert len(widths[0]) > 1
+    assert f"widths: {[list(own) for own in widths[0]]}\n" in path.read_text()
+    outcome = run_experiment(compose(f"plan={path}"))
+    assert layout_to_json(outcome.layout) == layout_to_json(layout)
+
+
 def changed(file: Path, place: str, value: Any) -> None:
     """The file with one of its values exchanged; None removes it."""
     values = node = yaml.safe_load(file.read_text())
@@ -87,6 +105,8 @@ def changed(file: Path, place: str, value: Any) -> None:
         ("layout.modules.0.ranks", "all", "layout.modules[0].ranks=all: must be [replica][1 stages][1 ranks]"),
         ("layout.modules.0.ranks", [[[-1]]], "layout.modules[0].ranks=[[[-1]]]: must be"),
         ("layout.modules.0.recompute", "yes please", "layout.modules[0].recompute=yes please: must be true or false"),
+        ("layout.modules.0.widths", [[0, 1]], "layout.modules[0].widths=[0, 1]: must be TP and CP of a group, both at"),
+        ("layout.modules.0.widths", [[1, 1, 1]], "layout.modules[0].widths=[1, 1, 1]: must be TP and CP of a group"),
         ("layout.modules.0.pp", 3, "layout.modules[0] key=pp: unknown"),
     ],
 )

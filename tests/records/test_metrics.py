@@ -9,14 +9,16 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.figures.memory_over_time import memory_steps
-from entrain_bench.program import Pass
+from entrain_bench.program import Pass, Slots, build_program
+from entrain_bench.program.assignment import ModuleAssignment, group_chunks
+from entrain_bench.program.layout import Layout
 from entrain_bench.program.table import chrome_trace, timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import forward_std_ms, measure, microbatch_forward
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from support.builders import chain_layout, tiny_cluster, tiny_model, uniform_batch
+from support.builders import chain_layout, placed, samples, tiny_cluster, tiny_model, uniform_batch
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,34 @@ def test_forward_std_is_over_the_microbatches_of_a_replica(run: tuple[object, Ti
         per_replica.append((sum((t - mean) ** 2 for t in times) / 2) ** 0.5)
     assert microbatch_forward(timeline, [0])[0].tolist() == [0, 0, 1, 1]
     assert forward_std_ms(timeline, [0]) == pytest.approx(1e3 * sum(per_replica) / 2)
+
+
+def test_forward_std_is_over_the_microbatches_of_a_rank_if_groups_have_several_widths() -> None:
+    # Samples 0 and 1 have a rank each, sample 2 both; the fourth is alone on rank 1.
+    model, shapes = tiny_model(encoder=0, llm=2), samples((8, []), (8, []), (8, []), (8, []))
+    llm = replace(placed(model.llm, np.arange(2).reshape(2, 1, 1)), widths=((1, 1), (1, 2)))
+    labels = ModuleAssignment(np.array([0, 1, 2, 1]), np.array([0, 0, 1, 2]))
+    chunks = group_chunks(model.llm, shapes, labels)
+    slots = Slots(*(chunks.microbatch[:, None].astype(np.int64) + late for late in (0, 3)))
+    program = build_program(model, Layout((llm,), 3), shapes, [chunks], [slots])
+    seconds, nothing = np.zeros(program.num_actions), np.zeros(program.num_actions)
+    took = {0: 1.0, 1: 3.0, 2: 2.0, 3: 7.0}
+    for action in program.forward_actions(0).ravel():
+        seconds[action] = took[program.view(action).members[0]]
+    timeline = Timeline(program, nothing, seconds, nothing, nothing, np.zeros(2))
+    assert forward_std_ms(timeline, [0]) == pytest.approx(1e3 * (np.std([1, 2]) + np.std([3, 2, 7])) / 2)
+    assert [str(program.view(action)) for action in program.forward_actions(0).ravel()] == [
+        "forward of llm microbatch 0 on rank 0, stage 0",
+        "forward of llm microbatch 0 on rank 1, stage 0",
+        "forward of llm microbatch 2 on rank 1, stage 0",
+        "forward of llm microbatch 1 on ranks 0-1 cp2, stage 0",
+    ]
+    frame = timeline_frame(timeline)
+    assert set(frame[frame["microbatch"] == 1]["group"]) == {"ranks 0-1 cp2"}
+    assert set(frame[frame["replica"] < 0]["group"]) == {""}
+    events = [event for event in chrome_trace(frame)["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in events} == {0}
+    assert {event["args"].get("group") for event in events} == {"rank 0", "rank 1", "ranks 0-1 cp2", None}
 
 
 @pytest.mark.wide

@@ -7,13 +7,12 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, MARGIN, OPEN, Comparison, Times
 from entrain_bench.answers.console_table import GAP, Column, table_lines
 from entrain_bench.answers.labels import FAMILIES
 from entrain_bench.answers.posterior import posterior_sentence
+from entrain_bench.answers.recommend.layouts import layout_lines
 from entrain_bench.answers.recommend.recommendation import FURTHER, NUM_CHANGED, Firm, KnobCost, Recommendation
 from entrain_bench.answers.recommend.strategy_race import standings
 from entrain_bench.answers.sentences import ONE_SEED
@@ -30,8 +29,6 @@ from entrain_bench.answers.text import (
     spell_seeds,
     times,
 )
-from entrain_bench.base.arrays import IntArray
-from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.records.records import labels_of
 
 GIB = 2**30
@@ -246,9 +243,11 @@ def _seeds_word(answer: Recommendation) -> str:
 def _layout(answer: Recommendation) -> Iterator[str]:
     config, layout = answer.config, answer.layout
     yield from layout_lines(layout)
-    number = layout.num_microbatches
-    size = f"{answer.microbatch_size:g} samples on average"
-    yield f"{number} microbatch{'' if number == 1 else 'es'} a replica, of {size}."
+    if any(len(placed.widths) > 1 for placed in layout.modules):
+        yield "In each iteration the strategy gives every sample a group of ranks."
+    else:
+        size = f"{answer.microbatch_size:g} samples on average"
+        yield f"{count(layout.num_microbatches, 'microbatch', 'microbatches')} a replica, of {size}."
     memory = config.strategy["scheduler"].get("memory", "module")
     if memory != "module":
         yield f"The scheduler recomputes activations where its schedule would exceed memory (memory={memory})."
@@ -355,55 +354,3 @@ def loss_words(spent: Spent) -> Iterator[str]:
 
 def _plain(name: str) -> str:
     return TIME_WORDS[name].partition(":")[0].replace(",", " and")
-
-
-# Spans of ranks in a line at most.
-MAX_SPANS = 6
-
-
-def layout_lines(layout: Layout) -> list[str]:
-    """Return a line per module (degrees, layers of each stage, ranks), and lines on shared ranks."""
-    width = max(len(placed.module) for placed in layout.modules)
-    lines = [f"{placed.module.ljust(width)}  {'; '.join(_parts(placed))}" for placed in layout.modules]
-    return [*lines, *_sharing(layout)]
-
-
-def _parts(placed: ModuleLayout) -> Iterator[str]:
-    # Virtual stages count as the one that their ranks make up.
-    physical = int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block
-    yield f"TP {placed.tp}, CP {placed.cp}, PP {physical}, DP {placed.dp}"
-    stages = f"{placed.stages_per_rank} virtual stages a rank, " if placed.stages_per_rank > 1 else ""
-    yield f"{stages}layers {'/'.join(map(str, placed.layers_per_stage))}"
-    steps, others = np.unique(np.diff(placed.ranks, axis=0)), ""
-    if placed.dp > 1:
-        last = int(placed.ranks.max())
-        later = f", each next replica {count(int(steps[0]), 'rank')} later"
-        others = later if len(steps) == 1 else f", other replicas up to rank {last}"
-    yield f"ranks {spans(placed.ranks[0])}{others}"
-    if placed.sharded:
-        yield "weights sharded over all replicas, gathered layer by layer"
-    if placed.recompute:
-        yield "activations recomputed"
-    if placed.offload:
-        yield "weights off the device between forwards and backwards"
-
-
-def _sharing(layout: Layout) -> list[str]:
-    sets = {placed.module: {*placed.ranks.ravel().tolist()} for placed in layout.modules}
-    names = [*sets]
-    if len(names) == 1:
-        return []
-    if all(sets[name] == sets[names[0]] for name in names):
-        return ["All modules share all ranks."]
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if sets[a] & sets[b]]
-    if not pairs:
-        return ["No module shares a rank with another."]
-    return [f"{a} and {b} share {len(sets[a] & sets[b])} ranks." for a, b in pairs]
-
-
-def spans(ranks: IntArray) -> str:
-    """Return ranks in words: ``0-15``, ``0-3, 8-11``; a long list is shortened."""
-    each = np.unique(ranks)
-    cuts = np.flatnonzero(np.diff(each) != 1) + 1
-    parts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(each, cuts)]
-    return ", ".join(parts if len(parts) <= MAX_SPANS else [*parts[: MAX_SPANS - 1], "...", parts[-1]])

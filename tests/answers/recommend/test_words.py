@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from entrain_bench.answers.recommend.layouts import layout_lines, spans
 from entrain_bench.answers.recommend.recommendation import firm, spent_s
 from entrain_bench.answers.recommend.strategy_race import standings
 from entrain_bench.answers.recommend.words import (
     Omitted,
-    layout_lines,
     loss_words,
     omitted_words,
     ranking_lines,
     so_far,
-    spans,
     spent_lines,
 )
 from entrain_bench.answers.text import TIME_WORDS
@@ -99,6 +98,13 @@ def test_a_layout_in_words() -> None:
     assert layout_lines(Layout((whole, chain), 4))[-1] == "vision and llm share 4 ranks."
     assert layout_lines(Layout((replace(chain, module="vision"), chain), 4))[-1] == "All modules share all ranks."
     assert len(layout_lines(Layout((chain,), 4))) == 1
+    # Two stages of four ranks, whose groups have one, two or four.
+    plane = np.arange(8).reshape(2, 4, 1).swapaxes(0, 1)
+    grouped = ModuleLayout("llm", 1, 1, (2, 3), plane, sharded=True, widths=((1, 1), (1, 2), (2, 2)))
+    assert layout_lines(Layout((grouped,), 4)) == [
+        "llm  PP 2, groups of TP x CP 1x1, 1x2, 2x2; layers 2/3; ranks 0-7; "
+        "weights sharded over all ranks, gathered layer by layer"
+    ]
 
 
 def test_spans_of_ranks() -> None:
