@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,50 +27,67 @@ KEPT = 0.97
 STRETCHES = (1.0, 1.25, 1.6, 2.5)
 # Deals, those that end first, whose programs are compared.
 COMPARED = 2
+# Which packs come first: factors of their width in the order.
+WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """How a batch is packed.
+
+    Attributes:
+        labels: of all units.
+        end_s: believed seconds of their program; infinite if it exceeds memory.
+        even_s: believed seconds of all work at its cheapest widths, if all ranks shared it evenly.
+    """
+
+    labels: Assignment
+    end_s: float
+    even_s: float
 
 
 def pack_assignment(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-    """Labels of all units: of several deals, sizes of packs and orders those whose program ends first by belief."""
-    return fastest_packs(shapes, layout, profile)[1]
+    """Labels of all units."""
+    return fastest_packs(shapes, layout, profile).labels
 
 
-def fastest_packs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[float, Assignment]:
-    """``pack_assignment`` and the believed seconds of its program, infinite if none fits memory."""
+def fastest_packs(shapes: SampleShapes, layout: Layout, profile: Profile) -> Packs:
+    """Of several deals, sizes of packs and orders those whose program ends first by belief."""
     work, widths = work_of(shapes, layout, profile), widths_of(layout)
     room = KEPT * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
     seconds, kept, running = priced(work, widths, len(shapes), room)
     num_ranks = layout.modules[0].plane.shape[1]
-    ideal_s = float(np.min(seconds * widths[:, None], axis=0).sum()) / num_ranks
-    deals = [dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * ideal_s)) for share in LIMITS]
-    order = np.argsort(decisive(np.array([deal.end_s for deal in deals])), kind="stable")[:COMPARED].tolist()
-    known: dict[tuple[int, int, bool], tuple[float, Assignment]] = {}
+    even_s = float(np.min(seconds * widths[:, None], axis=0).sum()) / num_ranks
+    found = (dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * even_s)) for share in LIMITS)
+    each = {(deal.width.tobytes(), deal.first.tobytes()): deal for deal in found}
+    deals = sorted(each.values(), key=lambda deal: decisive(deal.end_s))[:COMPARED]
+    known: dict[tuple[int, int, int], Packs] = {}
 
-    def end_s(index: int, stretch: float, wide_first: bool) -> float:
+    def end_s(index: int, stretch: float, first: int) -> float:
         deal = deals[index]
         own = np.searchsorted(widths, deal.width), np.arange(len(shapes))
-        packs = packs_of(deal, seconds[own], kept[own], running[own], stretch * room, wide_first)
-        key = index, len(packs), wide_first
+        packs = packs_of(deal, seconds[own], kept[own], running[own], stretch * room, first)
+        key = index, len(packs), first
         if key not in known:
             labels = labels_of(packs, deal, work, layout)
             program = packed_program(shapes, layout, labels, profile)
             fits = float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes
-            known[key] = decisive(packed_iteration_s(program, profile)) if fits else np.inf, labels
-        return known[key][0]
+            known[key] = Packs(labels, decisive(packed_iteration_s(program, profile)) if fits else np.inf, even_s)
+        return known[key].end_s
 
-    stretch = min(STRETCHES, key=lambda each: end_s(order[0], each, True))
-    for index in order:
-        mixed = len(np.unique(deals[index].width)) > 1
-        for wide_first in (True, False) if mixed else (True,):
-            end_s(index, stretch, wide_first)
-    return min(known.values(), key=lambda each: each[0])
+    stretch = min(STRETCHES, key=lambda each: end_s(0, each, WIDE))
+    for index, deal in enumerate(deals):
+        for first in ORDERS if len(np.unique(deal.width)) > 1 else (WIDE,):
+            end_s(index, stretch, first)
+    return min(known.values(), key=lambda each: each.end_s)
 
 
-def labels_of(packs: Sequence[IntArray], deal: Deal, work: Work, layout: Layout) -> Assignment:
+def labels_of(packs: Sequence[Pack], deal: Deal, work: Work, layout: Layout) -> Assignment:
     """Group and pack of every unit of the samples of each pack, whose order is the packs'."""
     first_group = [offsets_from_counts(placed.num_groups) for placed in layout.modules]
     counts, num_modules = np.diff(work.first_unit).tolist(), len(layout.modules)
     replica, number = ([np.zeros(count, np.int64) for count in counts] for _ in range(2))
-    for index, samples in enumerate(packs):
+    for index, samples in packs:
         width, first = int(deal.width[samples[0]]), int(deal.first[samples[0]])
         for module, placed in enumerate(layout.modules):
             found = split(work, samples, module, num_modules, width)
@@ -82,13 +100,14 @@ def labels_of(packs: Sequence[IntArray], deal: Deal, work: Work, layout: Layout)
     return Assignment(tuple(ModuleAssignment(*each) for each in zip(replica, number, strict=True)))
 
 
-def packs_of(
-    deal: Deal, seconds: FloatArray, bytes_: FloatArray, running: FloatArray, room: float, wide_first: bool
-) -> list[IntArray]:
-    """Samples of each pack, in the order in which ranks run them.
+type Pack = tuple[int, IntArray]
+"""Place in the order of packs, and samples."""
 
-    Wide packs come first, or narrow ones: then wide packs, which take longest, hide the reduction of gradients. Of a
-    group's packs the largest is last, for the same reason.
+
+def packs_of(
+    deal: Deal, seconds: FloatArray, bytes_: FloatArray, running: FloatArray, room: float, first: int
+) -> list[Pack]:
+    """Packs in the order in which ranks run them; of a group's packs the largest is last, to hide the reduction.
 
     Args:
         deal: where samples go.
@@ -96,13 +115,14 @@ def packs_of(
         bytes_: that it keeps on each rank ``[samples]``.
         running: bytes that its passes need while they run ``[samples]``.
         room: bytes of a pack, at most, unless a sample needs more.
-        wide_first: whether wide packs come first.
+        first: ``WIDE``: wide packs come first; ``NARROW``: narrow ones, so that wide packs, which take longest, hide
+            the reduction; ``SHARED``: a rank's last packs of all widths share a place.
     """
-    packs: list[tuple[tuple[float, ...], IntArray]] = []
+    packs: list[tuple[tuple[int, int], IntArray]] = []
     groups, group = np.unique(np.stack([deal.width, deal.first]), axis=1, return_inverse=True)
     order = np.argsort(group.ravel(), kind="stable")
-    for (width, first), mine in zip(
-        groups.T.tolist(), np.split(order, np.cumsum(np.bincount(group.ravel()))[:-1]), strict=True
+    for width, mine in zip(
+        groups[0].tolist(), np.split(order, np.cumsum(np.bincount(group.ravel()))[:-1]), strict=True
     ):
         held = bytes_[mine]
         falling = mine[np.argsort(-decisive(held), kind="stable")]
@@ -120,5 +140,6 @@ def packs_of(
         own_packs = sorted(
             (np.array(each) for each in bins if each), key=lambda each: decisive(float(seconds[each].sum()))
         )
-        packs += [((-width if wide_first else width, place, first), each) for place, each in enumerate(own_packs)]
-    return [samples for _, samples in sorted(packs, key=lambda each: each[0])]
+        packs += [((first * width, place - len(own_packs)), each) for place, each in enumerate(own_packs)]
+    places = {key: place for place, key in enumerate(sorted({key for key, _ in packs}))}
+    return [(places[key], samples) for key, samples in packs]

@@ -29,6 +29,9 @@ from .packs import fastest_packs
 DRAFT_REPLICAS = 16
 # Shapes are considered whose rating is at most so many times the best.
 WORST = 1.3
+# Layouts with widths are compared on so many drawn batches, and after each dropped if they are so many times as slow as
+# the best; no pipelines are planned if the best takes at most so many times its work evenly shared.
+BATCHES, NEAR, PIPELINED = 3, 1.05, 1.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,11 @@ class BraidPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest on trial of the most promising layouts that fit memory.
 
-        Layouts with groups of several widths compete with the others if the job leaves all degrees free.
+        Pipelines compete only if groups of several widths, where the job allows them, leave ranks idle for long.
         """
+        wide, even_s = self._with_widths(profile)
+        if wide and decisive(wide[0].estimated_s) <= decisive(PIPELINED * even_s):
+            return wide[0].layout
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
         draft: MakeProgram = getattr(make_program, "draft", make_program)
@@ -96,24 +102,27 @@ class BraidPlanner:
                 layers = split_layers(work, shape).layers
                 yield Candidate(rating_s, place(each.job, shape, layers))
 
-        wide = self._with_widths(profile)
         others = [lambda _: wide] if wide else []
         return chosen_layout(profile, candidates, make_program, self.num_trials, others, quick)
 
-    def _with_widths(self, profile: Profile) -> list[Candidate]:
-        """Layouts whose groups have several widths, if the job leaves all degrees free, by rising estimate."""
-        asked = profile.job.request
-        if not self.widths or any((asked.tp, asked.cp, asked.pp, asked.dp)):
-            return []
-        start = profile.place
-        samples, found = profile.draw(profile.job.global_batch), list[Candidate]()
-        for layout in layouts_with_widths(profile.job):
-            if has_room(profile, layout):
-                estimated_s, _ = fastest_packs(samples, layout, profile)
-                if np.isfinite(estimated_s):
-                    found.append(Candidate(estimated_s, layout))
+    def _with_widths(self, profile: Profile) -> tuple[list[Candidate], float]:
+        """Layouts whose groups have several widths, by rising estimate, and seconds of their work evenly shared.
+
+        An estimate is the mean over drawn batches; only layouts near the best of the first batch have more than one.
+        """
+        start, even_s = profile.place, np.inf
+        found = [(list[float](), layout) for layout in layouts_with_widths(profile.job) if has_room(profile, layout)]
+        for _ in range(BATCHES if self.widths else 0):
+            samples = profile.draw(profile.job.global_batch)
+            for seconds, layout in found:
+                packs = fastest_packs(samples, layout, profile)
+                seconds.append(packs.end_s)
+                even_s = min(even_s, packs.even_s)
+            best_s = min((float(np.mean(seconds)) for seconds, _ in found), default=np.inf)
+            found = [each for each in found if np.mean(each[0]) <= NEAR * best_s < np.inf]
         profile.go_back(start)
-        return sorted(found, key=lambda each: decisive(each.estimated_s))
+        offers = [Candidate(float(np.mean(seconds)), layout) for seconds, layout in found if seconds]
+        return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
     def _candidates(self, profile: Profile, work: Work, batch: SampleShapes, draft: MakeProgram) -> Iterator[Candidate]:
         """Drafts of the best shapes of every width, of all with the same degrees, then of those next to the fastest."""

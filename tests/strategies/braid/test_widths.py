@@ -17,7 +17,7 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid.deal import Deal, dealt, priced, split, work_of
-from entrain_bench_strategies.braid.packs import LIMITS, fastest_packs, pack_assignment, packs_of
+from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, pack_assignment, packs_of
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -101,32 +101,38 @@ def test_every_unit_has_one_group_and_packs_follow_each_other(workload: str) -> 
                 assert kinds == sorted(kinds, key=lambda kind: kind != Pass.FORWARD)
 
 
-def packed(room: float, *, wide_first: bool) -> list[list[int]]:
-    """Packs of one sample on ranks 0 and 1, two on rank 0 and three on rank 1, which keep 4, 2, 3, 1, 2 and 3 bytes."""
+def packed(room: float, first: int) -> list[list[list[int]]]:
+    """Packs by place, of a sample on ranks 0 and 1, two on rank 0 and three on 1, which keep 4, 2, 3, 1, 2 and 3."""
     deal = Deal(np.array([2, 1, 1, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1]), 0.0)
     bytes_ = np.array([4.0, 2.0, 3.0, 1.0, 2.0, 3.0])
-    packs = packs_of(deal, bytes_, bytes_, np.full(6, 0.5), room, wide_first)
-    return [sorted(samples.tolist()) for samples in packs]
+    packs = packs_of(deal, bytes_, bytes_, np.full(6, 0.5), room, first)
+    places = sorted({place for place, _ in packs})
+    assert places == [*range(len(places))]
+    return [sorted(sorted(samples.tolist()) for own, samples in packs if own == place) for place in places]
 
 
 def test_packs_are_few_the_largest_last_and_running_passes_count_once() -> None:
-    # Rank 1 keeps 6: two packs of 3 and 3 where 3.5 fit with what runs, one where 6.5 do.
-    assert packed(4.5, wide_first=True) == [[0], [1], [5], [2], [3, 4]]
-    assert packed(5.5, wide_first=True) == [[0], [1, 2], [5], [3, 4]]
-    assert packed(6.5, wide_first=True) == [[0], [1, 2], [3, 4, 5]]
-    assert packed(6.5, wide_first=False) == [[1, 2], [3, 4, 5], [0]]
+    # Rank 0 keeps 5, rank 1 keeps 6: both in one pack, one of two, or two each.
+    assert packed(6.5, WIDE) == [[[0]], [[1, 2], [3, 4, 5]]]
+    assert packed(5.5, WIDE) == [[[0]], [[5]], [[1, 2], [3, 4]]]
+    assert packed(4.5, WIDE) == [[[0]], [[1], [5]], [[2], [3, 4]]]
+
+
+def test_wide_packs_come_first_last_or_with_the_last_narrow_ones() -> None:
+    assert packed(6.5, NARROW) == [[[1, 2], [3, 4, 5]], [[0]]]
+    assert packed(5.5, SHARED) == [[[5]], [[0], [1, 2], [3, 4]]]
 
 
 def test_packs_that_recompute_hide_more_than_packs_that_fit() -> None:
     own = setting("workload=coco", "model=qwen25vl_llama3_3b", "cluster=a40x64", "global_batch=512")
     layout = next(layouts_with_widths(own.job))
     shapes = own.source.batch(0, 512, 0)
-    believed_s, labels = fastest_packs(shapes, layout, own.profile)
-    program = packed_program(shapes, layout, labels, own.profile)
-    assert believed_s == decisive(packed_iteration_s(program, own.profile))
+    packs = fastest_packs(shapes, layout, own.profile)
+    program = packed_program(shapes, layout, packs.labels, own.profile)
+    assert packs.end_s == decisive(packed_iteration_s(program, own.profile)) > packs.even_s
     assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
     # Two packs a rank fit without recomputation, and leave the reduction of gradients in the open.
-    llm = labels.modules[-1]
+    llm = packs.labels.modules[-1]
     assert len(np.unique(np.stack([llm.replica, llm.microbatch]), axis=1).T) == 64
     assert sum(int(remade.sum()) for remade in program.remade) > 0
 
@@ -182,9 +188,16 @@ def test_all_of_a_batch_fits_memory_and_is_faster_than_one_width() -> None:
     assert own.profile.trial_s(program) < own.profile.trial_s(narrow.strategy.program(shapes, plain, narrow.profile))
 
 
-def test_fixed_degrees_have_one_width() -> None:
-    own = setting("layout.tp=2")
+def test_a_requested_tp_holds_for_all_groups_of_the_llm_and_stages_have_one_width() -> None:
+    own = setting("layout.tp=2", "layout.dp=4")
+    assert {tp for tp, _ in own.strategy.plan(own.profile).modules[-1].widths} == {2}
+    own = setting("layout.tp=2", "layout.pp=2")
     assert not own.strategy.plan(own.profile).modules[0].widths
+
+
+def test_pipelines_are_planned_where_groups_would_leave_ranks_idle() -> None:
+    own = setting("model=whisper_qwen25_7b", "workload=librispeech", "cluster=a100x64", "global_batch=512")
+    assert own.strategy.plan(own.planning).modules[-1].pp > 1
 
 
 def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
