@@ -41,7 +41,10 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             if not widths or widths[0][0] * widths[0][1] > least:
                 break
             ranks = np.arange(num_ranks).reshape(-1, 1, base)
-            modules.append(ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, widths=tuple(widths)))
+            again = module.name in (job.request.recompute or ())
+            modules.append(
+                ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, again, widths=tuple(widths))
+            )
         else:
             yield Layout(tuple(modules), 1)
 

@@ -56,7 +56,7 @@ class Work:
 def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
     """Believed work of a batch at all widths of a layout, by the profile's estimates."""
     modules, num_samples = profile.job.model.modules, len(shapes)
-    llm = profile.job.model.llm_index
+    llm, asked = profile.job.model.llm_index, profile.job.request.recompute is not None
     hidden_bytes = 2.0 * profile.job.model.llm.config.hidden_size
     counts = [len(module.units(shapes)) for module in modules]
     first_unit = offsets_from_counts(np.array(counts))
@@ -72,10 +72,11 @@ def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
             row = int(first_degree[index]) + degree
             width[row] = tp * cp
             forward, backward = packed_units_s(module, shapes, tp, cp, profile)
-            seconds[row, mine] = matmul(forward + backward, kinds)
-            again_s[row, mine] = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
+            again = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
+            seconds[row, mine] = matmul(forward + backward, kinds) + placed.recompute * again
+            again_s[row, mine] = again * (not asked)
             chunk_s[row] = float(matmul(profile.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
-            for held, recompute in ((bytes_, False), (lean, True)):
+            for held, recompute in ((bytes_, placed.recompute), (lean, placed.recompute or not asked)):
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
             running[row, mine] = lengths * (float(extra[0]) + (index == llm) * 2 * hidden_bytes)
