@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from entrain_bench.answers.tracking.entries import answer_link, runs_link
+from entrain_bench.answers.tracking.entries import answer_link, experiments_link, runs_link
 from entrain_bench.answers.tracking.local import ARTIFACTS, LocalStore, store_uri
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.config.grammar import Folder, Request, Verb, own
@@ -87,12 +87,12 @@ def server_command(results: Results, port: int) -> list[str]:
 
 
 def links(results: Results, base: str) -> list[str]:
-    """Lines with the pages of the experiments logged last: the answer of a sweep, and its runs, the fastest first."""
-    lines = []
+    """Return lines with the pages of the last experiments (answer of a sweep, runs) and of all experiments."""
+    lines = list[str]()
     for experiment, name, sweep in LocalStore(results).experiments()[:MAX_LINKS]:
         answer = [f"  answer: {answer_link(base, experiment, sweep)}"] if sweep else []
         lines += [name, *answer, f"  runs:   {runs_link(base, experiment)}"]
-    return lines
+    return [*lines, f"all experiments: {experiments_link(base)}"] if lines else []
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:

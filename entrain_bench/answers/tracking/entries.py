@@ -56,6 +56,11 @@ def page_tags(first: Sequence[str] = (), by_case: bool = False) -> dict[str, str
     return {**KIND, f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
 
 
+def experiments_link(base: str) -> str:
+    """Address of all experiments on a server; its root shows MLflow's pages for GenAI."""
+    return f"{base}/#/experiments?{urlencode(WORKFLOW)}"
+
+
 def runs_link(base: str, experiment: str) -> str:
     """Address of an experiment's runs on a server."""
     return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"

@@ -275,6 +275,7 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
     answer = f"{page}/{parent.info.run_id}/artifacts/answer.html?workflowType=machine_learning"
     assert lines[at + 1].split() == ["answer:", answer]
     assert lines[at + 2].split()[1] == f"{page}?workflowType=machine_learning&viewStateShareKey={VIEW}"
+    assert lines[-1] == "all experiments: http://127.0.0.1:5000/#/experiments?workflowType=machine_learning"
 
 
 def test_nothing_logged_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
