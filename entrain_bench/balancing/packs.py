@@ -1,4 +1,4 @@
-"""What a sequence adds to the time of a packed chunk, learnt from packs of equal sequences.
+"""Estimates of the time that a sequence adds to a packed chunk, from packs of equal sequences.
 
 A sequence alone pays for launches and for products too small to be efficient; in a chunk with others it does not. So a
 chunk's time is not the sum of what its sequences take alone, but of what each adds, and of what a chunk costs anyway.

@@ -1,4 +1,4 @@
-"""What a strategy may know: samples drawn for profiling, measured layer times, and estimates made of them."""
+"""The view of a strategy: samples drawn for profiling, measured layer times, and estimates made of them."""
 
 from __future__ import annotations
 

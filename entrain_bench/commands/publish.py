@@ -1,4 +1,4 @@
-"""What stands at the end of a command that ran cells: the tables of all records, what is shown of some, and MLflow."""
+"""Last steps of a command that ran cells: write tables of all records, print some of them, log to MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which classes a configuration may name by ``_target_``: the suite's, and those in folders that the user names."""
+"""Classes that a configuration may name by ``_target_``: the suite's, and those in folders that the user names."""
 
 from __future__ import annotations
 

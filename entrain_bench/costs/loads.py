@@ -1,4 +1,4 @@
-"""What chunks of packed sequences carry, as far as times of layers depend on it."""
+"""Loads of chunks of packed sequences: the sizes that times of layers depend on."""
 
 from __future__ import annotations
 

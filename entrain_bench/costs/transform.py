@@ -1,4 +1,4 @@
-"""What it costs to turn one distributed form of a boundary tensor into the other on the same ranks."""
+"""Cost of turning one distributed form of a boundary tensor into another on the same ranks."""
 
 from __future__ import annotations
 

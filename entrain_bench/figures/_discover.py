@@ -1,4 +1,4 @@
-"""Which figures there are: the modules of this package, and those and the sweeps of a folder of the user's."""
+"""The figures: modules of this package, and modules and sweeps in a folder of the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, GPUs, versions; ``python -m entrain_bench.lab.machine FILE`` writes it.
+"""Facts on this machine: processor, memory, GPUs, versions; ``python -m entrain_bench.lab.machine FILE`` writes them.
 
 That process ends before anything is measured: asking torch for GPUs leaves a context on them, which takes memory.
 Nothing that it writes names the host, its user or its folders.

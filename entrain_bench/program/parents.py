@@ -1,4 +1,4 @@
-"""Which LLM microbatch an encoder's sub-microbatches belong to, so that systems that cut finer can be compared."""
+"""The LLM microbatch of each encoder sub-microbatch, so that systems with finer microbatches can be compared."""
 
 from __future__ import annotations
 

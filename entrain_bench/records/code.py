@@ -1,4 +1,4 @@
-"""What code a run uses: the modules that its targets import, and theirs, comments and docstrings left out.
+"""The code of a run: modules that its targets import, directly or not, without comments and docstrings.
 
 Of an installed library that they import its version counts, and of Python the minor version: from 3.12 on, for one,
 ``sum`` adds floats otherwise.

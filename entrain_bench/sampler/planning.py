@@ -1,4 +1,4 @@
-"""What a sampler assigns by: samples, a layout, a strategy and what it believes, from a configuration."""
+"""Inputs of a sampler from a configuration: samples, a layout, a strategy and its estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which point-to-point semantics a program needs: whether it ends if a send waits for its receiver.
+"""Point-to-point semantics that a program needs: whether it ends if a send waits for its receiver.
 
 A rendezvous send (NCCL, gloo, MPI's synchronous mode) ends only once its receiver has posted the receive. Whether a
 program then ends depends on when ranks post receives. ``semantics_of`` decides it from the program alone: it builds the

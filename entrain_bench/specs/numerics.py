@@ -1,4 +1,4 @@
-"""What decides the numbers that a module computes, and nothing of what they cost: angles, norms, activations."""
+"""Settings that change a module's numbers but not its cost: angles, norms, activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What megatron-core needs to run without a GPU.
+"""Replacements that megatron-core needs to run without a GPU.
 
 megatron-core names CUDA devices literally in the parts the training runtime uses. Where no GPU is present, this file
 puts the CPU in their place, inside megatron's own modules only:

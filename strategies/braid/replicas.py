@@ -1,4 +1,4 @@
-"""What the list scheduler puts in order: the actions of each replica, with what is believed of them."""
+"""Actions of each replica with their estimates, as the list scheduler orders them."""
 
 from __future__ import annotations
 

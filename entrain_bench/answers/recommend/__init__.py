@@ -1,1 +1,1 @@
-"""Which strategy to run for a job: strategies raced over seeds, the winner's plan, and how firm the answer is."""
+"""The recommended strategy for a job: a race over seeds, the winner's plan, and how robust the answer is."""

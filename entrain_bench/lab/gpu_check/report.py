@@ -1,4 +1,4 @@
-"""What sections of the check find, the files that keep it, and their report as one page of Markdown."""
+"""Results of the check's sections, the files that keep them, and their report as one page of Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run on which devices; and the runs, each in a process of its own that may fail or hang."""
+"""Runs of the check by device; each has a process of its own that may fail or hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rows of a source have in common, and what models' names say (``experiments/ledger.yaml``)."""
+"""Settings that all rows of a source share, and models by name (``experiments/ledger.yaml``)."""
 
 from __future__ import annotations
 

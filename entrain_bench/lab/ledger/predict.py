@@ -1,4 +1,4 @@
-"""What the cost model says of a job: seconds of an iteration, memory of its fullest GPU, and whether it fits."""
+"""Predictions of a job by the cost model: seconds of an iteration, memory of its fullest GPU, and whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``entrain-bench ledger`` leaves: a line for every row, and tables of errors."""
+"""Output of ``entrain-bench ledger``: a line for every row, and tables of errors."""
 
 from __future__ import annotations
 

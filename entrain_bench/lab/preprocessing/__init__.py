@@ -1,1 +1,1 @@
-"""What inputs cost training when ranks, their threads or other processes make them, measured on this machine."""
+"""Time that training waits for inputs made by ranks, their threads or other processes, measured on this machine."""

@@ -1,4 +1,4 @@
-"""What a rank prints and what ends it: left in a folder, and turned into one line by the process that started it."""
+"""Output and failures of ranks: kept in a folder, and turned into one line by the process that started the ranks."""
 
 from __future__ import annotations
 

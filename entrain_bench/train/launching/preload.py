@@ -1,4 +1,4 @@
-"""What ranks import, imported once by the server they fork from; without the warnings about what is not installed."""
+"""Imports of ranks, made once by the server that they fork from; without warnings about missing packages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What ranks see of an iteration: times, memory and losses, brought together as a timeline and metrics."""
+"""Measurements of ranks in an iteration: times, memory and losses, collected as a timeline and metrics."""

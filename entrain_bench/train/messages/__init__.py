@@ -1,1 +1,1 @@
-"""What ranks send each other: activations and gradients that a program demands, programs, and small host data."""
+"""Messages between ranks: activations and gradients of a program, programs, and small host data."""

@@ -1,4 +1,4 @@
-"""What one rank does in an iteration: its actions in order, what each receives, and what it sends to whom.
+"""One rank's plan of an iteration: its actions in order, with the messages that each receives and sends.
 
 Everything is derived from the program, so both ends of a message know its size and its place in the sender's order, and
 nothing is negotiated. Chunks may feed any number of chunks on any ranks (deferral, different DP per module), which

@@ -1,1 +1,1 @@
-"""What a device takes for the layers of a model, for communication and for optimizer steps: measured, for a profile."""
+"""Measurement of a device profile: times of layers, communication and optimizer steps."""

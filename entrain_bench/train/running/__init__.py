@@ -1,1 +1,1 @@
-"""What every rank does while it trains: builds its stages, takes each iteration's program, runs it, keeps the state."""
+"""Training on a rank: build its stages, receive each iteration's program, run it, keep the state."""

@@ -1,4 +1,4 @@
-"""What stands in the samples that shapes describe: features of items and tokens of text, without torch.
+"""Content of the samples that shapes describe: features of items and tokens of text, without torch.
 
 Content travels to the processes that make inputs: it is frozen, made of plain values, and opens what it reads where it
 is asked.
