@@ -16,13 +16,12 @@ import numpy as np
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.planes import PlanePlanner, check_sharded, samples_at_once, sharded_degrees
 from entrain_bench.balancing.planning import place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -35,12 +34,14 @@ class FsdpPlanner:
     leave of the ranks, a multiple of ``layout.dp``.
 
     Attributes:
+        widths: whether layouts whose samples may take CP groups of any width compete as well.
         profile_samples: samples averaged into one shape.
         num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
     handles_generators: ClassVar[bool] = True
 
+    widths: bool = False
     profile_samples: int = 256
     num_trials: int = 8
 
@@ -53,49 +54,19 @@ class FsdpPlanner:
         Raises:
             IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
         """
-        job = profile.job
-        if job.request.pp not in (None, 1):
-            raise IncompatibleError(f"layout.pp={job.request.pp}: must be 1 or null with sharded weights")
-        if job.framework.encoder_optimizers > 1:
-            raise IncompatibleError(
-                f"encoder_optimizers={job.framework.encoder_optimizers}: must be 1 with sharded weights"
-            )
+        check_sharded(profile.job)
         samples, later = profile.draw(self.profile_samples), getattr(make_program, "choose_recomputation", False)
+        others = []
+        if self.widths:
+            wide = PlanePlanner(self.profile_samples, self.num_trials, sharded=True)
+            others = [wide.candidates(profile, make_program)]
         return chosen_layout(
             profile,
             lambda each: by_estimate(_candidates(each, samples, chosen_later=later)),
             make_program,
             self.num_trials,
+            others,
         )
-
-
-def sharded_degrees(job: Job) -> list[Degrees]:
-    """Every (TP, CP, DP) of one stage that uses all ranks, its DP a multiple of the requested one.
-
-    Raises:
-        UserError: if there is none; says why.
-    """
-    asked = job.request
-    job.check_request()
-    free = replace(job, request=replace(asked, pp=1, dp=None), microbatch_size=1)
-    found = [
-        degrees
-        for degrees in free.degrees()
-        if degrees.dp % (asked.dp or 1) == 0
-        and (job.global_batch // degrees.dp) % samples_at_once(job, degrees.dp) == 0
-    ]
-    if not found:
-        raise UserError(
-            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: no layout fits. With sharded weights DP is "
-            f"{job.cluster.num_ranks} / (TP x CP); it must be a multiple of layout.dp, and microbatch_size must divide "
-            f"global_batch={job.global_batch} / DP"
-        )
-    return found
-
-
-def samples_at_once(job: Job, dp: int) -> int:
-    """Samples of a replica's microbatch: all that it has, where those are fewer than the job's."""
-    return min(job.microbatch_size, job.global_batch // dp)
 
 
 def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) -> Iterator[Candidate]:

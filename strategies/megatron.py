@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
+from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.options import check_choices, check_least
@@ -302,12 +303,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder:
-    """Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler."""
+    """Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler.
+
+    Of groups of several widths, neighbouring replicas join into one where that ends sooner.
+    """
 
     handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
+        if layout.modules[0].widths:
+            return step_assignment(shapes, layout, profile, balanced=())
         job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
         replica, microbatch = arrival_places(len(shapes), job.microbatch_size, dp)
         return same_microbatches(job.model, shapes, replica, microbatch, microbatch)

@@ -7,7 +7,9 @@ out anew, encode, and send the results back to where the samples are. The LLM's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError, require
@@ -20,9 +22,14 @@ from entrain_bench.specs.shapes import SampleShapes
 class EncoderBalance:
     """Samples in order of arrival; each encoder's items over all replicas, longest first, in every micro-step.
 
+    Of groups of several widths, items take those that end first by believed seconds, whatever the exponent, and
+    neighbouring replicas of the LLM join into one where that ends sooner.
+
     Attributes:
         cost_exponent: power of an item's tokens that counts as its cost; 2 is VeOmni's, 1 takes the encoder as linear.
     """
+
+    handles_widths: ClassVar[bool] = True
 
     cost_exponent: int = 2
 
@@ -36,6 +43,8 @@ class EncoderBalance:
             IncompatibleError: if encoder and LLM differ in DP, so that items have no ranks to go back to.
         """
         job = profile.job
+        if layout.modules[0].widths:
+            return step_assignment(shapes, layout, profile, balanced=[module.name for module in job.model.encoders])
         *encoders, llm = layout.modules
         replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
         modules = []

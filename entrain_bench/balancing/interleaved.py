@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rounds import rounds_program
 from entrain_bench.balancing.schedules import (
     backward_microbatch,
     chain_chunks,
@@ -103,8 +105,10 @@ class Interleaved(OneForwardOneBackward):
     """1F1B over the chain of all stages, as the layout asks for it.
 
     Interleaved where the chain goes round the ranks more than once; ZB-V where it goes down and back up; ZB-H1
-    where the planner counted on a split backward.
+    where the planner counted on a split backward. With groups of several widths, rounds are the microbatches of 1F1B.
     """
+
+    handles_widths: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -113,6 +117,9 @@ class Interleaved(OneForwardOneBackward):
             IncompatibleError: if the modules form no chain, or no interleaved one.
         """
         model = profile.job.model
+        if layout.modules[0].widths:
+            self._refuse_eager("groups of several widths")
+            return self.within_memory(rounds_program(model, shapes, layout, assignment), profile)
         is_valley = valley_of(model, layout) is not None
         if is_valley or layout.split_backward:
             self._refuse_eager("a split backward")

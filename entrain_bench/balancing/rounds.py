@@ -142,9 +142,7 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
         units = module.units(shapes)
         owner = module.owners(shapes, units)
         first, width, number = rounds.first[owner], rounds.width[owner], rounds.number[owner]
-        first_group = offsets_from_counts(placed.num_groups)
-        degree = np.searchsorted([cp for _, cp in placed.degrees], width)
-        replica = first_group[degree] + first // width
+        replica = group_numbers(placed, first, width)
         if spread and module is not model.llm:
             cost = module.forward_flops(module.lengths(shapes, units))
             for each in np.unique(width).tolist():
@@ -153,6 +151,27 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
                 replica[mine] = first[mine] + longest_first_by_row(cost[mine], pack.ravel(), each)
         modules.append(ModuleAssignment(replica, number))
     return Assignment(tuple(modules))
+
+
+def check_plane(layout: Layout, who: str, planner: str) -> None:
+    """Refuse layouts other than ``plane_layout`` makes.
+
+    Raises:
+        IncompatibleError: naming who needs it, and the planner that makes it.
+    """
+    for placed in layout.modules:
+        positions = [(placed.tp, 2**power) for power in range(len(placed.widths))]
+        if not placed.widths or [*placed.widths] != positions:
+            raise IncompatibleError(
+                f"layout: {who} needs groups of several widths with one TP ({planner}). {placed.module} has "
+                f"{' '.join(f'{tp}x{cp}' for tp, cp in placed.degrees)}"
+            )
+
+
+def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> IntArray:
+    """Number of the group of ``width`` positions from ``first`` on, as assignments name it ``[units]``."""
+    degree = np.searchsorted([cp for _, cp in placed.degrees], width)
+    return np.asarray(offsets_from_counts(placed.num_groups)[degree] + first // width)
 
 
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:

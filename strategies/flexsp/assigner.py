@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.grouping import Groups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rounds import Rounds, round_labels
-from entrain_bench.base.arithmetic import decisive, matmul
+from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
+from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment
@@ -19,10 +19,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .cutting import blasted
-from .groups import Groups, grouped, solved
-
-# Share of the memory beside states that samples may fill; the rest is for what only passes need.
-FILLED = 0.9
+from .groups import solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +56,12 @@ class FlexibleGroups:
         """
         model = profile.job.model
         llm = layout.modules[model.llm_index]
-        if not llm.widths or llm.pp > 1:
-            raise IncompatibleError(
-                "layout: flexsp needs one stage with groups of several widths (strategy/planner=flexsp)"
-            )
+        check_plane(layout, "flexsp", "strategy/planner=flexsp")
+        if llm.pp > 1:
+            raise IncompatibleError(f"layout.pp={llm.pp}: must be 1 with strategy/assigner=flexsp")
         widths = np.array([cp for _, cp in llm.degrees])
         seconds, bytes_ = sample_costs(shapes, layout, profile)
-        room = FILLED * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
+        room = room_bytes(layout, profile)
         if room <= 0 or bytes_.max() > room * widths[-1]:
             raise OutOfMemoryError(
                 f"assignment: the longest of {len(shapes)} samples does not fit on {widths[-1]} ranks"
@@ -83,9 +79,7 @@ class FlexibleGroups:
         number, first, width = np.zeros((3, len(shapes)), np.int64)
         for index, (mine, start) in enumerate(best):
             groups = solved(start, seconds[:, mine], bytes_[mine], widths, llm.dp, room, self.buckets, self.solver_work)
-            falling = np.argsort(-groups.width, kind="stable")
-            begin = np.empty(len(falling), np.int64)
-            begin[falling] = np.cumsum(groups.width[falling]) - groups.width[falling]
+            begin = first_positions(groups.width)
             number[mine], first[mine], width[mine] = index, begin[groups.group], groups.width[groups.group]
         return round_labels(model, shapes, layout, Rounds(number, first, width), spread=True)
 
@@ -120,15 +114,9 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
     widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
     seconds, bytes_ = np.zeros((len(widths), len(shapes))), np.zeros(len(shapes))
     for module, placed in zip(model.modules, layout.modules, strict=True):
-        units = module.units(shapes)
-        owner, lengths = module.owners(shapes, units), module.lengths(shapes, units)
-        kinds = module.kind_counts(placed.layers_per_stage)[0]
-        again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
-        is_llm = module is model.llm
+        owner = module.owners(shapes, module.units(shapes))
+        own, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
         for level, width in enumerate(widths.tolist()):
-            forward, backward = packed_units_s(module, shapes, placed.tp, width if is_llm else 1, profile)
-            own = matmul(forward + backward, kinds) + matmul(forward, again)
-            seconds[level] += np.bincount(owner, own, len(shapes)) / (1 if is_llm else width)
-        kept, working = profile.memory.token_bytes(module, placed)
-        bytes_ += np.bincount(owner, lengths * float(kept[0] + working[0]), len(shapes))
+            seconds[level] += np.bincount(owner, own[level] if module is model.llm else own[0] / width, len(shapes))
+        bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
     return seconds, bytes_

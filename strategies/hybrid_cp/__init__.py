@@ -5,7 +5,5 @@ short ones.
 """
 
 from .assigner import GroupsByLength
-from .planner import PlanePlanner
-from .scheduler import RoundsScheduler
 
-__all__ = ["GroupsByLength", "PlanePlanner", "RoundsScheduler"]
+__all__ = ["GroupsByLength"]

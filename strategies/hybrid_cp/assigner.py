@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.grouping import first_positions
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rounds import Rounds, mean_tokens, round_labels
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -54,8 +54,7 @@ class GroupsByLength:
         """
         model = profile.job.model
         llm = layout.modules[model.llm_index]
-        if not llm.widths:
-            raise IncompatibleError("layout: hybrid_cp needs groups of several widths (strategy/planner=hybrid_cp)")
+        check_plane(layout, "hybrid_cp", "strategy/planner=hybrid_cp")
         if self.scheduler == "main" and llm.pp > 1:
             raise IncompatibleError(f"layout.pp={llm.pp}: must be 1 with strategy.assigner.scheduler=main")
         if llm.dp & (llm.dp - 1):
@@ -91,8 +90,5 @@ def one_sample_a_round(found: list[list[Group]], num_samples: int) -> Rounds:
 
 
 def _placed(groups: list[Group]) -> list[tuple[Group, int]]:
-    """Groups with their first ranks: by falling width, so that all are aligned."""
-    order: IntArray = np.argsort([-group.width for group in groups], kind="stable")
-    rising = [groups[index] for index in order.tolist()]
-    starts = np.cumsum([0, *(group.width for group in rising)]).tolist()
-    return list(zip(rising, starts, strict=False))
+    """Groups with their first positions."""
+    return list(zip(groups, first_positions(np.array([group.width for group in groups])).tolist(), strict=True))

@@ -7,10 +7,12 @@ batches. The layout is FSDP's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
@@ -121,11 +123,16 @@ def _replica_of_batches(volume: IntArray, node: IntArray) -> IntArray:
 class PostBalancing:
     """Micro-steps are those of arrival; inside one, the units of each encoder and of the LLM go to any replica.
 
+    Of groups of several widths, units of every module take those that end first by believed seconds; these are placed
+    by width, not by node, and no module counts as padded.
+
     Attributes:
         cost: of a unit: its tokens (``linear``), or the FLOPs of its forward (``quadratic``).
         padded: modules whose batches count as padded to their longest unit.
         node_wise: whether batches are placed so that little leaves its node; otherwise batch i is on replica i.
     """
+
+    handles_widths: ClassVar[bool] = True
 
     cost: str = "quadratic"
     padded: tuple[str, ...] = ()
@@ -150,6 +157,8 @@ class PostBalancing:
         for name in self.padded:
             if name not in names:
                 raise unknown_choice("strategy.assigner.padded", name, names)
+        if layout.modules[0].widths:
+            return step_assignment(shapes, layout, profile, balanced=names)
         *encoders, llm = layout.modules
         arrival, step = arrival_places(len(shapes), job.microbatch_size, llm.dp)
         node = _nodes(llm, job.cluster.gpus_per_node)

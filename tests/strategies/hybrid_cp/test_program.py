@@ -111,9 +111,9 @@ def test_layers_go_to_stages_of_equal_time() -> None:
     assert found[1][0] == [(len(encoder),), (len(llm),)]
 
 
-@pytest.mark.parametrize("part", ["assigner", "scheduler"])
-def test_parts_that_know_no_widths_are_refused(part: str) -> None:
-    profile, strategy = setting(*FREE, f"strategy/{part}=megatron")
+@pytest.mark.parametrize(("part", "other"), [("assigner", "token_budget"), ("scheduler", "zb_h1")])
+def test_parts_that_know_no_widths_are_refused(part: str, other: str) -> None:
+    profile, strategy = setting(*FREE, f"strategy/{part}={other}")
     with pytest.raises(
         IncompatibleError, match=rf"strategy/{part}: \w+ knows replicas of fixed degrees, but vision has"
     ):
@@ -122,7 +122,7 @@ def test_parts_that_know_no_widths_are_refused(part: str) -> None:
 
 def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:
     profile, strategy = setting(*FREE, "strategy/planner=megatron")
-    with pytest.raises(IncompatibleError, match="hybrid_cp needs groups of several widths"):
+    with pytest.raises(IncompatibleError, match=r"hybrid_cp needs groups of several widths with one TP .*vision has"):
         strategy.plan(profile)
     profile, strategy = setting(*FREE, "cluster.num_nodes=3")
     with pytest.raises(IncompatibleError, match="DP x CP is 12, must be a power of two"):

@@ -1,0 +1,193 @@
+"""Planner of layouts with one plane of ranks for DP and CP together, weights in stages or sharded; by trial runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.halving import content_of
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.planning import average_layer_s, recompute_choices, recompute_factor
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rounds import even_layers, plane_layout
+from entrain_bench.balancing.tuning import Candidates, chosen_layout
+from entrain_bench.balancing.widths import plane_degrees
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Degrees, Job
+from entrain_bench.specs.shapes import SampleShapes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanePlanner:
+    """TP and PP as in a static layout, DP x CP as one plane of groups, and as many rounds as that has microbatches.
+
+    So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
+
+    Attributes:
+        profile_samples: samples averaged into one shape, to split layers over stages.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
+        sharded: whether weights are sharded over all ranks, in one stage.
+        rounds: whether the number of rounds is the layout's; otherwise the assigner of sharded weights chooses it.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    profile_samples: int = 256
+    num_trials: int = 8
+    sharded: bool = False
+    rounds: bool = True
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The fastest of the most promising candidates that fit memory.
+
+        Raises:
+            UserError: if there is none; says why.
+        """
+        return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
+
+    def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
+        """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate.
+
+        Raises:
+            IncompatibleError: if the job asks for what sharded weights cannot have.
+        """
+        if self.sharded:
+            check_sharded(profile.job)
+        samples, batch = profile.draw(self.profile_samples), profile.draw(profile.job.global_batch)
+        known = Known(samples, batch, getattr(make_program, "draft", make_program))
+        later = bool(getattr(make_program, "choose_recomputation", False))
+        return lambda each: by_estimate(self._offered(each, known, chosen_later=later))
+
+    def _offered(self, profile: Profile, known: Known, *, chosen_later: bool) -> Iterator[Candidate]:
+        job, problem, found = profile.job, None, False
+        for tp, pp, rounds in dict.fromkeys(self._planes(job)):
+            for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
+                for recompute in recompute_choices(job, chosen_later=chosen_later):
+                    try:
+                        layout = plane_layout(job, tp, layers, leading, recompute, rounds, sharded=self.sharded)
+                        each = known.estimated(profile, layout, own_rounds=self.rounds)
+                    except UserError as error:
+                        problem = problem or error.with_traceback(None)
+                        continue
+                    found = True
+                    yield each
+        if problem is not None and not found:
+            raise problem
+
+    def _planes(self, job: Job) -> Iterator[tuple[int, int, int]]:
+        """TP, PP and rounds of the static layouts that a request allows."""
+        if not self.sharded:
+            yield from ((each.tp, each.pp, job.num_microbatches(each.dp)) for each in job.degrees())
+        elif self.rounds:
+            for each in sharded_degrees(job):
+                yield each.tp, 1, job.global_batch // (each.dp * samples_at_once(job, each.dp))
+        else:
+            free = replace(job, request=replace(job.request, cp=None, pp=1, dp=None), microbatch_size=1)
+            yield from ((tp, 1, 1) for tp in plane_degrees(job, sorted({each.tp for each in free.degrees()})))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Layer times and estimates that were computed for earlier layouts.
+
+    Attributes:
+        samples: averaged into one shape.
+        batch: what programs are estimated on.
+        make_program: the strategy's programs.
+    """
+
+    samples: SampleShapes
+    batch: SampleShapes
+    make_program: MakeProgram
+    _layer_s: dict[int, list[FloatArray]] = field(default_factory=dict)
+    _estimates: dict[tuple[object, ...], tuple[float, int] | UserError] = field(default_factory=dict)
+
+    def layers(self, profile: Profile, tp: int) -> list[FloatArray]:
+        """Seconds of every layer of each module for an average sample at a TP."""
+        if tp not in self._layer_s:
+            one = profile.for_job(profile.job.with_microbatch_size(1))
+            self._layer_s[tp] = average_layer_s(one, self.samples, tp, 1)
+        return self._layer_s[tp]
+
+    def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
+        """The layout with the believed seconds of the batch's program, whose rounds it has unless it has its own.
+
+        Recomputation lengthens the program of stages by its share of an average sample. With sharded weights memory
+        decides on widths and rounds, so each choice of recomputation has a program of its own.
+
+        Raises:
+            UserError: if there is no program.
+        """
+        again = [placed.recompute for placed in layout.modules]
+        if any(again) and not layout.modules[0].sharded:
+            plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))
+            module_s = np.array([float(own.sum()) for own in self.layers(profile, layout.modules[0].tp)])
+            slower = float((module_s * [recompute_factor(each) for each in again]).sum() / module_s.sum())
+            return Candidate(self.estimated(profile, plain, own_rounds=own_rounds).estimated_s * slower, layout)
+        key = content_of(layout)
+        if key not in self._estimates:
+            try:
+                program = self.make_program(self.batch, layout)
+                self._estimates[key] = packed_iteration_s(program, profile), rounds_of(program)
+            except UserError as error:
+                self._estimates[key] = error.with_traceback(None)
+        found = self._estimates[key]
+        if isinstance(found, UserError):
+            raise found
+        return Candidate(found[0], layout if own_rounds else replace(layout, num_microbatches=found[1]))
+
+
+def rounds_of(program: Program) -> int:
+    """Number of the LLM's microbatches in a replica."""
+    return 1 + int(program.chunks[program.model.llm_index].microbatch.max())
+
+
+def check_sharded(job: Job) -> None:
+    """Raise ``IncompatibleError`` for stages, and for optimizer states shared by parts of the ranks."""
+    if job.request.pp not in (None, 1):
+        raise IncompatibleError(f"layout.pp={job.request.pp}: must be 1 or null with sharded weights")
+    if job.framework.encoder_optimizers > 1:
+        raise IncompatibleError(
+            f"encoder_optimizers={job.framework.encoder_optimizers}: must be 1 with sharded weights"
+        )
+
+
+def sharded_degrees(job: Job) -> list[Degrees]:
+    """Every (TP, CP, DP) of one stage that uses all ranks, its DP a multiple of the requested one.
+
+    Raises:
+        UserError: if there is none; says why.
+    """
+    asked = job.request
+    job.check_request()
+    free = replace(job, request=replace(asked, pp=1, dp=None), microbatch_size=1)
+    found = [
+        degrees
+        for degrees in free.degrees()
+        if degrees.dp % (asked.dp or 1) == 0
+        and (job.global_batch // degrees.dp) % samples_at_once(job, degrees.dp) == 0
+    ]
+    if not found:
+        raise UserError(
+            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: no layout fits. With sharded weights DP is "
+            f"{job.cluster.num_ranks} / (TP x CP); it must be a multiple of layout.dp, and microbatch_size must divide "
+            f"global_batch={job.global_batch} / DP"
+        )
+    return found
+
+
+def samples_at_once(job: Job, dp: int) -> int:
+    """Samples of a replica's microbatch: all that it has, where those are fewer than the job's."""
+    return min(job.microbatch_size, job.global_batch // dp)
