@@ -127,9 +127,11 @@ def _use(answer: Answer) -> str:
 
 def _not_run(answer: Answer) -> str:
     """Strategies that did not run, planned runs without a record, and runs without a result; empty if all is there."""
-    known = f"{len(answer.not_run)} of {len(answer.known)} strategies ({listing(answer.not_run)})."
+    known = ""
+    if answer.not_run:
+        known = f"{len(answer.not_run)} of {len(answer.known)} strategies ({listing(answer.not_run)})."
     lost = f"{count(len(answer.lost), 'planned run')} without a record." if answer.lost else ""
-    return " ".join(filter(None, (known if answer.not_run else "", lost, losses(answer.results))))
+    return " ".join(filter(None, (known, lost, losses(answer.results))))
 
 
 def _where(answer: Answer) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.answer import Answer, known_strategies
 from entrain_bench.answers.report.build import page_of
 from entrain_bench.answers.report.decision import ONLY_HERE
 from entrain_bench.answers.report.page import Fact, Facts, Page, Table, html, markdown
@@ -247,6 +247,13 @@ def test_the_first_lines_are_for_whoever_decides() -> None:
     assert found["Where it runs today"].text == ONLY_HERE.format(name="entrain")
     assert found["Next step"].command == "entrain-bench recommend workload=coco"
     assert decided(trained)["Next step"].command.startswith("entrain-bench --multirun strategy=entrain workload=coco")
+
+
+def test_nothing_is_said_of_strategies_that_did_not_run_if_all_ran() -> None:
+    records = runs({"megatron": SLOW, **dict.fromkeys(known_strategies([]), NEAR), "entrain": FAST})
+    found = decided(records)
+    assert found["Use"].text.startswith("entrain")
+    assert "Not run" not in found or not found["Not run"].text
 
 
 def test_the_reason_names_the_classes_of_time_that_shrink() -> None:
