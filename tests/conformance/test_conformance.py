@@ -56,6 +56,7 @@ LARGE = {
     "mllm_15b": "a100x1280",
     "mllm_72b": "a100x1280",
     "llama3_8b": "a100x64",
+    "gpt_1b": "h100x8",
     "llama1_13b_128k": "a100x64",
     "llama1_30b_128k": "a100x64",
     "llama1_65b_128k": "a100x64",
@@ -68,7 +69,7 @@ LARGE = {
 # Whose encoder has 25 heads.
 WITHOUT_TP = ("internvl15_26b", "internvl15_40b")
 # Without encoders.
-TEXT_MODELS = ("llama", "nemotron4", "gpt3")
+TEXT_MODELS = ("llama", "nemotron4", "gpt")
 # Larger than others on the same cluster.
 SLOW_MODELS = (
     "mllm_15b",

@@ -31,7 +31,7 @@ def workload(name: str, *overrides: str) -> Any:
 def test_the_documented_workloads_exist() -> None:
     traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace twin"
     dflop = "dflop_mixed dflop_multi dflop_single dflop_video"
-    other = "synthetic synthetic_av images_packed laion_packed packed_text uniform uniform_mix"
+    other = "synthetic synthetic_av images_packed laion_packed long_tail_text packed_text uniform uniform_mix"
     stand_ins = "llava_150k_like synthchartnet_like"
     assert set(NAMES) == {*traces.split(), *stand_ins.split(), *dflop.split(), *other.split()}
 

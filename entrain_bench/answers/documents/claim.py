@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -57,6 +58,11 @@ PRODUCTS = {"idle_time_s": ("bubble_ratio", "iteration_time_s")}
 SHOWN_CELLS = 4
 
 
+def cited(paper: str) -> str:
+    """Return a claim's source in words: ``arXiv:2605.27918``; another source is unchanged."""
+    return f"arXiv:{paper}" if re.fullmatch(r"\d{4}\.\d{5}", paper) else paper
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """How a number comes out of runs.
@@ -93,7 +99,7 @@ class Claim:
     """A published number and how it is measured here.
 
     Attributes:
-        paper, where: arXiv number, and the place in the paper.
+        paper, where: arXiv number or another source by its name (``cited``), and the place in it.
         value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
             number: that the measured ratio is above 1.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), one of ``BARE`` for the metric

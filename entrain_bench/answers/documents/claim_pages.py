@@ -10,7 +10,7 @@ from typing import Any
 
 from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.agreement import mismatches
-from entrain_bench.answers.documents.claim import GAIN, LEVEL, LIMIT, Claim
+from entrain_bench.answers.documents.claim import GAIN, LEVEL, LIMIT, Claim, cited
 from entrain_bench.answers.text import count, markdown_table
 
 INDEX, PAGES = "claims.md", "claims"
@@ -111,7 +111,7 @@ def agreement_text(claims: Sequence[Claim]) -> str:
 
 def claim_details(row: Row) -> Iterator[tuple[str, str]]:
     """Return the details of a claim, by label."""
-    yield "Claim", f"{row['claim']}: {row['paper_value']} (arXiv:{row['paper']}, {row['where']})"
+    yield "Claim", f"{row['claim']}: {row['paper_value']} ({cited(row['paper'])}, {row['where']})"
     yield "Paper", row["paper_setting"]
     yield "As published", f"{_found(row, 'published')}. {row['published_setting']}"
     if row["other_choices"]:

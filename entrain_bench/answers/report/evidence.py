@@ -11,6 +11,7 @@ from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
 from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, is_known, results_word
 from entrain_bench.answers.comparison import with_result
+from entrain_bench.answers.documents.claim import cited
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
 from entrain_bench.answers.labels import cost_source
@@ -102,7 +103,7 @@ def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
     rows = []
     for each in claims[claims["group"] == ""].to_dict("records"):
-        claim, where = Text(each["claim"], link="claims-command"), f"arXiv:{each['paper']}, {each['where']}"
+        claim, where = Text(each["claim"], link="claims-command"), f"{cited(each['paper'])}, {each['where']}"
         published, fair = (
             (each[f"{name}_value"] or "-", Text(each[f"{name}_verdict"], strong=True)) for name in ("published", "fair")
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from entrain_bench.answers.documents.claim import Claim
+from entrain_bench.answers.documents.claim import Claim, cited
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
@@ -73,7 +73,7 @@ def _row(claim: Claim, number: int) -> LedgerRow:
     if claim.measure.metric == PEAK:
         named = {"peak_memory_gib": f"{measured / GIB:.6g}"}
     texts = {
-        "release": f"arXiv:{claim.paper}",
+        "release": cited(claim.paper),
         "model": cell.model,
         "gpu_type": cell.gpu_type,
         "software": cell.system,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.documents import claims
-from entrain_bench.answers.documents.claim import Measure, parse_claim
+from entrain_bench.answers.documents.claim import Measure, cited, parse_claim
 from entrain_bench.answers.documents.claim_pages import (
     agreement_text,
     claim_commands,
@@ -43,7 +42,7 @@ from support.claims import SHARE, TINY, VALUES, cases, claim_with
 def test_every_claim_is_complete_and_cites_its_paper() -> None:
     found = load_claims()
     assert len(found) >= 25
-    assert all(re.fullmatch(r"\d{4}\.\d{5}", claim.paper) for claim in found)
+    assert all(cited(claim.paper).startswith(("arXiv:", "GitHub ")) for claim in found)
     assert all(len(each.words) > 30 for claim in found for each in (claim.published, claim.fair) if each)
     assert all(claim.cells for claim in found), "of this repository every claim names its cells"
 
@@ -349,3 +348,8 @@ def test_a_claim_whose_cells_have_no_result_is_not_measured_and_says_why(tmp_pat
     problem = write_claims([broken], Study(Results(tmp_path)))
     assert f"some (published): {claims.NOT_MEASURED}: 2 of 2 runs have no result: not run" in problem.split("; ")
     assert claims.NOT_MEASURED in (tmp_path / "claims.md").read_text()
+
+
+def test_sources_without_an_arxiv_number_have_their_own_name() -> None:
+    assert cited("2605.27918") == "arXiv:2605.27918"
+    assert cited("GitHub NVIDIA/Megatron-LM") == "GitHub NVIDIA/Megatron-LM"
