@@ -39,9 +39,10 @@ def test_both_agree_on_the_default_setting(strategy: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("strategy", ["braid", "flexsp", "hybrid_cp"])
+@pytest.mark.parametrize("strategy", ["braid", "flexsp", "fsdp", "hybrid_cp", "veomni"])
 def test_both_agree_on_groups_of_several_widths(strategy: str) -> None:
-    case = decided(strategy, *GROUPS)
+    offered = ["strategy.planner.widths=true"] if strategy in ("fsdp", "veomni") else []
+    case = decided(strategy, *GROUPS, *offered)
     pairs = zip(case.program.layout.modules, case.program.chunks, strict=True)
     taken = [np.unique(placed.degree_of_copy[rows.replica]) for placed, rows in pairs if placed.widths]
     assert max(map(len, taken)) > 1
