@@ -20,7 +20,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 from .layout import others
-from .packs import pack_assignment
+from .packs import fastest_packs
 from .work import chunk_layers_s, chunk_tokens, shares_of, stage_work, unit_layers_s
 
 # Chunks that cost so many times as much as a replica's mean one are placed before the others.
@@ -37,6 +37,7 @@ class BraidAssigner:
         overhead: share of an encoder chunk's time that a chunk costs anyway, about: what its tokens follow from. Items
             are never cut.
         balance: whether samples are balanced; otherwise they stay in order of arrival.
+        compare: whether groups of several widths compare sizes and orders of packs (``packs``).
         level: whether encoder chunks level the ranks of a replica; otherwise all its copies get the same.
     """
 
@@ -45,6 +46,7 @@ class BraidAssigner:
 
     overhead: float = 0.05
     balance: bool = True
+    compare: bool = True
     level: bool = True
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class BraidAssigner:
             IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
         """
         if layout.modules[0].widths:
-            return pack_assignment(shapes, layout, profile)
+            return fastest_packs(shapes, layout, profile, self.compare)[1]
         model, index_of_llm = profile.job.model, profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())

@@ -71,28 +71,6 @@ class Shape:
         return self.degrees.pp // (self.segments * self.blocks_abreast)
 
     @property
-    def all_degrees(self) -> tuple[Degrees, int, int]:
-        """Degrees of the LLM, TP and CP of the encoders."""
-        return self.degrees, self.encoder_tp, self.encoder_cp
-
-    @property
-    def width(self) -> tuple[int, int]:
-        """TP and CP of the LLM."""
-        return self.degrees.tp, self.degrees.cp
-
-    def differs_in(self, other: Shape) -> int | None:
-        """The only choice in which another shape differs from this; None if there are several, or none."""
-        pairs = zip(self._choices, other._choices, strict=True)
-        different = [choice for choice, (one, two) in enumerate(pairs) if one != two]
-        return different[0] if len(different) == 1 else None
-
-    @property
-    def _choices(self) -> tuple[object, ...]:
-        blocks = self.llm_stages, self.llm_stride
-        encoder = self.encoder_tp, self.encoder_cp
-        return blocks, self.encoder_stages, encoder, self.num_microbatches, self.degrees, self.recompute
-
-    @property
     def llm_blocks(self) -> IntArray:
         """Blocks of the LLM's stages."""
         return np.arange(self.llm_stages) * self.llm_stride

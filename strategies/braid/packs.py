@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,28 +30,13 @@ COMPARED = 2
 WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Packs:
-    """How a batch is packed.
+def fastest_packs(
+    shapes: SampleShapes, layout: Layout, profile: Profile, compare: bool = True
+) -> tuple[float, Assignment]:
+    """Of several deals, sizes of packs and orders those whose program ends first, and when by belief.
 
-    Attributes:
-        labels: of all units.
-        end_s: believed seconds of their program; infinite if it exceeds memory.
-        even_s: believed seconds of all work at its cheapest widths, if all ranks shared it evenly.
+    Infinite if none fits memory. Without ``compare`` packs fit memory, wide ones come first.
     """
-
-    labels: Assignment
-    end_s: float
-    even_s: float
-
-
-def pack_assignment(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-    """Labels of all units."""
-    return fastest_packs(shapes, layout, profile).labels
-
-
-def fastest_packs(shapes: SampleShapes, layout: Layout, profile: Profile) -> Packs:
-    """Of several deals, sizes of packs and orders those whose program ends first by belief."""
     work, widths = work_of(shapes, layout, profile), widths_of(layout)
     room = KEPT * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
     seconds, kept, running = priced(work, widths, len(shapes), room)
@@ -60,8 +44,8 @@ def fastest_packs(shapes: SampleShapes, layout: Layout, profile: Profile) -> Pac
     even_s = float(np.min(seconds * widths[:, None], axis=0).sum()) / num_ranks
     found = (dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * even_s)) for share in LIMITS)
     each = {(deal.width.tobytes(), deal.first.tobytes()): deal for deal in found}
-    deals = sorted(each.values(), key=lambda deal: decisive(deal.end_s))[:COMPARED]
-    known: dict[tuple[int, int, int], Packs] = {}
+    deals = sorted(each.values(), key=lambda deal: decisive(deal.end_s))[: COMPARED if compare else 1]
+    known: dict[tuple[int, int, int], tuple[float, Assignment]] = {}
 
     def end_s(index: int, stretch: float, first: int) -> float:
         deal = deals[index]
@@ -72,14 +56,14 @@ def fastest_packs(shapes: SampleShapes, layout: Layout, profile: Profile) -> Pac
             labels = labels_of(packs, deal, work, layout)
             program = packed_program(shapes, layout, labels, profile)
             fits = float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes
-            known[key] = Packs(labels, decisive(packed_iteration_s(program, profile)) if fits else np.inf, even_s)
-        return known[key].end_s
+            known[key] = decisive(packed_iteration_s(program, profile)) if fits else np.inf, labels
+        return known[key][0]
 
-    stretch = min(STRETCHES, key=lambda each: end_s(0, each, WIDE))
+    stretch = min(STRETCHES if compare else (1.0,), key=lambda each: end_s(0, each, WIDE))
     for index, deal in enumerate(deals):
-        for first in ORDERS if len(np.unique(deal.width)) > 1 else (WIDE,):
+        for first in ORDERS if compare and len(np.unique(deal.width)) > 1 else (WIDE,):
             end_s(index, stretch, first)
-    return min(known.values(), key=lambda each: each.end_s)
+    return min(known.values(), key=lambda each: each[0])
 
 
 def labels_of(packs: Sequence[Pack], deal: Deal, work: Work, layout: Layout) -> Assignment:

@@ -60,8 +60,8 @@ TRYING = [name for name in choices("strategy") if name != "megatron_rigid"]
 OWN_NUMBER = ("hybrid_cp", "omnibal", "token_budget")
 # Whose microbatches have nothing to do with it.
 OWN_SIZE = ("braid", "dflop", "dynapipe", "flexsp")
-# Which tries as many for every schedule.
-SEVERAL_SETS = ("megatron_schedules",)
+# Which tries as many for every schedule, or by the common tuner.
+SEVERAL_SETS = ("braid", "megatron_schedules")
 
 
 @pytest.mark.wide
@@ -92,10 +92,7 @@ def test_trials_take_the_candidate_that_is_fastest_on_trial(strategy: str, monke
         return tried[-1]
 
     monkeypatch.setattr(Profile, "trial_s", trial_s)
-    overrides: tuple[str, ...] = (f"strategy={strategy}", "strategy.planner.num_trials={}", "layout.dp=null")
-    if strategy == "braid":
-        # Groups of several widths need no trials.
-        overrides += ("strategy.planner.widths=false",)
+    overrides = (f"strategy={strategy}", "strategy.planner.num_trials={}", "layout.dp=null")
     layouts = {}
     for num_trials in (1, 3):
         tried.clear()

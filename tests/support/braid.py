@@ -158,7 +158,7 @@ def lanes_of(actions: Actions, action: int) -> IntArray:
 
 
 MODEL = tiny_model(encoder=6, llm=6)
-BRAID = Strategy("braid", BraidPlanner(num_drafts=4, num_trials=2), BraidAssigner(), BraidScheduler(rollouts=16))
+BRAID = Strategy("braid", BraidPlanner(num_trials=4), BraidAssigner(), BraidScheduler(rollouts=16))
 
 
 def profile_for(model: object = MODEL, **request: int) -> Profile:
