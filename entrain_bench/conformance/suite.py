@@ -52,6 +52,7 @@ OTHER_TRUTH = {
     "attention_half_tokens": 0.2,
     "attention_half_head_dim": 2.0,
     "gemm_half_width": 3.0,
+    "elementwise_efficiency": 0.5,
     "overlap_cost": 0.2,
     "host_launch_s": 2.0,
 }

@@ -122,6 +122,12 @@ class Roofline:
         """The generation of attention kernels."""
         return self.framework.attention_kernel or self.cluster.device.attention_kernel
 
+    @property
+    def _elementwise_bytes_per_s(self) -> float:
+        """Bandwidth of kernels that compute as they move data."""
+        device = self.cluster.device
+        return device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
+
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
         """Forward time of a sharded matrix product."""
         device = self.cluster.device
@@ -162,11 +168,15 @@ class Roofline:
     def _unfused_attention_s(
         self, attention: Attention, area: FloatArray, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Attention of two products and a softmax, which store the scores."""
+        """Attention of two products and a softmax, which store the scores.
+
+        Both products are as narrow as a head: the inner dimension of the scores, the output of the second.
+        """
         device = self.cluster.device
         rate = device.peak_bf16_flops * device.sustained_fraction * device.gemm_efficiency
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        bandwidth = self._elementwise_bytes_per_s
         heads, passes = attention.query_width / attention.head_dim, []
+        rate = rate / (1.0 + device.gemm_half_width / attention.head_dim / 2.0)
         for products, num_bytes in zip((1.0, UNFUSED_BACKWARD), UNFUSED_SCORE_BYTES, strict=True):
             arithmetic_s = area * (products * 4.0 * attention.query_width / (tp * cp * rate))
             traffic_s = area * (num_bytes * heads / (tp * cp * bandwidth))
@@ -302,7 +312,7 @@ class Roofline:
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
         """Forward and backward time of norms, residuals, rotary positions and activations."""
         device = self.cluster.device
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        bandwidth = self._elementwise_bytes_per_s
         replicated = layer.replicated_elementwise_bytes_per_token
         shared, launches = layer.split_parts(tp), layer.num_elementwise_kernels * device.kernel_launch_s
 
@@ -330,16 +340,17 @@ class Roofline:
         ``columns`` are forward times of the products whose inputs are gathered ``[products][chunks]``.
         """
         states, tier = (BF16_BYTES * layer.hidden_size / cp) * tokens, self.cluster.group_tier(np.arange(tp))
+        overlaps = layer.learns and self.framework.overlaps_products
         one, both = all_gather_s(states, tp, tier), all_reduce_s(states, tp, tier)
         if self.framework.sequence_parallel:
             forward = (layer.num_gathers + layer.num_scatters) * one
             # Without a product for weights there is none that a second gather would be for, or that hides anything.
-            backward = forward + layer.num_gathers * one if layer.learns else forward
+            backward = forward + layer.num_gathers * one if overlaps else forward
             hidden = [(1 if split else 2) * np.minimum(one, product) for product in columns]
         else:
             forward, backward = layer.num_scatters * both, layer.num_gathers * both
             hidden = [np.minimum(both, product) for product in columns if not split]
-        return forward, backward, sum_in_order(hidden if layer.learns else [], tokens)
+        return forward, backward, sum_in_order(hidden if overlaps else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
         """What communication adds to compute, a part of it hidden by its place, ``tp_overlap`` of the rest besides.

@@ -54,6 +54,7 @@ class DeviceSpec:
             efficiencies are stated for ``HEAD_DIM``.
         gemm_half_width: width at which a product attains half of what a wide one does; the width is the harmonic mean
             of the inner and outer dimension on a rank, because forward sums over one and backward over the other.
+        elementwise_efficiency: bandwidth of kernels that compute as they move data, relative to what copies attain.
         overlap_cost: seconds that computation loses per second of communication that runs beside it, in [0, 1]. 0:
             communication beside computation is free. 1: it hides nothing.
         host_launch_s: time in which the host issues one kernel. A layer never takes less than the host needs for it.
@@ -78,6 +79,7 @@ class DeviceSpec:
     attention_half_tokens: float
     attention_half_head_dim: float
     gemm_half_width: float = 0.0
+    elementwise_efficiency: float = 1.0
     overlap_cost: float = 0.0
     host_launch_s: float = 0.0
     attention_kernel: str = FLASH2

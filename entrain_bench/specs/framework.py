@@ -123,6 +123,11 @@ class FrameworkOptions:
         """Bytes that the reduction of a gradient moves, as those of a reduce-scatter over the distributed optimizer."""
         return self.gradient_bytes(element_bytes)
 
+    @property
+    def overlaps_products(self) -> bool:
+        """Whether communication in a backward runs beside column-parallel products, as in megatron-core."""
+        return True
+
     def of(self, module: ModuleSpec) -> FrameworkOptions:
         """Return the settings with the module's own sequence parallelism."""
         if self.encoder_sp or not module.is_encoder:

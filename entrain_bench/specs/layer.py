@@ -165,10 +165,11 @@ class Layer:
 
     def with_unfused_gates(self) -> Layer:
         """The layer with gates of two kernels, activation and product, which keep what passes between them."""
-        moved = 2 * BF16_BYTES * self.gated_values_per_token
+        moved, back = 2 * BF16_BYTES * self.gated_values_per_token, self.backward_elementwise_bytes_per_token
         return replace(
             self,
             elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
+            backward_elementwise_bytes_per_token=None if back is None else back + 2 * moved,
             num_elementwise_kernels=self.num_elementwise_kernels + (self.gated_values_per_token > 0),
             activation_bytes_per_token=self.activation_bytes_per_token + moved / 2 * (self.backward_share > 0),
             remade=self.remade and self.remade.with_unfused_gates(),

@@ -238,6 +238,7 @@ SATURATING = cluster_with(
     attention_half_tokens=300.0,
     attention_half_head_dim=44.0,
     gemm_half_width=200.0,
+    elementwise_efficiency=0.7,
     overlap_cost=0.4,
     host_launch_s=2e-5,
 )

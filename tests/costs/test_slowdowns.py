@@ -14,7 +14,7 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, broadcast_s
-from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.loads import Loads, loads_of
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
@@ -23,7 +23,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier, Speed
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.layer import Attention, Gemm
+from entrain_bench.specs.layer import Attention, Gemm, Layer
 from entrain_bench.specs.variants import with_norm_kernel
 from support.builders import placed, tiny_cluster, tiny_model, uniform_batch
 
@@ -92,7 +92,28 @@ def test_narrow_products_are_slower(gemm: Gemm, tp: int, slower: float) -> None:
     )
 
 
-# Attention and norms
+# Attention, norms, and all else that moves data
+
+
+def test_elementwise_kernels_are_slower_than_copies_and_products_are_not() -> None:
+    full, half = (cluster_with(elementwise_efficiency=share, kernel_launch_s=1e-15) for share in (1.0, 0.5))
+    plain, tokens = Layer("any", elementwise_bytes_per_token=100.0, num_elementwise_kernels=1), np.array([4096])
+    one, other = (
+        Roofline(each).layer_s(plain, Loads(tokens.astype(np.float64), {}), 1, 1).forward_s for each in (full, half)
+    )
+    assert seconds(other) == pytest.approx(2 * seconds(one), rel=1e-12)
+    gemm, few = Gemm(128, 128), np.array([1.0])
+    assert seconds(Roofline(half).gemm_s(gemm, few, 1, 1)) == seconds(Roofline(full).gemm_s(gemm, few, 1, 1))
+
+
+def test_products_of_unfused_attention_are_as_narrow_as_a_head() -> None:
+    device = {"memory_bandwidth_bytes_per_s": 2e18, "kernel_launch_s": 1e-15, "attention_kernel": "unfused"}
+    wide, narrow = (Roofline(cluster_with(**device, gemm_half_width=width)) for width in (0.0, 64.0))
+    attention, area, tokens = Attention(128, 128, False, head_dim=32), np.array([1e6]), np.array([1e3])
+    for one, other in zip(
+        wide.attention_s(attention, area, tokens, 1, 1), narrow.attention_s(attention, area, tokens, 1, 1), strict=True
+    ):
+        assert seconds(other) == pytest.approx(2 * seconds(one), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
     # Sizes at which all efficiencies fall.
     sizes = {"gemm_half_flops": 1e6, "attention_half_tokens": 500.0, "attention_half_head_dim": 40.0}
     sizes |= {"gemm_half_width": 50.0, "overlap_cost": rng.choice([0.0, 0.2, 1.0]), "host_launch_s": 2e-6}
+    sizes |= {"elementwise_efficiency": 0.6}
     cluster = replace(cluster, device=replace(cluster.device, sustained_fraction=0.8, **sizes))
     tiers = [
         replace(tier, collective_efficiency=share, collective_start_s=3e-6)

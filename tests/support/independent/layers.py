@@ -176,7 +176,9 @@ def with_two_gate_kernels(layer: Layer, config: Mapping[str, Any]) -> Layer:
     if not config.get("gated_mlp") or layer.kind not in ("block", "window", "mlp"):
         return layer
     moved = BF16 * ((1 + 1) + (2 + 1) - (2 + 1)) * config["ffn_hidden_size"]
-    return replace(layer, elementwise_bytes=layer.elementwise_bytes + moved, launches=layer.launches + 1)
+    returned = None if layer.returned_bytes is None else layer.returned_bytes + 2 * moved
+    moved += layer.elementwise_bytes
+    return replace(layer, elementwise_bytes=moved, returned_bytes=returned, launches=layer.launches + 1)
 
 
 def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:

@@ -65,6 +65,10 @@ class Machine:
         return start + (len(ranks) - 1) * (latency + num_bytes / len(ranks) / slowest)
 
     def elementwise_s(self, num_bytes: float) -> float:
+        """Traffic of kernels that compute on the way."""
+        return self.moved_s(num_bytes) / self.config["device"].get("elementwise_efficiency", 1.0)
+
+    def moved_s(self, num_bytes: float) -> float:
         """Device memory traffic."""
         device = self.config["device"]
         return num_bytes / (device["memory_bandwidth_bytes_per_s"] * device["memory_efficiency"])
@@ -79,7 +83,7 @@ class Machine:
         flops += device["gemm_half_flops"]
         moved = BF16 * (rows * k + k * n + rows * n)
         arithmetic = flops / (device["peak_bf16_flops"] * device["gemm_efficiency"])
-        return max(arithmetic, self.elementwise_s(moved), device["kernel_launch_s"])
+        return max(arithmetic, self.moved_s(moved), device["kernel_launch_s"])
 
     def layer_times(self, layer: Layer, lengths: Sequence[int], tp: int, cp: int, split: bool) -> LayerTimes:
         """One layer on one chunk of sequences of the given lengths; the products for weights may be put off."""
@@ -194,6 +198,8 @@ class Machine:
         """Forward and backward of attention that stores bf16 scores: 4 and 7 passes over them, 2 and 4 products."""
         device = self.config["device"]
         rate = device["peak_bf16_flops"] * device["sustained_fraction"] * device["gemm_efficiency"]
+        # Products as narrow as a head, in one of two dimensions.
+        rate /= 1 + device.get("gemm_half_width", 0.0) / (2 * head)
         launch, over = device["kernel_launch_s"], self.elementwise_s(BF16 * area / head)
         return max(2 * 2 * area / rate + 4 * over, 3 * launch), max(4 * 2 * area / rate + 7 * over, 6 * launch)
 

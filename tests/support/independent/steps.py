@@ -171,7 +171,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     for stage in stages:
         begin = max(ready, *(free[lane] for lane in stage.lanes))
         shards = stage.sharing if stage.sharded or job.framework["distributed_optimizer"] else 1
-        done = begin + job.machine.elementwise_s(_step_bytes(job) * sum(stage.layer_parameters) / shards)
+        done = begin + job.machine.moved_s(_step_bytes(job) * sum(stage.layer_parameters) / shards)
         if not job.framework["overlap_param_gather"]:
             done += sum(gather_s(job, stage, bucket) for bucket in stage.buckets)
         free |= dict.fromkeys(stage.lanes, done)
