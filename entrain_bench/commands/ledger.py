@@ -21,14 +21,13 @@ from entrain_bench.lab.ledger import figure
 from entrain_bench.lab.ledger.book import Book, load_book
 from entrain_bench.lab.ledger.constants import FITTED
 from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
-from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
 from entrain_bench.lab.ledger.kernels import kernels_table, read_kernels
 from entrain_bench.lab.ledger.papers import of_papers
 from entrain_bench.lab.ledger.predict import Cases
 from entrain_bench.lab.ledger.products import kernel_table, read_products
 from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
-from entrain_bench.lab.ledger.study import Ledger, constants_table, posterior, study_of
+from entrain_bench.lab.ledger.study import constants_table, ledger_with, posterior, study_of
 
 NAME = "ledger"
 NUMBERS = "%.6g"
@@ -60,8 +59,7 @@ def main(request: Request[Keys]) -> int:
         _print(make_console(), *kernel_table([*read_kernels(), *read_products(book.products)], composer))
     if keys.fit or keys.posterior:
         entries = [*(_entries(book.tables, book, cases) if mine else ()), *shown]
-        forwards = tuple(ForwardCase.of(row, composer) for row in read_forwards())
-        ledger = Ledger(tuple(entries), forwards)
+        ledger = ledger_with(entries, composer)
         say(f"fitting {len(FITTED)} constants a device")
         study = study_of(ledger)
         for table in (constants_table(study), kernels_table(composer)):

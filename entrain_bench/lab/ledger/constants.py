@@ -53,6 +53,7 @@ class Constant:
 FITTED: tuple[Constant, ...] = (
     Constant(DEVICE, "sustained_fraction", 0.75, 0.4, 0.0, "boards throttle under load; between a half and all"),
     Constant(DEVICE, "gemm_half_width", 300.0, 0.8, 0.8, "products with one side of a few hundred lose up to a half"),
+    Constant(DEVICE, "elementwise_efficiency", 0.9, 0.15, 0.5, "dropout and softmax compute as they move data"),
     Constant(DEVICE, "overlap_cost", 0.3, 0.7, 0.8, "NCCL takes up to 16 of 108 or 132 multiprocessors, and bandwidth"),
     Constant(DEVICE, "host_launch_s", 6e-6, 0.5, 0.8, "eager PyTorch issues a kernel in 4 to 12 us"),
     Constant(NODE, "collective_efficiency", 0.8, 0.2, 0.5, "nccl-tests reach 0.8 to 0.95 with large messages"),

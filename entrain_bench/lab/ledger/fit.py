@@ -4,7 +4,10 @@ The model of a row i of source s is ``log predicted_i(x) - log published_i = off
 logs of factors on constants, one set for each device, with a normal prior around 0 (the usual value). All rows of a
 source share its offset, so a source of 400 rows fixes the level of predictions hardly better than one of 10. Offset and
 error have the same standard deviation: half of a row's variance is its source's. A source counts at most ``MAX_ROWS``
-rows. The size of the errors is that of sources left out.
+rows. The size of the errors is that of sources left out. A source of single kernels has a known error, and no offset.
+
+If a prediction is an interval, its error counts from the end that leaves the published time, and is 0 inside: the row
+permits all constants up to those that bring one of its ends there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ MAX_ROWS = 20
 DIFFERENCE = 0.02
 MAX_STEP = 0.5
 STEPS = 3
+# Steps in which the rows outside their intervals are found, and the log of the distance from the nearest end beyond
+# which a row inside its interval is not differentiated: no step of a constant moves its ends as far.
+ACTIVE_STEPS = 10
+FAR_INSIDE = 0.1
 # Times that all points are predicted again around what was found.
 ITERATIONS = 2
 # Residuals beyond so many standard deviations count linearly (Huber).
@@ -63,12 +70,15 @@ class Point:
     Attributes:
         published_s: least and greatest measured seconds; one number twice, or 0 or infinity for an open end.
         predict: least and greatest predicted seconds under factors ``[knobs]``.
+        error: standard deviation of the log, of all points of the source, which have no offset then; None: that of
+            sources left out.
     """
 
     source: str
     device: str
     published_s: Interval
     predict: Callable[[FloatArray], Interval]
+    error: float | None = None
 
     def residual(self, factors: FloatArray) -> float:
         """Log of predicted over published, from the nearest ends; 0 where the intervals meet."""
@@ -80,9 +90,11 @@ class Problem:
     """Points, knobs, and the prior of all unknowns.
 
     Attributes:
+        errors: known standard deviations of sources; NaN for those of sources left out ``[sources]``.
         at: logs of factors around which ``slopes`` hold ``[devices, knobs]``.
-        residuals: there ``[points]``.
-        slopes: derivatives of the residuals by the logs of the point's device ``[points, knobs]``.
+        distances: there, log of the least predicted over the greatest published seconds and of the greatest predicted
+            over the least published ``[points, 2]``; the first is positive or the second negative outside.
+        slopes: derivatives of the distances by the logs of the point's device ``[points, 2, knobs]``.
     """
 
     knobs: tuple[Knob, ...]
@@ -90,16 +102,24 @@ class Problem:
     sources: tuple[str, ...]
     source_of: IntArray
     device_of: IntArray
+    errors: FloatArray
     at: FloatArray
-    residuals: FloatArray
+    distances: FloatArray
     slopes: FloatArray
 
     @property
-    def design(self) -> FloatArray:
-        """Derivatives by all unknowns ``[points, devices x knobs]``."""
-        rows, knobs = self.slopes.shape
+    def residuals(self) -> FloatArray:
+        """Logs of predicted over published around which the problem is linear ``[points]``; 0 inside intervals."""
+        return _outside(self.distances)
+
+    def design(self, at: FloatArray) -> FloatArray:
+        """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x knobs]``."""
+        distances = self._distances(at)
+        rows, _, knobs = self.slopes.shape
+        above, outside = distances[:, 0] > 0, (distances[:, 0] > 0) | (distances[:, 1] <= 0)
         full = np.zeros((rows, len(self.devices), knobs))
-        full[np.arange(rows), self.device_of] = self.slopes
+        own = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
+        full[np.arange(rows), self.device_of] = np.where(outside[:, None], own, 0.0)
         return full.reshape(rows, -1)
 
     @property
@@ -114,7 +134,12 @@ class Problem:
 
     def linear(self, at: FloatArray) -> FloatArray:
         """Residuals elsewhere, to first order ``[points]``."""
-        return np.asarray(self.residuals + self.design @ (at - self.at).ravel())
+        return _outside(self._distances(at))
+
+    def _distances(self, at: FloatArray) -> FloatArray:
+        """Both ends elsewhere ``[points, 2]``."""
+        steps = (at - self.at)[self.device_of]
+        return np.asarray(self.distances + (self.slopes * steps[:, None, :]).sum(axis=2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +164,19 @@ class Fit:
 
 def log_ratio(predicted: Interval, published: Interval) -> float:
     """Log of predicted over published from the ends that are nearest; 0 where the intervals meet."""
-    if predicted[0] > published[1]:
-        return float(np.log(predicted[0] / published[1]))
-    if predicted[1] < published[0]:
-        return float(np.log(predicted[1] / published[0]))
-    return 0.0
+    return float(_outside(np.array([_ends(predicted, published)]))[0])
+
+
+def _ends(predicted: Interval, published: Interval) -> Interval:
+    """Logs of least predicted over greatest published, and of greatest predicted over least published."""
+    low, high = (np.log(predicted[end]) for end in (0, 1))
+    above = low - np.log(published[1]) if published[1] < np.inf else -np.inf
+    return float(above), float(high - np.log(published[0]) if published[0] > 0 else np.inf)
+
+
+def _outside(distances: FloatArray) -> FloatArray:
+    """How far rows are outside their intervals ``[points]``, from both ends ``[points, 2]``."""
+    return np.asarray(np.where(distances[:, 0] > 0, distances[:, 0], np.minimum(distances[:, 1], 0.0)))
 
 
 def linearize(points: Sequence[Point], knobs: Sequence[Knob], at: FloatArray | None = None) -> Problem:
@@ -158,21 +191,20 @@ def linearize(points: Sequence[Point], knobs: Sequence[Knob], at: FloatArray | N
     sources = tuple(dict.fromkeys(point.source for point in points))
     where = np.zeros((len(devices), len(knobs))) if at is None else at
     device_of = np.array([devices.index(point.device) for point in points])
-    residuals, slopes = np.zeros(len(points)), np.zeros((len(points), len(knobs)))
+    distances, slopes = np.zeros((len(points), 2)), np.zeros((len(points), 2, len(knobs)))
     for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
         middle = point.predict(np.exp(where[device]))
-        residuals[row] = log_ratio(middle, point.published_s)
-        if residuals[row] == 0.0 and (point.published_s[0] < point.published_s[1] or middle[0] < middle[1]):
-            # Anywhere inside an interval is equally good.
+        distances[row] = _ends(middle, point.published_s)
+        if distances[row, 0] < -FAR_INSIDE and distances[row, 1] > FAR_INSIDE:
             continue
         for index in range(len(knobs)):
             moved = where[device].copy()
             moved[index] += DIFFERENCE
-            # The end that the residual is counted from.
-            end = 0 if residuals[row] > 0 else 1
-            slopes[row, index] = np.log(point.predict(np.exp(moved))[end] / middle[end]) / DIFFERENCE
+            slopes[row, :, index] = np.log(np.divide(point.predict(np.exp(moved)), middle)) / DIFFERENCE
     source_of = np.array([sources.index(point.source) for point in points])
-    return Problem(tuple(knobs), devices, sources, source_of, device_of, where, residuals, slopes)
+    known = {point.source: np.nan if point.error is None else point.error for point in points}
+    errors = np.array([known[source] for source in sources])
+    return Problem(tuple(knobs), devices, sources, source_of, device_of, errors, where, distances, slopes)
 
 
 def solve(problem: Problem, error: float | None = None, left_out: str | None = None) -> Fit:
@@ -192,8 +224,9 @@ def solve(problem: Problem, error: float | None = None, left_out: str | None = N
 
 
 def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
-    """The fit without each source, by its name."""
-    return {source: solve(problem, error, source) for source in problem.sources}
+    """The fit without each source whose error is not known, by its name."""
+    left = (source for source, own in zip(problem.sources, problem.errors.tolist(), strict=True) if np.isnan(own))
+    return {source: solve(problem, error, source) for source in left}
 
 
 def fit_points(
@@ -211,43 +244,45 @@ def fit_points(
 
 def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
     """The best unknowns of the linear problem for a given error; Huber weights from the step before."""
-    of_source, own = OF_SOURCE * error**2, (1.0 - OF_SOURCE) * error**2
-    design, prior = problem.design, problem.prior
-    # The prior holds for the logs themselves, so residuals are taken back to logs of 0.
-    target = -problem.linear(np.zeros_like(problem.at))
-    kept = np.ones(len(target))
-    at, covariance = problem.at, prior
-    for _ in range(STEPS):
+    prior = problem.prior
+    errors = np.where(np.isnan(problem.errors), error, problem.errors)
+    kept, at, covariance = np.ones(len(problem.source_of)), problem.at, prior
+    for _ in range(ACTIVE_STEPS):
+        design = problem.design(at)
+        # The prior holds for the logs themselves, so residuals are taken back to logs of 0.
+        target = design @ at.ravel() - problem.linear(at)
         information, score = np.linalg.inv(prior), np.zeros(design.shape[1])
-        for source in range(len(problem.sources)):
+        for source, (size, known) in enumerate(zip(errors.tolist(), problem.errors.tolist(), strict=True)):
             rows = np.flatnonzero(use & (problem.source_of == source))
             if not len(rows):
                 continue
-            variance = own * max(1.0, len(rows) / MAX_ROWS) / kept[rows]
+            of_source = OF_SOURCE if np.isnan(known) else 0.0
+            variance = (1.0 - of_source) * size**2 * max(1.0, len(rows) / MAX_ROWS) / kept[rows]
             weighted = design[rows] / variance[:, None]
             ones = 1.0 / variance
-            shared = 1.0 / (1.0 / of_source + ones.sum())
+            shared = of_source * size**2 / (1.0 + of_source * size**2 * ones.sum())
             information += weighted.T @ design[rows] - shared * np.outer(weighted.sum(axis=0), weighted.sum(axis=0))
             score += weighted.T @ target[rows] - shared * weighted.sum(axis=0) * (ones @ target[rows])
         covariance = np.linalg.inv(information)
         found = (covariance @ score).reshape(problem.at.shape)
         at = problem.at + np.clip(found - problem.at, -MAX_STEP, MAX_STEP)
-        kept = _kept(problem, problem.linear(at), error)
+        kept = _kept(problem, problem.linear(at), errors)
     return Fit(problem, at, (covariance + covariance.T) / 2, error)
 
 
-def _kept(problem: Problem, residuals: FloatArray, error: float) -> FloatArray:
+def _kept(problem: Problem, residuals: FloatArray, errors: FloatArray) -> FloatArray:
     """Huber's weights of rows by their distance from their source's median ``[points]``."""
     middle = np.array([np.median(residuals[problem.source_of == index]) for index in range(len(problem.sources))])
     size = np.abs(residuals - middle[problem.source_of])
-    return np.asarray(HUBER * error / np.maximum(size, HUBER * error))
+    limit = HUBER * errors[problem.source_of]
+    return np.asarray(limit / np.maximum(size, limit))
 
 
 def _error(problem: Problem, fit: Fit) -> float:
     """Standard deviation of rows of sources left out one at a time, every source alike."""
     sizes = []
-    for index in range(len(problem.sources)):
+    for index in np.flatnonzero(np.isnan(problem.errors)).tolist():
         rows = problem.source_of == index
         alone = _step(problem, ~rows, fit.error)
         sizes.append(NORMAL * float(np.median(np.abs(problem.linear(alone.at)[rows]))))
-    return max(float(np.sqrt(np.mean(np.square(sizes)))), LEAST_ERROR)
+    return max(float(np.sqrt(np.mean(np.square(sizes)))), LEAST_ERROR) if sizes else LEAST_ERROR

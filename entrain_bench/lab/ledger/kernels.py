@@ -127,6 +127,18 @@ def kernel_ratio(row: KernelRow, cluster: ClusterSpec) -> float:
     return row.kernel.predicted_s(Roofline(alone)) / row.kernel.published_s
 
 
+def products_of(composer: Composer) -> tuple[tuple[KernelRow, ClusterSpec], ...]:
+    """Committed products with a cluster of their device."""
+    rows = [row for row in read_kernels() if row.kind == PRODUCT]
+    clusters = {device: cluster_with(device, composer) for device in sorted({row.device for row in rows})}
+    return tuple((row, clusters[row.device]) for row in rows)
+
+
+def cluster_with(device: str, composer: Composer) -> ClusterSpec:
+    """A cluster of a device, by the name of its YAML."""
+    return ClusterSpec.from_config(composer.run((f"cluster={device}x64",)).cluster)
+
+
 def kernel_point(row: KernelRow, cluster: ClusterSpec) -> Point:
     """A kernel as a point of a fit of its kind's ``KNOBS``."""
     names = [knob.name for knob in KNOBS[row.kind]]
@@ -137,15 +149,15 @@ def kernel_point(row: KernelRow, cluster: ClusterSpec) -> Point:
         seconds = kernel_ratio(row, replace(cluster, device=changed)) * row.kernel.published_s
         return seconds, seconds
 
-    return Point(row.where, row.device, (row.kernel.published_s, row.kernel.published_s), predict)
+    return Point(row.where, row.device, (row.kernel.published_s, row.kernel.published_s), predict, ERROR)
 
 
 def kernels_table(composer: Composer) -> tuple[str, list[str], list[list[str]]]:
     """Title, heading and rows: constants fitted to each device's kernels, and errors of the committed constants."""
     rows = []
     for (device, kind), each in groupby(read_kernels(), key=lambda row: (row.device, row.kind)):
-        listed, cluster = [*each], ClusterSpec.from_config(composer.run((f"cluster={device}x64",)).cluster)
-        found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], ERROR, iterations=4)
+        listed, cluster = [*each], cluster_with(device, composer)
+        found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], iterations=4)
         factors = zip(KNOBS[kind], found.factors(device).tolist(), strict=True)
         fitted = [f"{knob.name} {getattr(cluster.device, knob.name) * factor:.2g}" for knob, factor in factors]
         errors = [abs(kernel_ratio(row, cluster) - 1.0) for row in listed]

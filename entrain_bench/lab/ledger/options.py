@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.layer import FP32_BYTES
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
 
@@ -17,10 +17,33 @@ class LedgerOptions(FrameworkOptions):
     Attributes:
         optimizer_ranks: ranks that share out the optimizer states of a weight; 0: all that hold it.
         fp32_all_reduce: whether gradients are all-reduced in fp32, whatever their type and the optimizer.
+        fused_accumulation: whether products for weights add to the sum of gradients themselves; otherwise a kernel adds
+            the gradients of every microbatch but the first.
+        fused_qkv: whether one product makes queries, keys and values.
+        fused_gates: whether one product makes both inputs of a gated activation.
+        async_products: whether tensor-parallel products are megatron-core's, which overlap communication in backward;
+            otherwise PyTorch's, which keep gathered inputs and all-reduce the input gradient of each product.
+        eager_blocks: whether blocks are of PyTorch's operators: copies put heads first, in both passes, and kernels of
+            their own add up the gradients of biases.
     """
 
     optimizer_ranks: int = 0
     fp32_all_reduce: bool = False
+    fused_accumulation: bool = True
+    fused_qkv: bool = True
+    fused_gates: bool = True
+    async_products: bool = True
+    eager_blocks: bool = False
+
+    @property
+    def overlaps_products(self) -> bool:
+        """As ``async_products`` says."""
+        return self.async_products
+
+    @property
+    def accumulation_bytes(self) -> int:
+        """Bytes of a parameter that a microbatch moves to add its gradient to those before, outside of products."""
+        return 0 if self.fused_accumulation else BF16_BYTES + 2 * self.gradient_bytes(BF16_BYTES)
 
     def scattered_bytes(self, element_bytes: int) -> int:
         """Bytes that the reduction of a gradient moves, as those of a reduce-scatter; an all-reduce has two."""

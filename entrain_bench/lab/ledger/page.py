@@ -13,12 +13,12 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger.book import Book, load_book
 from entrain_bench.lab.ledger.entries import Outcome, entries_of, outcomes_of
-from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
+from entrain_bench.lab.ledger.forwards import ForwardCase
 from entrain_bench.lab.ledger.kernels import kernels_table
 from entrain_bench.lab.ledger.predict import Cases
 from entrain_bench.lab.ledger.report import Table, tables_of
 from entrain_bench.lab.ledger.rows import read_rows
-from entrain_bench.lab.ledger.study import Ledger, Study, constants_table, study_of
+from entrain_bench.lab.ledger.study import Ledger, Study, constants_table, ledger_with, study_of
 from entrain_bench.lab.ledger.summary import NEAR, Errors
 from entrain_bench.run import study as runs
 
@@ -72,10 +72,10 @@ def write_calibration(study: runs.Study) -> str:
 
 
 def ledger_of(book: Book, composer: Composer) -> Ledger:
-    """All committed rows with their cases, and the ranges of forwards."""
+    """All committed rows with their cases, the ranges of forwards, and single products."""
     cases = Cases(composer)
-    entries = tuple(entry for path in book.tables for entry in entries_of(read_rows(path), book, cases))
-    return Ledger(entries, tuple(ForwardCase.of(row, composer) for row in read_forwards()))
+    entries = (entry for path in book.tables for entry in entries_of(read_rows(path), book, cases))
+    return ledger_with(entries, composer)
 
 
 def page(ledger: Ledger, fitted: Study, left_out: Sequence[Outcome], book: Book, composer: Composer) -> str:

@@ -9,7 +9,9 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.lab.ledger.entries import OK, Entry, Range
 from entrain_bench.lab.ledger.fit import Interval, Point
 from entrain_bench.lab.ledger.forwards import ForwardCase
+from entrain_bench.lab.ledger.kernels import ERROR, KernelRow, kernel_ratio
 from entrain_bench.lab.ledger.predict import Change, Predictable, Prediction
+from entrain_bench.specs.cluster import ClusterSpec
 
 # Tables of one program, run by the same people: one source.
 SAME_SOURCE = {"lambda_transformers_v2": "lambda_transformers_v0_v1"}
@@ -61,6 +63,21 @@ def memory_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
 def forward_points(cases: Iterable[ForwardCase], changes: Changes) -> list[Point]:
     """Published ranges of forwards, all of one source."""
     return [_forward(case, changes) for case in cases]
+
+
+def product_points(rows: Iterable[tuple[KernelRow, ClusterSpec]], changes: Changes) -> list[Point]:
+    """Single products, which know their size alone: the error of their rates is given."""
+    return [_product(row, cluster, changes) for row, cluster in rows]
+
+
+def _product(row: KernelRow, cluster: ClusterSpec, changes: Changes) -> Point:
+    seconds = row.kernel.published_s
+
+    def predict(factors: FloatArray) -> Interval:
+        predicted = kernel_ratio(row, changes(factors)(cluster)) * seconds
+        return predicted, predicted
+
+    return Point(row.where, cluster.device.name, (seconds, seconds), predict, ERROR)
 
 
 def _forward(case: ForwardCase, changes: Changes) -> Point:

@@ -12,6 +12,7 @@ from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
+from entrain_bench.costs.roofline import ELEMENTWISE_BACKWARD
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.ledger.book import Machine
 from entrain_bench.lab.ledger.jobs import LedgerJob
@@ -35,6 +36,8 @@ ROUNDS = 4
 # of attention and MLP; each reads a value in 16 bits, writes it, and a byte of its mask.
 EAGER_KERNELS = 2
 DROPOUTS, DROPOUT_BYTES = 3, 2 * BF16_BYTES + 1
+# Queries, keys, values and the results of attention.
+HEAD_COPIES = 4
 # Cases that are kept while constants change.
 MAX_CASES = 4096
 # How text becomes tokens; rows state tokens.
@@ -170,14 +173,55 @@ def model_of(job: LedgerJob) -> ModelSpec:
     """The language model of a job."""
     config = job.config
     layers = [
-        replace(layer, **_of_attention(job, layer)) if layer.attention else layer for layer in build_layers(config)
+        replace(layer, **_of_attention(job, layer), **_of_products(job, layer)) if layer.attention else layer
+        for layer in build_layers(config)
     ]
     model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
     model = with_options(model, job.framework)
-    if not job.outputs:
-        return model
-    head = language_head(replace(config, vocab_size=job.outputs), job.framework.cross_entropy)
-    return replace(model, modules=(replace(model.llm, layers=(*model.llm.layers[:-1], head)),))
+    *first, last = model.llm.layers
+    if job.outputs:
+        last = language_head(replace(config, vocab_size=job.outputs), job.framework.cross_entropy)
+    added = {layer.kind: _with_accumulation(job, layer) for layer in (*first, last)}
+    return replace(model, modules=(replace(model.llm, layers=tuple(added[layer.kind] for layer in (*first, last))),))
+
+
+def _of_products(job: LedgerJob, layer: Layer) -> dict[str, Any]:
+    """What a job changes of a block's products, and of the communication and inputs of the column-parallel ones.
+
+    Without sequence parallelism PyTorch's products each all-reduce their input gradient. With it they keep the gathered
+    inputs, of which megatron-core keeps a rank's part.
+    """
+    config, options = job.config, job.framework
+    inputs, output, up, down = layer.gemms
+    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    widths = (inputs.n,) if options.fused_qkv else (query, key_value, key_value)
+    gates = 1 if options.fused_gates or not config.gated_mlp else 2
+    columns = *(replace(inputs, n=width) for width in widths), *([replace(up, n=up.n // gates)] * gates)
+    changes: dict[str, Any] = {"gemms": (*columns[: len(widths)], output, *columns[len(widths) :], down)}
+    if not options.async_products and options.sequence_parallel:
+        kept = layer.num_gathers * BF16_BYTES * config.hidden_size
+        changes["whole_bytes_per_token"] = layer.whole_bytes_per_token + kept
+        changes["replicated_bytes_per_token"] = layer.replicated_bytes_per_token - kept
+    elif not options.async_products:
+        changes["num_gathers"] = len(columns)
+    return changes
+
+
+def _with_accumulation(job: LedgerJob, layer: Layer) -> Layer:
+    """A layer whose backward adds gradients to those of microbatches before, on average over an iteration.
+
+    Microbatches of a job have one number of tokens, so bytes of a parameter are bytes of tokens. Sharded weights add
+    gradients in their reduce-scatter.
+    """
+    later = 0.0 if job.sharded else (job.num_microbatches - 1) / job.num_microbatches
+    tokens = job.microbatch_size * job.sequence_tokens / job.cp
+    # Elementwise bytes of a layer that gathers its results are not divided by TP, its parameters are.
+    parameters = layer.parameters * layer.split_parts(job.tp) / job.tp
+    moved = job.framework.accumulation_bytes * parameters * later / tokens
+    back = layer.backward_elementwise_bytes_per_token
+    if back is None:
+        back = ELEMENTWISE_BACKWARD * layer.elementwise_bytes_per_token
+    return replace(layer, backward_elementwise_bytes_per_token=back + moved) if moved else layer
 
 
 def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
@@ -189,17 +233,24 @@ def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
     """
     if layer.attention is None:
         return {}
-    scores, hidden = job.config.num_heads * job.sequence_tokens, job.config.hidden_size
-    kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout
+    config, options = job.config, job.framework
+    scores, hidden = config.num_heads * job.sequence_tokens, config.hidden_size
+    kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout + HEAD_COPIES * options.eager_blocks
     whole = job.dropout * (DROPOUTS - 1) * DROPOUT_BYTES * hidden
-    moved = scores * (EAGER_KERNELS * 2 * BF16_BYTES * job.eager_scores + DROPOUT_BYTES * job.dropout) + whole
+    moved = scores * DROPOUT_BYTES * job.dropout + whole
+    moved += 2 * BF16_BYTES * HEAD_COPIES * hidden * options.eager_blocks
+    # The mask is added in forward alone.
+    scaled = scores * 2 * BF16_BYTES * job.eager_scores
+    biases = BF16_BYTES * sum(gemm.n for gemm in layer.gemms) * (options.eager_blocks and config.linear_bias)
     back = layer.backward_elementwise_bytes_per_token
+    if back is None:
+        back = ELEMENTWISE_BACKWARD * layer.elementwise_bytes_per_token
     return {
         "attention": replace(layer.attention, causal=job.causal),
         "activation_bytes_per_token": layer.activation_bytes_per_token + BF16_BYTES * scores * job.dropout,
-        "elementwise_bytes_per_token": layer.elementwise_bytes_per_token + moved,
+        "elementwise_bytes_per_token": layer.elementwise_bytes_per_token + moved + EAGER_KERNELS * scaled,
         "replicated_elementwise_bytes_per_token": layer.replicated_elementwise_bytes_per_token + whole,
-        "backward_elementwise_bytes_per_token": None if back is None else back + moved,
+        "backward_elementwise_bytes_per_token": back + moved + scaled + biases,
         "num_elementwise_kernels": layer.num_elementwise_kernels + kernels,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import Composer
 from entrain_bench.config.constants import Draws
 from entrain_bench.lab.ledger.constants import (
     FITTED,
@@ -24,10 +25,11 @@ from entrain_bench.lab.ledger.constants import (
 )
 from entrain_bench.lab.ledger.entries import Entry, Outcome, outcomes_of
 from entrain_bench.lab.ledger.fit import Fit, Knob, Point, fit_points, left_out_fits, linearize, solve
-from entrain_bench.lab.ledger.forwards import ForwardCase
-from entrain_bench.lab.ledger.points import forward_points, memory_points, source_of, time_points
+from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
+from entrain_bench.lab.ledger.kernels import KernelRow, products_of
+from entrain_bench.lab.ledger.points import forward_points, memory_points, product_points, source_of, time_points
 from entrain_bench.lab.ledger.posterior import FARTHEST, NUM_DRAWS, draw
-from entrain_bench.specs.cluster import Speed
+from entrain_bench.specs.cluster import ClusterSpec, Speed
 
 # Significant digits of a fitted constant.
 DIGITS = 2
@@ -40,10 +42,11 @@ CARRIED = {"H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Rows with their cases, and published ranges of forwards."""
+    """Rows with their cases, published ranges of forwards, and products with the clusters whose devices they are of."""
 
     entries: tuple[Entry, ...]
     forwards: tuple[ForwardCase, ...] = ()
+    products: tuple[tuple[KernelRow, ClusterSpec], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,17 @@ class Study:
         return found
 
 
+def ledger_with(entries: Iterable[Entry], composer: Composer) -> Ledger:
+    """Entries with the committed ranges of forwards and single products."""
+    forwards = tuple(ForwardCase.of(row, composer) for row in read_forwards())
+    return Ledger(tuple(entries), forwards, products_of(composer))
+
+
 def study_of(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
-    """Fit the constants to all timed rows, and again without each source."""
+    """Fit the constants to all timed rows and single products, and again without each source of the former."""
     chosen = tuple(constants)
-    points = time_points(ledger.entries, partial(with_constants, chosen))
+    changes = partial(with_constants, chosen)
+    points = [*time_points(ledger.entries, changes), *product_points(ledger.products, changes)]
     fit = fit_points(points, [constant.knob for constant in chosen])
     found = {case.truth.cluster.device.name for case in ledger.forwards}
     limits = {device: _limit(chosen, fit, device, ledger.forwards) for device in sorted(found)}
@@ -149,11 +159,12 @@ def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit
     Where these contradict what a source has measured on a device, that source does not narrow the device's constants.
     """
     problem = linearize(points, knobs)
-    agree = np.ones(len(problem.residuals), bool)
+    residuals = problem.residuals
+    agree = np.ones(len(residuals), bool)
     for source, device in set(zip(problem.source_of.tolist(), problem.device_of.tolist(), strict=True)):
         rows = (problem.source_of == source) & (problem.device_of == device)
-        agree[rows] = abs(float(np.median(problem.residuals[rows]))) <= FARTHEST * error
-    known = replace(problem, slopes=np.where(agree[:, None], problem.slopes, 0.0))
+        agree[rows] = abs(float(np.median(residuals[rows]))) <= FARTHEST * error
+    known = replace(problem, slopes=np.where(agree[:, None, None], problem.slopes, 0.0))
     return replace(solve(known, error), at=np.zeros_like(problem.at))
 
 

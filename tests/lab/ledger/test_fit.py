@@ -125,6 +125,34 @@ def test_a_range_that_holds_the_measured_time_says_nothing() -> None:
     assert found.covariance[0, 0] == pytest.approx(0.25)
 
 
+def test_a_range_gives_way_to_its_end_and_no_further() -> None:
+    """Hand-worked: two sources ask for 1.5 times the seconds; a range that ends at 1.2 times permits that much."""
+
+    def exact(factors: FloatArray) -> Interval:
+        return 1.0 / factors[0], 1.0 / factors[0]
+
+    def wide(factors: FloatArray) -> Interval:
+        return 0.5 / factors[0], 1.0 / factors[0]
+
+    asks = [Point(name, "a", (1.5, 1.5), exact, 0.5) for name in ("one", "two")]
+    ends = [Point("range", "a", (1.0, 1.0), lambda factors: (1.0 / 1.2 / factors[0], 2.0 / factors[0]), 0.005)]
+    open_end = [Point("range", "a", (1.0, 1.0), wide, 0.005)]
+    knobs = (Knob("gemm", 10.0),)
+    assert fit_points(asks, knobs).at[0, 0] == pytest.approx(-np.log(1.5), abs=0.01)
+    assert fit_points([*asks, *ends], knobs, iterations=4).at[0, 0] == pytest.approx(-np.log(1.2), abs=0.01)
+    # More seconds bring the other end's row further inside.
+    assert fit_points([*asks, *open_end], knobs).at[0, 0] == pytest.approx(-np.log(1.5), abs=0.01)
+
+
+def test_single_kernels_inform_constants_and_are_no_sources_left_out() -> None:
+    kernels = [Point("kernels", "a", (each.published_s[0],) * 2, each.predict, 0.1) for each in rows("x", 10)]
+    problem = linearize([*rows("one", 10, 1.3), *kernels], KNOBS)
+    assert [*left_out_fits(problem, 0.05)] == ["one"]
+    # Their level counts, which that of a source does not: alone they give the constants that made them.
+    found = fit_points([*rows("one", 10, 1.3), *kernels], KNOBS, 0.3, iterations=4).factors("a")
+    assert found == pytest.approx(TRUE, rel=0.1)
+
+
 @pytest.mark.parametrize("points", [[], rows("one", 1)])
 def test_nothing_to_fit_is_an_error(points: Sequence[Point]) -> None:
     with pytest.raises(UserError):

@@ -168,3 +168,53 @@ def test_an_all_reduce_in_fp32_moves_four_times_what_a_bf16_scatter_does(cases: 
     )
     # Latency is that of one pass of the ring in either.
     np.testing.assert_allclose(reduced / synced, 4.0, rtol=0.1)
+
+
+def test_blocks_of_single_operators_have_more_products_copies_and_sums_of_biases(cases: Cases) -> None:
+    job = replace(job_of(tp="1", dp="16"), module=tuple({**dict(job_of().module), "linear_bias": True}.items()))
+    eager = replace(job, framework=replace(job.framework, fused_qkv=False, fused_gates=False, eager_blocks=True))
+    one, other = (cases.of(each).model.llm.layers[1] for each in (job, eager))
+    assert [gemm.n for gemm in one.gemms] == [3 * 1024, 1024, 2 * 2816, 1024]
+    assert [gemm.n for gemm in other.gemms] == [1024, 1024, 1024, 1024, 2816, 2816, 1024]
+    assert [gemm.row_parallel for gemm in other.gemms] == [False, False, False, True, False, False, True]
+    # Four copies of hidden states, each read and written, in both passes; gradients of all outputs are read once.
+    copies, biases = 4 * 2 * 2 * 1024, 2 * (5 * 1024 + 2 * 2816)
+    assert other.elementwise_bytes_per_token - one.elementwise_bytes_per_token == copies
+    back, other_back = one.backward_elementwise_bytes_per_token, other.backward_elementwise_bytes_per_token
+    assert back is not None
+    assert other_back is not None
+    assert other_back - back == copies + biases
+
+
+def test_products_of_pytorch_overlap_nothing_and_keep_gathered_inputs(cases: Cases) -> None:
+    split = job_of(tp="8", dp="2", sequence_parallel="true")
+    for job, gathers in ((split, 2), (job_of(tp="8", dp="2", sequence_parallel="false"), 3)):
+        plain = replace(job, framework=replace(job.framework, async_products=False, fused_gates=False))
+        own, other = cases.of(job), cases.of(plain)
+        assert (own.model.llm.layers[1].num_gathers, other.model.llm.layers[1].num_gathers) == (2, gathers)
+        # megatron-core gathers inputs twice with sequence parallelism.
+        assert (own.predict().seconds < other.predict().seconds) == (gathers == 3)
+    kept, less = (
+        cases.of(replace(split, framework=replace(split.framework, async_products=each))).model.llm.layers[1]
+        for each in (False, True)
+    )
+    # Two inputs of hidden size in 16 bits, of which the ranks held an eighth each.
+    assert kept.kept_bytes(8, True) - less.kept_bytes(8, True) == 2 * 2 * 1024 * 7 / 8
+
+
+def test_unfused_sums_of_gradients_cost_every_microbatch_but_the_first(cases: Cases) -> None:
+    """Hand-worked: a gradient is read with the sum so far, which is written."""
+
+    def added_s(batch: str, grad_dtype: str) -> float:
+        job = job_of(tp="1", pp="1", dp="64", global_batch=batch)
+        job = replace(job, framework=replace(job.framework, grad_dtype=grad_dtype, overlap_grad_reduce=False))
+        other = replace(job, framework=replace(job.framework, fused_accumulation=not job.framework.fused_accumulation))
+        return abs(cases.of(other).predict().seconds - cases.of(job).predict().seconds)
+
+    size = job_of().microbatch_size * 64
+    assert added_s(str(size), "bf16") == 0.0
+    case = cases.of(job_of(tp="1", pp="1", dp="64", global_batch=str(5 * size)))
+    device, parameters = case.cluster.device, sum(layer.parameters for layer in case.model.llm.layers)
+    rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
+    assert added_s(str(5 * size), "bf16") == pytest.approx(4 * 6 * parameters / rate, rel=1e-6)
+    assert added_s(str(5 * size), "fp32") == pytest.approx(4 * 10 * parameters / rate, rel=1e-6)
