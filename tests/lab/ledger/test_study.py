@@ -76,14 +76,14 @@ def test_draws_are_sets_of_factors_for_every_device(monkeypatch: pytest.MonkeyPa
     assert [*found[DEVICE]] == [*range(1, 51)]
     assert min(spread_of(found[DEVICE], field.name) for field in fields(Speed)) > 0
     # Runs bound by products tell the rate of products; nothing in one node's run tells the network's.
-    assert spread_of(found[DEVICE], "gemm") < 0.12
+    assert spread_of(found[DEVICE], "gemm") < 0.135
     assert spread_of(found[DEVICE], "launch") > 0.3
 
 
 def test_a_source_that_contradicts_the_constants_does_not_narrow_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "CARRIED", {})
     found = posterior(made_up_ledger(2.0, 2.0, change=None), 0.05)
-    assert spread_of(found[DEVICE], "gemm") > 0.13
+    assert spread_of(found[DEVICE], "gemm") > 0.138
 
 
 def test_what_figures_say(exact: Ledger) -> None:
