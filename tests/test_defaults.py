@@ -48,6 +48,8 @@ MEANT = {
     # The class alone reads no field; these find the usual ones.
     **{f"source/{name}.yaml": FIELDS for name in ("parquet", "hub", "manifest")},
     "source/llava.yaml": {"id", *FIELDS},
+    # FlexSP's weights are sharded, and its solver chooses the number of microbatches.
+    "strategy/planner/flexsp.yaml": {"sharded", "rounds"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }
