@@ -26,9 +26,10 @@ from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best.
 WORST = 1.3
-# Layouts with widths are compared on so many drawn batches, and after each dropped if they are so many times as slow as
-# the best; no pipelines are planned if the best takes at most so many times its work evenly shared.
-BATCHES, NEAR, PIPELINED = 3, 1.05, 1.5
+# Layouts with widths are compared on so many drawn batches, fewer if they have more samples than that, and dropped if
+# they are so many times as slow as the best; no pipelines are planned if the best takes at most so many times its work
+# evenly shared.
+BATCHES, SAMPLES, NEAR, PIPELINED = 3, 6144, 1.05, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class BraidPlanner:
         """
         start, even_s = profile.place, np.inf
         found = [(list[float](), layout) for layout in layouts_with_widths(profile.job) if has_room(profile, layout)]
-        for _ in range(BATCHES if self.widths else 0):
+        count = max(1, min(BATCHES, SAMPLES // profile.job.global_batch))
+        for _ in range(count if self.widths else 0):
             samples = profile.draw(profile.job.global_batch)
             for seconds, layout in found:
                 seconds.append(fastest_packs(samples, layout, profile)[0])
