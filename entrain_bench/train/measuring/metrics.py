@@ -117,11 +117,15 @@ def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: Cl
 def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
     """Return the mean loss per predicted token, from action and loss of every chunk of each rank."""
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
-    tp, counted = program.layout.modules[llm].tp, list[float]()
+    placed, counted = program.layout.modules[llm], list[float]()
     for rank, own in enumerate(losses):
-        # Tensor-parallel ranks hold copies, context-parallel ranks parts.
-        if all(place.position % tp == 0 for place in places_of(program.layout, rank) if place.module == llm):
-            counted += [loss for _, loss in own]
+        position = {place.replica: place.position for place in places_of(program.layout, rank) if place.module == llm}
+        for action, loss in own:
+            replica = int(program.replica[action])
+            tp, _ = placed.degrees[placed.degree_of_copy[replica]]
+            # Tensor-parallel ranks hold copies, context-parallel ranks parts.
+            if position[replica] % tp == 0:
+                counted.append(loss)
     return float(sum(counted))
 
 

@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from entrain_bench.base.arrays import rows_of
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 
 Channel = tuple[int, int]  # sender and receiver
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's part of one module: a stage of a replica, at a place in its block (TP innermost)."""
+    """A rank's part of one module: a stage of a replica or group, at a place in its block (TP innermost)."""
 
     module: int
     replica: int
@@ -32,26 +32,52 @@ class Place:
     position: int
 
 
-def places_of(layout: Layout, rank: int) -> list[Place]:
-    """Everything the rank holds, by module and stage."""
+def weights_of(layout: Layout, rank: int) -> list[Place]:
+    """The stages whose weights the rank holds, with its replica of each."""
     return [
-        Place(index, int(replica), int(stage), int(position))
+        Place(index, replica, stage, position)
         for index, module in enumerate(layout.modules)
-        for replica, stage, position in np.argwhere(module.ranks == rank)
+        for replica, stage, position in np.argwhere(module.ranks == rank).tolist()
     ]
 
 
+def places_of(layout: Layout, rank: int) -> list[Place]:
+    """The blocks that the rank computes in: of its replicas, or of all groups that it is in."""
+    found = [place for place in weights_of(layout, rank) if not layout.modules[place.module].widths]
+    for index, module in enumerate(layout.modules):
+        found += [Place(index, *each) for each in (_group_places(module, rank) if module.widths else ())]
+    return found
+
+
+def _group_places(module: ModuleLayout, rank: int) -> Iterable[tuple[int, int, int]]:
+    """Group, stage and place in the group's block, narrow groups first."""
+    for stage, column in np.argwhere(module.plane == rank).tolist():
+        first = 0
+        for (tp, cp), count in zip(module.widths, module.num_groups.tolist(), strict=True):
+            group, position = divmod(column, tp * cp)
+            if group < count:
+                yield first + group, stage, position
+            first += count
+
+
 def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]:
-    """The ranks of a stage of a replica, TP innermost."""
-    ranks: list[int] = layout.modules[module].ranks[replica, stage].tolist()
-    return ranks
+    """The ranks of a stage of a replica or group, TP innermost."""
+    placed = layout.modules[module]
+    if not placed.widths:
+        ranks: list[int] = placed.ranks[replica, stage].tolist()
+        return ranks
+    degree = int(placed.degree_of_copy[replica])
+    tp, cp = placed.widths[degree]
+    first = (replica - int(placed.num_groups[:degree].sum())) * tp * cp
+    group: list[int] = placed.plane[stage, first : first + tp * cp].tolist()
+    return group
 
 
 def lane_of_rank(layout: Layout, rank: int) -> int | None:
     """The lane the rank acts with; None for a rank the layout does not use."""
 
-    def blocks_of(one: int) -> list[bytes]:
-        return [(module.ranks == one).any(axis=2).tobytes() for module in layout.modules]
+    def blocks_of(one: int) -> list[tuple[int, int, int]]:
+        return [(place.module, place.replica, place.stage) for place in places_of(layout, one)]
 
     held, firsts = blocks_of(rank), layout.lane_first_rank.tolist()
     return next((lane for lane, first in enumerate(firsts) if blocks_of(first) == held), None)

@@ -76,7 +76,8 @@ def work_of_actions(program: Program) -> IntArray:
         lengths = module.lengths(program.shapes, chunks.members)
         of_kinds = [sum_rows(chunks.offsets, kind.forward_flops(lengths)) for kind in module.kinds]
         counts = module.kind_counts(placed.layers_per_stage)
-        forward = matmul(np.stack(of_kinds, axis=1), counts.T) / (placed.tp * placed.cp)
+        num_ranks = np.array([tp * cp for tp, cp in placed.degrees])[placed.degree_of_copy[chunks.replica]]
+        forward = matmul(np.stack(of_kinds, axis=1), counts.T) / num_ranks[:, None]
         splits = program.splits_backward(index)
         flops[program.forward_actions(index)] = forward
         flops[program.backward_actions(index)] = forward if splits else 2 * forward

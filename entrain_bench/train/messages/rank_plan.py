@@ -219,9 +219,10 @@ class _RankMessages:
         program = self.program
         module = int(program.module[action])
         spec, placed = program.model.modules[module], program.layout.modules[module]
+        tp, cp = placed.degrees[placed.degree_of_copy[program.replica[action]]]
         lengths = spec.lengths(program.shapes, self._members(action))
-        parts = placed.tp if self.framework.splits_tokens(spec, placed.tp) else 1
-        return rank_rows(lengths, placed.cp, whole_pack=self.framework.cp_split == PACK, parts=parts) // parts
+        parts = tp if self.framework.splits_tokens(spec, tp) else 1
+        return rank_rows(lengths, cp, whole_pack=self.framework.cp_split == PACK, parts=parts) // parts
 
     def _members(self, action: int) -> IntArray:
         program = self.program

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from megatron.core.process_groups_config import ProcessGroupCollection
+import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
@@ -40,6 +40,7 @@ class Mask:
     """The mask argument that megatron-core passes to a layer's attention."""
 
     segments: Segments
+    cp: dist.ProcessGroup
     rotation: Rotation | None = None
 
 
@@ -50,14 +51,12 @@ class PackedAttention(torch.nn.Module):
         self,
         *,
         attn_mask_type: AttnMaskType,
-        pg_collection: ProcessGroupCollection,
         kernel: AttentionKernel,
         **_: Any,
     ) -> None:
         super().__init__()
         self.kernel = kernel
         self.causal = attn_mask_type == AttnMaskType.causal
-        self.cp = pg_collection.cp
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **_: Any) -> Tensor:
         """Attend from ``[tokens of this rank, 1, heads, head_dim]`` to ``[tokens of this rank, 1, heads * head_dim]``.
@@ -67,9 +66,9 @@ class PackedAttention(torch.nn.Module):
         segments = mask.segments
         if mask.rotation is not None:
             query, key = mask.rotation.apply(query), mask.rotation.apply(key)
-        if self.cp.size() > 1:
+        if mask.cp.size() > 1:
             both = torch.cat([key, value], dim=-1)
-            both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp)
+            both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=mask.cp)
             if segments.keys is not None:
                 both = both.index_select(0, segments.keys)
             key, value = both.chunk(2, dim=-1)

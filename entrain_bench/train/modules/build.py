@@ -97,7 +97,8 @@ class NamedParameter:
         """This rank's shard of a full tensor."""
         if self.dim < 0:
             return full
-        return torch.cat(full.chunk(self.stride * self.tp, self.dim)[self.tp_rank :: self.tp], self.dim)
+        pieces = full.chunk(self.stride * self.tp, self.dim)[self.tp_rank :: self.tp]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
 
     def assemble(self, shards: Sequence[Tensor]) -> Tensor:
         """The full tensor, from the shards of all tensor parallel ranks in order."""

@@ -238,24 +238,24 @@ class Projector(torch.nn.Module):
         self.products = Products(gemms, *rows, products, groups, where=where, bias=True, activate_last=False)
         if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.halo_tokens]:
             raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector's product must not overlap tokens")
-        self.groups, self.cp = groups, groups.cp
+        self.groups = groups
 
-    def forward(self, hidden: Tensor, pack: Pack, held: Share, arrangement: Arrangement | None) -> Tensor:
+    def forward(self, hidden: Tensor, pack: Pack, shares: Shares, arrangement: Arrangement | None) -> Tensor:
         """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``, in the order of the pack.
 
-        ``held`` is what this rank has of the tokens. Context parallel ranks project a share of the outputs each.
+        Context parallel ranks project a share of the outputs each.
         """
         hidden = _all_tokens(self.norm(hidden), self.groups)
-        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.cp)
-        share = share_of(sum(pack.outputs), self.cp)
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=shares.cp)
+        share = share_of(sum(pack.outputs), shares.cp)
         taken = share.pad(self._taken_tokens(pack), -1).flatten()
         if arrangement and arrangement.windows:
             taken = torch.where(taken >= 0, arrangement.place[taken.clamp(min=0)], -1)
-        taken = torch.where(taken >= 0, held.places[taken.clamp(min=0)], -1)
+        taken = torch.where(taken >= 0, shares.products.places[taken.clamp(min=0)], -1)
         token = to_device(taken, hidden.device)
         rows = torch.where((token >= 0)[:, None], hidden.index_select(0, token.clamp(min=0)), 0.0)
         rows = self.products(rows)
-        outputs: Tensor = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False, group=self.cp)
+        outputs: Tensor = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False, group=shares.cp)
         return outputs[: sum(pack.outputs)]
 
     def _taken_tokens(self, pack: Pack) -> Tensor:
@@ -296,7 +296,7 @@ class TokenEmbedding(torch.nn.Module):
         if projected is None:
             return hidden
         # Every rank uses the projected tokens among its own; their gradients are summed over the ranks.
-        projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.cp)
+        projected = copy_to_tensor_model_parallel_region(projected, group=shares.cp)
         if self.groups.splits_tokens:
             projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.tp)
         places = (own.pad(pack.token_ids) < 0).nonzero().flatten()

@@ -19,6 +19,7 @@ from entrain_bench.train.modules.grids import Arrangement, arrangement_of
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,
+    Shares,
     StageGroups,
     consecutive_windows,
     positions_of,
@@ -63,7 +64,7 @@ class Stage(torch.nn.Module):
             copy.shared_embedding = True  # type: ignore[attr-defined]
             copy.shared = not self._is_first  # type: ignore[attr-defined]
 
-    def forward(self, hidden: Tensor | None, pack: Pack) -> Tensor:
+    def forward(self, hidden: Tensor | None, pack: Pack, groups: StageGroups | None = None) -> Tensor:
         """Run the layers on a chunk.
 
         Args:
@@ -72,6 +73,7 @@ class Stage(torch.nn.Module):
                 None for none); others the hidden states of this rank's tokens ``[shares_of(lengths).hidden.size,
                 hidden_size]``, split over context and, with sequence parallelism, tensor parallel ranks.
             pack: the chunk's sequences.
+            groups: ranks that share the chunk, with the stage's TP; None: the stage's own.
 
         Returns:
             Hidden states of this rank's tokens; from a last stage LLM tokens ``[sum(outputs), LLM hidden size]``
@@ -79,7 +81,7 @@ class Stage(torch.nn.Module):
         """
         assert sum(pack.lengths) > 0, "empty chunk"
         self.splitter.on = pack.splits_backward
-        shares = shares_of(pack.lengths, self.groups)
+        shares = shares_of(pack.lengths, groups or self.groups)
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)
             if not self.module.config.rotary and not self.module.config.learned_positions:
@@ -87,12 +89,12 @@ class Stage(torch.nn.Module):
                 hidden = hidden + sinusoids(positions, hidden.shape[1]).to(hidden.dtype)
         assert hidden is not None
         arrangement = arrangement_of(self.module, pack)
-        hidden = self._run_blocks(hidden, pack, shares.products, arrangement)
+        hidden = self._run_blocks(hidden, pack, shares, arrangement)
         if not self._is_last:
             return hidden
         head = self.layers[str(self.held[-1])]
         if isinstance(head, Projector):
-            return head(hidden, pack, shares.products, arrangement)  # type: ignore[no-any-return]
+            return head(hidden, pack, shares, arrangement)  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
         return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
 
@@ -129,11 +131,11 @@ class Stage(torch.nn.Module):
         own_weight = not (module.config.tied_embeddings and self._is_first)
         return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.logit_chunk_tokens)
 
-    def _run_blocks(self, hidden: Tensor, pack: Pack, share: Share, arrangement: Arrangement | None) -> Tensor:
+    def _run_blocks(self, hidden: Tensor, pack: Pack, shares: Shares, arrangement: Arrangement | None) -> Tensor:
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
         if not blocks:
             return hidden
-        rotation = self._rotation(pack, share, arrangement, hidden)
+        rotation = self._rotation(pack, shares.products, arrangement, hidden)
         masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
         for place, index in enumerate(blocks):
@@ -145,9 +147,9 @@ class Stage(torch.nn.Module):
                 runs: Sequence[int] = pack.lengths
                 if window:
                     runs = arrangement.windows if arrangement else consecutive_windows(pack.lengths, window)
-                causal, gathered = layer.attention.causal, self.groups.cp.size() > 1
-                segments = segments_of(runs, share, causal=causal, device=hidden.device, gathered=gathered)
-                masks[window] = Mask(segments, rotation)
+                causal, gathered = layer.attention.causal, shares.cp.size() > 1
+                segments = segments_of(runs, shares.products, causal=causal, device=hidden.device, gathered=gathered)
+                masks[window] = Mask(segments, shares.cp, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
             block.remakes_mlp = again and layer.remade is not None
             inputs = (block, hidden, masks[window])

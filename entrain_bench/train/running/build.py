@@ -49,12 +49,14 @@ def build_runtime(
         UserError: for a kernel that is asked for and not there, and for published weights that are not the model's.
     """
     for module, given in zip(job.model.modules, layout.modules, strict=True):
-        job.framework.check_executable(module, given.cp, "train")
-        if given.widths:
-            raise IncompatibleError(
-                f"layout.{given.module}.widths: harness=train runs groups of one width. Fix layout.tp, layout.cp and "
-                "layout.dp, or use harness=simulate"
-            )
+        for tp, cp in given.degrees:
+            job.framework.check_executable(module, cp, "train")
+            if tp != given.tp and (given.sharded or given.tp > 1):
+                held = "sharded weights" if given.sharded else f"weights split over TP {given.tp}"
+                raise IncompatibleError(
+                    f"layout.{given.module}.widths: harness=train cannot slice {held} for groups of TP {tp}. Use "
+                    "harness=simulate, or groups of one TP"
+                )
         if given.offload:
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
@@ -76,8 +78,12 @@ def build_runtime(
         stage = build(module, layers, own, recompute=placed.recompute, logit_chunk_tokens=job.framework.logit_chunk)
         if checkpoint:
             load_weights(checkpoint, model, stage, roots)
-        trained = shard_stage(stage, own, adam) if placed.sharded else train_stage(stage, own, groups.alone, adam)
-        stages[index, number] = trained
+        widths = groups.widths[index, number]
+        stages[index, number] = (
+            shard_stage(stage, own, adam, widths)
+            if placed.sharded
+            else train_stage(stage, own, groups.alone, adam, widths)
+        )
     close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = _loader(settings, layout, device, rendezvous)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job
-from entrain_bench.train.messages.channels import Channels, Place, places_of
+from entrain_bench.train.messages.channels import Channels, Place, block_of, places_of, weights_of
 from entrain_bench.train.modules import StageGroups
 
 
@@ -21,10 +21,12 @@ class Groups:
     """The process groups of one rank.
 
     ``stages`` and ``tied`` (the two copies of an embedding, on different ranks) are by module and stage, and by module;
-    ``control`` is of all ranks over gloo, ``alone`` of this one.
+    ``widths`` are the groups that may share a unit, by module, stage and entry of ``ModuleLayout.widths``; ``control``
+    is of all ranks over gloo, ``alone`` of this one.
     """
 
     stages: dict[tuple[int, int], StageGroups]
+    widths: dict[tuple[int, int], dict[int, StageGroups]]
     tied: dict[int, dist.ProcessGroup]
     channels: Channels
     world: dist.ProcessGroup
@@ -71,8 +73,11 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
                 maker.make(_tied_pair(module, replica, position))
         for stage, position in product(range(module.pp), range(module.tp)):
             maker.make(_members(module, Place(index, 0, stage, position))[2], (index, stage))
-    rank, stages, tied = dist.get_rank(), {}, {}
-    for place in places_of(layout, rank):
+        for group, stage in product(range(module.copies if module.widths else 0), range(module.pp)):
+            for members in _inside(layout, index, stage, group):
+                maker.make(members)
+    rank, stages, tied = dist.get_rank(), dict[tuple[int, int], StageGroups](), dict[int, dist.ProcessGroup]()
+    for place in weights_of(layout, rank):
         spec, module = modules[place.module]
         key = place.module, place.stage
         tp, cp, dp_cp = _members(module, place)
@@ -82,7 +87,21 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
             pair = _tied_pair(module, place.replica, place.position)
             if len(pair) == 2:
                 tied[place.module] = maker.make(pair)
-    return Groups(stages, tied, maker.channels, maker.world, maker.control, maker.make((rank,)))
+    widths: dict[tuple[int, int], dict[int, StageGroups]] = {key: {} for key in stages}
+    for place in places_of(layout, rank):
+        module, key = layout.modules[place.module], (place.module, place.stage)
+        if module.widths:
+            own_tp, own_cp = (maker.make(each) for each in _inside(layout, *key, place.replica) if rank in each)
+            widths[key][int(module.degree_of_copy[place.replica])] = replace(stages[key], tp=own_tp, cp=own_cp)
+    return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, maker.make((rank,)))
+
+
+def _inside(layout: Layout, module: int, stage: int, group: int) -> list[tuple[int, ...]]:
+    """The tensor parallel groups of ranks of a group of a stage, then its context parallel ones."""
+    placed = layout.modules[module]
+    block = block_of(layout, module, group, stage)
+    tp, cp = placed.widths[int(placed.degree_of_copy[group])]
+    return [*(tuple(block[row * tp : (row + 1) * tp]) for row in range(cp)), *(tuple(block[i::tp]) for i in range(tp))]
 
 
 def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -211,7 +211,7 @@ class _Iteration:
 
     def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         leaf = self._start(step, received, inputs)
-        output = self._stage(step).forward(leaf, inputs.pack)
+        output = self._stage(step).forward(leaf, inputs.pack, self._degree(step))
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
             self.losses.append((step.action, output.detach()))
@@ -230,7 +230,8 @@ class _Iteration:
         )
         trained = self._stage(step)
         if graph.splits:
-            given, self.weight_passes[_key(step)] = trained.stage.backward_inputs(graph.output, gradient, graph.leaf)
+            computing = trained.computing(self._degree(step))
+            given, self.weight_passes[_key(step)] = computing.backward_inputs(graph.output, gradient, graph.leaf)
             return given
         trained.backward(graph.output, gradient, last=step.ends_gradients, closes=step.closes)
         return None if graph.leaf is None else graph.leaf.grad
@@ -255,6 +256,10 @@ class _Iteration:
 
     def _stage(self, step: Step) -> TrainedStage | ShardedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
+
+    def _degree(self, step: Step) -> int:
+        """Entry of ``ModuleLayout.degrees`` at which a pass runs."""
+        return int(self.work.program.layout.modules[step.place.module].degree_of_copy[step.place.replica])
 
     def _tied(self, step: Step) -> tuple[dist.ProcessGroup | None, Parameter | None]:
         """Ranks with the copies of a tied embedding; the first if virtual stages have both here, the second at hand."""

@@ -8,8 +8,8 @@ adds nothing to any gradient.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,16 +34,24 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ShardedStage:
-    """A stage under FSDP2 and its optimizer, which steps this rank's part of every parameter."""
+    """A stage under FSDP2 and its optimizer, which steps this rank's part of every parameter.
+
+    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``, if any.
+    """
 
     stage: Stage
     optimizer: torch.optim.AdamW
     groups: StageGroups
+    widths: Mapping[int, StageGroups] = field(default_factory=dict)
 
-    def forward(self, leaf: Tensor | None, pack: Pack) -> Tensor:
-        """The stage's output for a chunk."""
-        output: Tensor = self.stage(leaf, pack)
+    def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
+        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
+        output: Tensor = self.stage(leaf, pack, self.widths.get(degree))
         return output
+
+    def computing(self, degree: int) -> Stage:  # noqa: ARG002
+        """The stage that runs chunks of any width."""
+        return self.stage
 
     def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
         """Add to the gradients, which every backward scatters."""
@@ -112,10 +120,13 @@ class ShardedStage:
         return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
 
 
-def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) -> ShardedStage:
+def shard_stage(
+    stage: Stage, groups: StageGroups, settings: OptimizerSettings, widths: Mapping[int, StageGroups] | None = None
+) -> ShardedStage:
     """Shard a stage over its data and context parallel ranks, each of its layers by itself; collective over them.
 
-    A tied embedding stays with the root, whose weights are whole from a forward to the end of its backward.
+    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``. A tied embedding stays with the
+    root, whose weights are whole from a forward to the end of its backward.
     """
     notes: dict[str, dict[str, Any]] = {
         name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}
@@ -151,7 +162,7 @@ def shard_stage(stage: Stage, groups: StageGroups, settings: OptimizerSettings) 
         betas=settings.betas,
         eps=settings.epsilon,
     )
-    return ShardedStage(stage, adam, groups)
+    return ShardedStage(stage, adam, groups, widths or {})
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 
 from entrain_bench.specs.framework import FP32, FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
+from entrain_bench.train.modules.slices import SlicedStage, slice_stage
 from entrain_bench.train.modules.split import WeightPass
 
 if TYPE_CHECKING:
@@ -55,18 +56,36 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Width:
+    """Groups of this rank that share a unit, and the slices of weights that they compute with; None: the stage's."""
+
+    groups: StageGroups
+    sliced: SlicedStage | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrainedStage:
-    """A stage with its gradient buffers and its optimizer."""
+    """A stage with its gradient buffers and its optimizer; ``widths`` by entry of ``ModuleLayout.widths``, if any."""
 
     stage: Stage
     buffers: DistributedDataParallel
     optimizer: MegatronOptimizer
     groups: StageGroups
+    widths: Mapping[int, Width] = field(default_factory=dict)
 
-    def forward(self, leaf: torch.Tensor | None, pack: Pack) -> torch.Tensor:
-        """The stage's output for a chunk."""
-        output: torch.Tensor = self.buffers(leaf, pack)
+    def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
+        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
+        width, stage = self.widths.get(degree), self.buffers
+        if width and width.sliced:
+            self.gather_weights()
+            stage = width.sliced.take()
+        output: torch.Tensor = stage(leaf, pack, width and width.groups)
         return output
+
+    def computing(self, degree: int) -> Stage:
+        """The stage that runs chunks of the given entry of ``ModuleLayout.degrees``."""
+        width = self.widths.get(degree)
+        return width.sliced.stage if width and width.sliced else self.stage
 
     def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients.
@@ -115,6 +134,9 @@ class TrainedStage:
         """Forget the last iteration's gradients."""
         self.buffers.zero_grad_buffer()
         self.optimizer.zero_grad()
+        for width in self.widths.values():
+            if width.sliced:
+                width.sliced.forget()
 
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
@@ -171,9 +193,16 @@ class TrainedStage:
 
 
 def train_stage(
-    stage: Stage, groups: StageGroups, alone: dist.ProcessGroup, settings: OptimizerSettings
+    stage: Stage,
+    groups: StageGroups,
+    alone: dist.ProcessGroup,
+    settings: OptimizerSettings,
+    widths: Mapping[int, StageGroups] | None = None,
 ) -> TrainedStage:
-    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
+    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``.
+
+    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``.
+    """
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
         setattr(collection, name, groups.dp_cp)
@@ -218,7 +247,15 @@ def train_stage(
     )
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
     optimizer.tp_group = groups.tp
-    return TrainedStage(stage, buffers, optimizer, groups)
+    return TrainedStage(stage, buffers, optimizer, groups, _widths_of(stage, widths or {}))
+
+
+def _widths_of(stage: Stage, widths: Mapping[int, StageGroups]) -> dict[int, Width]:
+    sliced: dict[int, SlicedStage] = {}
+    for groups in widths.values():
+        if groups.tp.size() not in (stage.groups.tp.size(), *sliced):
+            sliced[groups.tp.size()] = slice_stage(stage, groups)
+    return {degree: Width(groups, sliced.get(groups.tp.size())) for degree, groups in widths.items()}
 
 
 def global_norm(

@@ -27,6 +27,7 @@ from entrain_bench.train.measuring.metrics import (
     total_loss,
     why_not_of_the_cluster,
 )
+from entrain_bench.train.messages.channels import places_of
 from support.builders import FRAMEWORK, random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.runs import CPU
@@ -89,7 +90,14 @@ def test_metrics_that_say_nothing_of_a_run_are_left_out() -> None:
     ],
 )
 def test_losses_of_copies_count_once(layout: str, total: float) -> None:
-    assert total_loss(program_on(layout), [[], [], [(0, 3.0)], [(0, 4.0)]]) == total
+    program = program_on(layout)
+
+    def of(rank: int, loss: float) -> list[tuple[int, float]]:
+        """A loss of a chunk that the rank has a part of."""
+        replica = next(place.replica for place in places_of(program.layout, rank) if place.module == 1)
+        return [(int(np.flatnonzero((program.module == 1) & (program.replica == replica))[0]), loss)]
+
+    assert total_loss(program, [[], [], of(2, 3.0), of(3, 4.0)]) == total
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:

@@ -21,12 +21,10 @@ from entrain_bench.program import Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import P2P
-from entrain_bench.specs.job import Job
 from entrain_bench.train.messages import channels as channels_module
 from entrain_bench.train.messages.channels import Channel, Channels, channels_of
 from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions, work_of_actions
 from entrain_bench.train.messages.rank_plan import RankPlan, Start, Step, plan_rank
-from entrain_bench.train.running.build import build_runtime
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.hardware import Device, Key, enqueue, through, unfinished
@@ -173,16 +171,12 @@ def begun_alone(plan: RankPlan) -> tuple[Step, ...]:
 
 
 def program_of(*overrides: str) -> Program:
-    return prepared(*overrides)[0]
-
-
-def prepared(*overrides: str) -> tuple[Program, Job]:
     common = ("workload=synthetic", "cluster=tiny", "layout.tp=1", "layout.dp=null", "global_batch=32")
     (cell,) = compose_cells([*common, "microbatch_size=1", *overrides], multirun=True)
     setting = prepare(cell.config)
     layout = setting.strategy.plan(setting.profile)
     shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
-    return setting.strategy.program(shapes, layout, setting.profile), setting.job
+    return setting.strategy.program(shapes, layout, setting.profile)
 
 
 DEGREES = {"pp2": ("layout.pp=2", "layout.dp=2"), "dp1": ("layout.dp=1",), "free": ()}
@@ -196,24 +190,10 @@ def test_programs_of_every_strategy_come_to_their_end(
     strategy: str, degrees: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
-        program, job = prepared(
-            f"strategy={strategy}", f"model={model}", *DEGREES[degrees], *([AUDIO] * ("av" in model))
-        )
+        program = program_of(f"strategy={strategy}", f"model={model}", *DEGREES[degrees], *([AUDIO] * ("av" in model)))
     except (IncompatibleError, UserError) as error:
         pytest.skip(str(error))
-    wide = [placed.module for placed in program.layout.modules if placed.widths]
-    if not wide:
-        check(program, monkeypatch)
-        return
-    # Layouts of several widths: FlexSP's, dynamic CP's and Braid's.
-    assert strategy in ("flexsp", "hybrid_cp", "braid")
-    with pytest.raises(IncompatibleError) as refused:
-        # Before it reads settings or makes a process group.
-        build_runtime(job, program.layout, None, torch.device("cpu"), 0, None)  # type: ignore[arg-type]
-    assert str(refused.value) == (
-        f"layout.{wide[0]}.widths: harness=train runs groups of one width. Fix layout.tp, layout.cp and layout.dp, or "
-        "use harness=simulate"
-    )
+    check(program, monkeypatch)
 
 
 def test_groups_are_shared_by_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:

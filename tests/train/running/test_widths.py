@@ -1,0 +1,164 @@
+"""Units in groups of several widths train like one process: gradients, weights after three steps, losses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.program import Program
+from entrain_bench.run.experiment import prepare
+from entrain_bench.train.messages.channels import block_of, lane_of_rank, places_of
+from entrain_bench.train.modules import slices
+from entrain_bench.train.running.build import build_runtime
+from support.train.handover import config_from_json
+from support.train.parity import SPLIT, compare, train_reference
+from support.train.ranks import run_ranks
+from support.train.runs import AUDIO, configuration
+
+RANKS = 4
+EVERY = (
+    "strategy=braid",
+    "strategy.planner._target_=support.train.widths.WidthsPlanner",
+    "strategy.assigner._target_=support.train.widths.EveryWidth",
+)
+SLICED = (*EVERY, "strategy.planner._target_=support.train.widths.SlicedPlanner")
+PIPELINED = ("strategy=hybrid_cp", "layout.pp=2")
+SHARDED = ("strategy=flexsp",)
+TINY = ("model=tiny",)
+# Overrides, and a change of the program (``support.train.parity``).
+type Case = tuple[tuple[str, ...], str]
+QUICK: list[Case] = [(SLICED, ""), (PIPELINED, ""), (SHARDED, "")]
+WIDE: list[Case] = [
+    (EVERY, ""),
+    ((*SLICED, "sequence_parallel=false"), ""),
+    ((*SLICED, "layout.recompute=[vision,llm]"), ""),
+    (SLICED, SPLIT),
+    ((*SLICED, "distributed_optimizer=true"), ""),
+    ((*SLICED, "cp_split=pack", "head_tokens=labelled"), ""),
+    (("strategy=hybrid_cp",), ""),
+    (("strategy=hybrid_cp", "layout.tp=2"), ""),
+]
+
+
+def reference_of(model: tuple[str, ...], folder: Path) -> Path:
+    path = folder / "reference.npz"
+    run_ranks(train_reference, 1, configuration(*model), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reference_of(TINY, tmp_path_factory.mktemp("widths"))
+
+
+def worst(cases: list[Case], model: tuple[str, ...], reference: Path) -> list[dict[str, float]]:
+    """The worst error of every case on any rank, in units of its tolerance."""
+    given = [(configuration(*model, *overrides), change) for overrides, change in cases]
+    by_rank = run_ranks(compare, RANKS, given, reference)
+    limits = {"gradient": 1.0, "weight": 1.0, "loss": 1e-5, "norm": 1e-4}
+    return [
+        {name: max(found[name] for found in everyone) / limit for name, limit in limits.items()}
+        for everyone in zip(*by_rank, strict=True)
+    ]
+
+
+def check(cases: list[Case], model: tuple[str, ...], reference: Path) -> None:
+    for case, found in zip(cases, worst(cases, model, reference), strict=True):
+        assert max(found.values()) <= 1, (case, found)
+
+
+def program_of(*overrides: str) -> Program:
+    setting = prepare(config_from_json(configuration(*overrides)))
+    layout = setting.strategy.plan(setting.profile)
+    return setting.strategy.program(setting.source.batch(0, setting.job.global_batch, 0), layout, setting.profile)
+
+
+@pytest.mark.timeout(300)
+def test_groups_of_several_widths_train_like_one_process(reference: Path) -> None:
+    check(QUICK, TINY, reference)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+def test_settings_train_like_one_process_in_groups(reference: Path) -> None:
+    check(WIDE, TINY, reference)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", [("model=tiny_av", AUDIO), (*TINY, "freeze=[vision]"), (*TINY, "freeze=[llm]")])
+def test_models_train_like_one_process_in_groups(model: tuple[str, ...], tmp_path: Path) -> None:
+    cases = [(SLICED, ""), (PIPELINED, ""), (SHARDED, "")]
+    check(cases, model, reference_of(model, tmp_path))
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ["counted_twice", "reversed_rows"])
+def test_planted_faults_are_caught(fault: str, reference: Path) -> None:
+    # Ranks that hold all tokens each have the whole gradient of a norm.
+    overrides = (*SLICED, "sequence_parallel=false")
+    if fault == "reversed_rows":
+        (found,) = worst([(overrides, fault)], TINY, reference)
+    else:
+        given = configuration(*TINY, *overrides)
+        found = {"gradient": max(run_ranks(counted_twice, RANKS, given, reference))}
+    assert found["gradient"] > 1
+
+
+def counted_twice(rank: int, config: str, reference: Path) -> float:
+    """The worst gradient where every rank of a group counts parameters that all of them use whole."""
+    with patch.object(slices._CountedOnce, "apply", lambda value, _: value):
+        (found,) = compare(rank, [(config, "")], reference)
+    assert isinstance(found, dict)
+    return found["gradient"]
+
+
+def test_a_step_has_widths_1_2_and_4_and_samples_of_text_alone() -> None:
+    program = program_of(*TINY, *SLICED)
+    for placed, chunks in zip(program.layout.modules, program.chunks, strict=True):
+        used = {placed.degrees[degree] for degree in placed.degree_of_copy[chunks.replica].tolist()}
+        assert {tp * cp for tp, cp in used} == {1, 2, 4}
+        assert {tp for tp, _ in used} == {1, 2}
+    assert np.any(np.diff(program.shapes.item_offsets) == 0)
+    widths = [len({*placed.degree_of_copy[chunks.replica].tolist()}) for placed, chunks in _llm_of(PIPELINED, SHARDED)]
+    assert widths == [2, 2]
+
+
+def _llm_of(*cases: tuple[str, ...]):
+    for case in cases:
+        program = program_of(*TINY, *case)
+        yield program.layout.modules[-1], program.chunks[-1]
+
+
+def test_ranks_are_in_one_group_of_each_width_and_blocks_are_consecutive() -> None:
+    layout = program_of(*TINY, *SLICED).layout
+    for rank in range(RANKS):
+        mine = [place for place in places_of(layout, rank) if place.module == 1]
+        degrees = layout.modules[1].degree_of_copy[[place.replica for place in mine]]
+        assert degrees.tolist() == [0, 1, 2, 3, 4]
+        blocks = [block_of(layout, 1, place.replica, 0) for place in mine]
+        assert blocks == [[rank], *2 * [[rank & ~1, rank | 1]], *2 * [[0, 1, 2, 3]]]
+        assert [block[place.position] for block, place in zip(blocks, mine, strict=True)] == [rank] * 5
+        assert lane_of_rank(layout, rank) == rank
+
+
+@pytest.mark.parametrize("held", ["sharded", "split"])
+def test_slices_of_split_weights_are_refused_in_one_line(held: str) -> None:
+    setting = prepare(config_from_json(configuration(*TINY, *SLICED)))
+    layout = setting.strategy.plan(setting.profile)
+    own = {"sharded": True} if held == "sharded" else {"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2)}
+    modules = tuple(replace(placed, **own, widths=((2, 1), (4, 1))) for placed in layout.modules)
+    with pytest.raises(IncompatibleError) as refused:
+        build_runtime(setting.job, replace(layout, modules=modules), setting.executor, torch.device("cpu"), 0, None)
+    what, tp = ("sharded weights", 2) if held == "sharded" else ("weights split over TP 2", 4)
+    assert str(refused.value) == (
+        f"layout.vision.widths: harness=train cannot slice {what} for groups of TP {tp}. Use harness=simulate, or "
+        "groups of one TP"
+    )
