@@ -175,7 +175,7 @@ ZB_H1 = (*SMALL, "strategy.planner.schedules=[zb_h1]")
         (tiles_are_larger, "default", "dip", SMALL),
         (nobody_is_held, "default", "entrain", SMALL),
         (weights_are_there_from_the_start, "default", "hetero_colocated", SMALL),
-        (all_tiers_are_one_link, "overlapped transfers", "dflop", ()),
+        (all_tiers_are_one_link, "overlapped transfers", "disttrain", ()),
         (the_tied_embedding_is_forgotten, "nothing overlaps", "hetero_colocated", SMALL),
         (rings_leave_nodes_over_one_link, "nothing overlaps", "dflop", SMALL),
         (every_stage_is_split_into_buckets, "default", "disttrain", ()),

@@ -32,8 +32,8 @@ row leaves a setting open, the prediction is a range, and its error counts from 
 prints these tables for the committed constants, or for your own measurements (`ledger=mine.csv fit=true`).
 
 Constants are fitted by source: least squares of log times, where all rows of a source share an offset, so that a source
-of 400 rows counts hardly more than one of 20. A row whose range holds its published time permits all constants that keep
-it there. Single products are fitted together with the runs.
+of 400 rows counts hardly more than one of 20. A row whose range holds its published time permits all constants that
+keep it there. Single products are fitted together with the runs.
 Nothing is fitted to a result of a strategy. **The errors below are those of sources left out**: each source is
 predicted with constants fitted to the other sources.
 """
@@ -44,8 +44,8 @@ MISSING = """## What is missing
   has them. In the A100 study they raise Kendall's tau at 30B and 65B and lower it at 13B.
 - **A40.** BERT runs ask for twice the rate that Entrain's ranges of forwards permit. The committed rate is the greatest
   that keeps the ranges, so BERT on the A40 is predicted too slow. The ranges' samples are not published.
-- **BERT.** Predictions for the H100 are 6% too fast, for BERT base more than for BERT large. The published times include
-  the start of a run, which is not priced.
+- **BERT.** Predictions for the H100 are 6% too fast, for BERT base more than for BERT large. The published times
+  include the start of a run, which is not priced.
 - **Host.** Every kernel takes the same time to issue; garbage collection and data loading are not priced.
 - **Multimodal training.** No row has an encoder, apart from the forwards on the A40.
 
