@@ -24,6 +24,7 @@ from entrain_bench.train.launching.launch import TIMEOUT_S
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.metrics import merge_timeline
 from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.groups import GroupMaker
@@ -116,7 +117,7 @@ class _Run:
         self.setting = prepare(one.config)
         self.runtime = self._build("float32")
         self.clock, self.rows = TwoClocks(CPU), list[list[list[float]]]()
-        self.work = self.runtime.prepare(one.program)
+        self.work = self.runtime.prepare(one.program, believed_order(one.program, self.setting.profile))
         # Made once: they would take the core from the passes that are measured.
         self.inputs = list(self.work.inputs)
 

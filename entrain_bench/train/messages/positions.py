@@ -7,30 +7,41 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from entrain_bench.base.arithmetic import matmul
-from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, sum_rows, take_rows
+from entrain_bench.balancing.beliefs import packed_durations
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Program
 
-# Model FLOPs that count as one unit of work: far less than any pass takes, and 2^63 of them are enough for all.
-FLOPS_PER_UNIT = 1e6
 
-
-def order_of_actions(program: Program) -> IntArray:
+def order_of_actions(program: Program, seconds: FloatArray | None = None) -> IntArray:
     """Place of each action in one order of all, the same on every rank ``[actions]``.
 
-    Actions come in the order in which they would end if work alone took time, equal ones by their numbers. So a message
+    Actions come in the order in which they would end if only they took time, equal ones by their numbers. So a message
     whose sender comes before an action is likely to arrive while that runs, and one whose sender comes after it is not.
     Passes of sharded modules are collectives: those of a turn come before all of the next.
+
+    Args:
+        program: the program.
+        seconds: expected seconds of each action ``[actions]``; None: all take the same.
     """
-    work = work_of_actions(program)
+    work = np.ones(program.num_actions) if seconds is None else seconds
+    ns = np.maximum(np.rint(work * 1e9), 1).astype(np.int64)
     order = np.empty(program.num_actions, np.int64)
-    order[np.argsort(positions_of_actions(program, work) + work, kind="stable")] = np.arange(program.num_actions)
+    order[np.argsort(positions_of_actions(program, ns) + ns, kind="stable")] = np.arange(program.num_actions)
     return order
 
 
+def believed_order(program: Program, profile: Profile) -> IntArray:
+    """``order_of_actions`` if passes and the transfers that hold their ranks take as long as the profile estimates."""
+    seconds, handed = np.zeros(program.num_actions), profile.handovers(program)
+    seconds[: program.first_action[-1]] = packed_durations(program, profile)
+    return order_of_actions(program, seconds + held_s(program, handed.send_s, handed.receive_s))
+
+
 def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
-    """Work, or else actions, of the longest chain that must end before each action starts ``[actions]``."""
+    """Work of the longest chain that must end before each action starts ``[actions]``; None: 1 for each action."""
     lane, action = rows_of(program.lane_offsets), program.lane_actions
     follows = lane[1:] == lane[:-1]
     ends, begins = _turns(program)
@@ -66,24 +77,6 @@ def _turns(program: Program) -> tuple[IntArray, IntArray]:
     gap = program.num_actions + turn[group[passes]]
     later = gap > program.num_actions
     return np.concatenate([passes, gap[later] - 1]), np.concatenate([gap, passes[later]])
-
-
-def work_of_actions(program: Program) -> IntArray:
-    """Model FLOPs of each action on a rank, in ``FLOPS_PER_UNIT``, at least 1 ``[actions]``; backward has twice."""
-    flops = np.zeros(program.num_actions)
-    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
-        chunks = program.chunks[index]
-        lengths = module.lengths(program.shapes, chunks.members)
-        of_kinds = [sum_rows(chunks.offsets, kind.forward_flops(lengths)) for kind in module.kinds]
-        counts = module.kind_counts(placed.layers_per_stage)
-        num_ranks = np.array([tp * cp for tp, cp in placed.degrees])[placed.degree_of_copy[chunks.replica]]
-        forward = matmul(np.stack(of_kinds, axis=1), counts.T) / num_ranks[:, None]
-        splits = program.splits_backward(index)
-        flops[program.forward_actions(index)] = forward
-        flops[program.backward_actions(index)] = forward if splits else 2 * forward
-        if splits:
-            flops[program.weight_actions(index)] = forward
-    return np.maximum(flops / FLOPS_PER_UNIT, 1).astype(np.int64)
 
 
 def order_of_groups(program: Program, group: IntArray) -> list[int]:

@@ -110,10 +110,15 @@ class EmptyPass:
     part: int
 
 
-def plan_rank(program: Program, rank: int, framework: FrameworkOptions = DEFAULTS) -> RankPlan:
-    """The rank's actions in the program's order, with all messages that leave or reach it."""
+def plan_rank(
+    program: Program, rank: int, framework: FrameworkOptions = DEFAULTS, order: IntArray | None = None
+) -> RankPlan:
+    """The rank's actions in the program's order, with all messages that leave or reach it.
+
+    ``order`` is one of all actions ``[actions]``, equal on all ranks; None: that in which all take the same time.
+    """
     messages = _RankMessages(program, rank, framework)
-    order = order_of_actions(program)
+    order = order_of_actions(program) if order is None else order
     # In the order of all messages: that of the actions that send them, then of their targets.
     arrivals = [m for own in messages.incoming.values() for m in own if m.sender != rank]
     arrivals.sort(key=lambda m: (order[m.source], m.target))

@@ -8,14 +8,17 @@ from functools import partial
 from threading import Thread
 from time import perf_counter
 
+import numpy as np
 import torch.distributed as dist
 
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.run.experiment import Feed
 from entrain_bench.train.messages.control import PlanningGroup
+from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.messages.wire import program_from_bytes, program_to_bytes
 from entrain_bench.train.running.runtime import Work
 
@@ -23,7 +26,7 @@ from entrain_bench.train.running.runtime import Work
 class WorkFeed:
     """Makes programs one iteration ahead, in a thread of each rank: rank 0 makes them, all of them prepare."""
 
-    def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program], Work]) -> None:
+    def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program, IntArray], Work]) -> None:
         """Begin nothing yet; only this object's threads use ``planning``, whose calls all ranks make in one order."""
         self._feed, self._planning, self._prepare = feed, planning, prepare
         self._next: Future[tuple[Work, HostTime]] | None = None
@@ -57,15 +60,16 @@ class WorkFeed:
         return _in_thread(partial(self._make, iteration))
 
     def _make(self, iteration: int) -> tuple[Work, HostTime]:
-        feed, content, host_time = self._feed, None, HostTime()
+        feed, content, order, host_time = self._feed, None, None, HostTime()
         shapes = feed.batch(iteration)
         if dist.get_rank() == 0:
             program, host_time = feed.program(shapes)
             check_program(program)
             content = program_to_bytes(program)
-        content = self._planning.broadcast(content)
+            order = believed_order(program, feed.setting.profile.under(feed.layout)).tobytes()
+        content, order = (self._planning.broadcast(each) for each in (content, order))
         program = program_from_bytes(content, feed.setting.job.model, feed.layout, shapes)
-        return self._prepare(program), host_time
+        return self._prepare(program, np.frombuffer(order, np.int64)), host_time
 
 
 def _in_thread[T](call: Callable[[], T]) -> Future[T]:

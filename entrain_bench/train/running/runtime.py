@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
@@ -79,12 +80,12 @@ class Runtime:
     roots: Roots = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
 
-    def prepare(self, program: Program) -> Work:
-        """This rank's work for a program, whose inputs are made from now on.
+    def prepare(self, program: Program, order: IntArray | None = None) -> Work:
+        """This rank's work for a program, whose inputs are made from now on; ``order`` as of ``plan_rank``.
 
         Works are run in the order in which they were prepared. A thread may prepare one while another runs.
         """
-        plan = plan_rank(program, dist.get_rank(), self.settings.framework)
+        plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
         data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
         makers = [
             MakeInputs(

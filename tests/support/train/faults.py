@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages.rank_plan import DEFAULTS, Message, RankPlan, plan_rank
@@ -17,9 +18,11 @@ from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.step import TrainedStage
 
 
-def reverse_rows(program: Program, rank: int, framework: FrameworkOptions = DEFAULTS) -> RankPlan:
+def reverse_rows(
+    program: Program, rank: int, framework: FrameworkOptions = DEFAULTS, order: IntArray | None = None
+) -> RankPlan:
     """Rows of every tensor that crosses modules in reverse: all shapes are right."""
-    plan = plan_rank(program, rank, framework)
+    plan = plan_rank(program, rank, framework, order)
     steps = [replace(step, receives=tuple(_reversed(m, program) for m in step.receives)) for step in plan.steps]
     return replace(plan, steps=tuple(steps))
 

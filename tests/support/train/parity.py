@@ -221,7 +221,9 @@ FAULTS: dict[str, Callable[[], list[tuple[object, str, object]]]] = {
 }
 
 
-def prepare_split(runtime: Runtime, program: Program, original: Callable[..., Work] = Runtime.prepare) -> Work:
+def prepare_split(
+    runtime: Runtime, program: Program, _: object, original: Callable[..., Work] = Runtime.prepare
+) -> Work:
     return original(runtime, split_backwards(program))
 
 

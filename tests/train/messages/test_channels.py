@@ -23,7 +23,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import P2P
 from entrain_bench.train.messages import channels as channels_module
 from entrain_bench.train.messages.channels import Channel, Channels, channels_of
-from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions, work_of_actions
+from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions
 from entrain_bench.train.messages.rank_plan import RankPlan, Start, Step, plan_rank
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
@@ -249,7 +249,7 @@ def test_the_order_of_actions_keeps_dependencies_and_lanes(name: str) -> None:
     for seed in range(4):
         rng = np.random.default_rng(seed)
         program = programs(random_samples(rng, 10, longest=40), LAYOUTS[name], rng, split=bool(seed % 2))
-        order = order_of_actions(program)
+        order = order_of_actions(program, rng.random(program.num_actions))
         assert sorted(order) == list(range(program.num_actions))
         for action in range(program.num_actions):
             before = program.dep_actions[program.dep_offsets[action] : program.dep_offsets[action + 1]]
@@ -261,7 +261,7 @@ def test_the_order_of_actions_keeps_dependencies_and_lanes(name: str) -> None:
 def test_positions_are_the_longest_chains() -> None:
     """By hand: of every action the longest of all its predecessors' chains, one after the other."""
     program = small_program()
-    for work in (np.ones(program.num_actions, np.int64), work_of_actions(program)):
+    for work in (np.ones(program.num_actions, np.int64), np.arange(program.num_actions) % 7 + 1):
         position = positions_of_actions(program, work)
         wanted = [0] * program.num_actions
         for action in np.argsort(order_of_actions(program)).tolist():

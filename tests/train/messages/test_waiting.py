@@ -13,35 +13,26 @@ from entrain_bench.config.compose import compose
 from entrain_bench.costs.edges import edges_of
 from entrain_bench.program import Program
 from entrain_bench.run.experiment import Feed, RunContext, prepare
-from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions
+from entrain_bench.train.messages.positions import believed_order, order_of_actions
 
-# Seconds of the passes with these waits over those without, less 1, for the 3B model on opencqa_ocr. What falls short:
-# ranks post receives in an order that counts model FLOPs alike in all modules. The encoder takes up to twice the LLM's
-# seconds per FLOP (narrow shards, launches), so a receiver may post late by up to a tenth of the iteration, which the
-# simulator omits (docs/training/communication.md). In the order of priced seconds nobody waits for long.
-LIMITS = {"megatron": 0.001, "disttrain": 0.001, "dip": 0.05, "braid": 0.04, "entrain": 0.11}
-IN_ORDER_OF_SECONDS = 0.002
+# Seconds of the passes with these waits over those without, less 1, for the 3B model on opencqa_ocr.
+LIMIT = 0.002
+STRATEGIES = ("megatron", "disttrain", "dip", "braid", "entrain")
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", LIMITS)
-def test_blocking_senders_wait_little_longer_than_simulated(name: str) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_blocking_senders_wait_no_longer_than_simulated(name: str) -> None:
     job = ("workload=opencqa_ocr", "model=qwen25vl_llama3_3b", "tuning=own", "iterations=1")
     setting = prepare(compose(f"strategy={name}", *job))
     feed = Feed(setting, setting.plan(), 0)
     program, _ = feed.program(feed.batch(0))
-    without, in_order_of_work, in_order_of_seconds = (
-        passes_s(setting, program, order) for order in (None, order_of_actions(program), order_of_s(setting, program))
-    )
-    assert 0 <= in_order_of_work / without - 1 <= LIMITS[name]
-    assert 0 <= in_order_of_seconds / without - 1 <= IN_ORDER_OF_SECONDS
-
-
-def order_of_s(setting: RunContext, program: Program) -> IntArray:
-    """Place of each action in the order of their ends if passes alone took time, as priced ``[actions]``."""
-    prices = setting.truth.price(program)
-    ns = np.maximum(np.rint((prices.duration_s + prices.hold_s) * 1e9), 1).astype(np.int64)
-    return np.argsort(np.argsort(positions_of_actions(program, ns) + ns, kind="stable"))
+    order = believed_order(program, setting.profile.under(feed.layout))
+    without, ordered = passes_s(setting, program, None), passes_s(setting, program, order)
+    assert 0 <= ordered / without - 1 <= LIMIT
+    if name == "entrain":
+        # The test sees waits: receives in an order of passes that all take the same come far too late.
+        assert passes_s(setting, program, order_of_actions(program)) / without - 1 > 10 * LIMIT
 
 
 def passes_s(setting: RunContext, program: Program, order: IntArray | None) -> float:

@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any
 from unittest.mock import Mock, patch
 
+import numpy as np
 import torch.distributed as dist
 
 from entrain_bench.run.experiment import Feed, prepare
@@ -29,6 +30,8 @@ TIMEOUT_S = 60.0
 def feeding(*programs: Any) -> Iterator[WorkFeed]:
     """A feed whose programs are bytes, or what making them raises or does."""
     plain = {"check_program": Mock(), "program_to_bytes": bytes, "program_from_bytes": lambda content, *_: content}
+    # Only rank 0 knows the order.
+    plain["believed_order"] = lambda program, _: np.arange(len(program)) if dist.get_rank() == 0 else None
     made = iter(programs)
 
     def make(*_: Any) -> bytes:
@@ -38,7 +41,7 @@ def feeding(*programs: Any) -> Iterator[WorkFeed]:
     with patch.multiple(feed_module, **plain):
         setting: Any = Mock(strategy=Mock(program=make))
         planning = PlanningGroup(dist.group.WORLD, 60.0)
-        yield WorkFeed(Feed(setting, Mock(), 0), planning, lambda program: (program, "work"))
+        yield WorkFeed(Feed(setting, Mock(), 0), planning, lambda program, order: (program, order.tolist()))
 
 
 def fail() -> bytes:
@@ -59,7 +62,7 @@ def _works(rank: int) -> list[Any]:
 
 def test_every_rank_prepares_the_program_of_rank_0_which_hears_why_there_is_none() -> None:
     first, second = run_ranks(_works, 2)
-    assert first == [(b"first", "work"), (b"second", "work"), "ValueError"]
+    assert first == [(b"first", [*range(5)]), (b"second", [*range(6)]), "ValueError"]
     # Nothing comes from rank 0 any more: its connection is gone.
     assert second == [*first[:2], "RuntimeError"]
 
