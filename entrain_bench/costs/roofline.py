@@ -1,10 +1,8 @@
 """The cost truth of a layer: a roofline whose efficiency depends on size.
 
-Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches. Efficiency falls for
-small work because tiles are padded, weights must be read whatever the number of tokens, a launch has a floor, and the
-rate of arithmetic saturates with size: n FLOPs take (n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981,
-r-infinity and n-half), so that time rises with size and two parts together never take longer than one after the other.
-See docs/costs.md.
+Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches. Small work is less
+efficient: tiles are padded, weights are read for any number of tokens, and n FLOPs take (n + half) / limit (Hockney and
+Jesshope, Parallel Computers, 1981, r-infinity and n-half). Time rises with size. See docs/costs.md.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ ELEMENTWISE_BACKWARD = 2.0
 # 1.5 to 2.0 and 1.5 to 1.75 times as fast (arXiv:2407.08608, abstract; the middles), FlashAttention half as fast
 # (arXiv:2307.08691, abstract: around 2 times).
 FLASH_RATES = {FLASH1: (0.5, 0.5), FLASH2: (1.0, 1.0), FLASH3: (1.75, 1.625)}
-# Unfused attention stores scores in bf16: the product writes them, a fused softmax reads and writes them, the second
-# product reads them. Backward reads the probabilities for the values' gradient, writes the probabilities' gradient, the
-# softmax reads both and writes one, two products read that. Each of its two products runs twice more in backward.
+# Unfused attention stores scores in bf16: a product writes them, a softmax reads and writes them, a product reads them.
+# Backward reads the probabilities, writes their gradient; its softmax reads both and writes one, which two products
+# read. Each product runs twice more in backward.
 UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
 # Adam reads gradient, weight and moments, writes the latter and a bf16 weight. Its single operators: decay (2 values),
@@ -168,10 +166,7 @@ class Roofline:
     def _unfused_attention_s(
         self, attention: Attention, area: FloatArray, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Attention of two products and a softmax, which store the scores.
-
-        Both products are as narrow as a head: the inner dimension of the scores, the output of the second.
-        """
+        """Attention of two products, as narrow as a head, and a softmax, which store the scores."""
         device = self.cluster.device
         rate = device.peak_bf16_flops * device.sustained_fraction * device.gemm_efficiency
         bandwidth = self._elementwise_bytes_per_s
@@ -187,9 +182,8 @@ class Roofline:
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
         """Times of one layer for each chunk ``[chunks]``.
 
-        Of a split backward the weight pass has one product for each product of the forward, of as many FLOPs; all else
-        stays: attention, norms, the embedding's gradient, which needs no product, and communication. The latter hides
-        less, without a product for weights beside it.
+        The weight pass of a split backward has the FLOPs of the forward's products; attention, norms, the embedding's
+        gradient and communication stay in the backward. Less of the communication hides there.
         """
         tokens = loads.tokens
         if not layer.tensor_parallel:
@@ -276,8 +270,7 @@ class Roofline:
             tier = self.cluster.group_tier(np.arange(tp))
             comm = comm + all_gather_s((BF16_BYTES * layer.gathered_width / cp) * tokens, tp, tier)
         if layer.attention and cp > 1 and layer.tensor_parallel:
-            # Keys and values are gathered over the context-parallel group in both passes; backward scatters their
-            # gradients as well.
+            # Keys and values are gathered over the group in both passes; backward scatters their gradients as well.
             tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
             width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
             gather = all_gather_s(width * tokens, cp, tier)
@@ -330,14 +323,11 @@ class Roofline:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
 
-        With sequence parallelism forward gathers the inputs of column-parallel products and scatters the sums of
-        row-parallel ones; backward does the reverse, and gathers the former inputs once more. Without, the sums are
-        all-reduced in forward, the gradients of the inputs in backward. megatron-core overlaps an input's gather with
-        the product that makes the input's gradient, and what happens to that gradient with the product that makes the
-        weight's (``LinearWithGradAccumulationAndAsyncCommunication`` of 0.19); all else is exposed. Where weights'
-        gradients wait for a pass of their own, the latter product is not there.
-
-        ``columns`` are forward times of the products whose inputs are gathered ``[products][chunks]``.
+        With sequence parallelism forward gathers inputs of column-parallel products and scatters sums of row-parallel
+        ones; backward does the reverse and gathers the inputs again. Without, sums are all-reduced in forward, inputs'
+        gradients in backward. megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an
+        input's gather with the product for its gradient, and that gradient's transfer with the weight's product, unless
+        another pass makes that. ``columns`` are forward times of the products whose inputs are gathered.
         """
         states, tier = (BF16_BYTES * layer.hidden_size / cp) * tokens, self.cluster.group_tier(np.arange(tp))
         overlaps = layer.learns and self.framework.overlaps_products
@@ -398,10 +388,7 @@ class Roofline:
         return all(size % tp == 0 for size in module.sharded_sizes.values())
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Least GPU time of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
-
-        One GPU without communication or recomputation: parts of a split are padded as the whole and read own weights.
-        """
+        """Least GPU time of each stage for a chunk's sequences ``[chunks, stages]``: one GPU, no recomputation."""
         return self.work_s(module, loads, counts, 1, 1, False)
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
