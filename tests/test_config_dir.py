@@ -240,7 +240,7 @@ def test_their_figures_and_tables_are_made(
     assert stated["command"] == f"entrain-bench figures own_plot --config-dir '{folder}'"
     assert stated["caption"].startswith("Iteration time of every run.")
     table = (results / "tables" / "seconds.md").read_text()
-    assert table.startswith("Seconds of both (seconds: `workload=growing ")
+    assert table.startswith("Seconds of both. Runs of seconds: `workload=growing ")
     assert re.search(r"\| theirs +\| +\d\.\d{3} \|", table)
     assert "| growing" in (results / "tables" / "ahead.md").read_text()
     # Over a job of the user's the figure is another.
