@@ -184,7 +184,7 @@ def posterior_sentence[Name: Hashable](
     how = f"geometric mean; {COVERAGE:.0%} interval" if len(leads) > 1 else f"{COVERAGE:.0%} interval"
     return (
         f"Over {count(own[0].num_draws, 'posterior draw')} of the hardware constants, {label} has P(fastest) "
-        f"{mean:.2f}{where}; its speedup over the fastest other strategy is {interval(spread)} ({how})."
+        f"{mean:.2f}{where}. Its speedup over the fastest other strategy is {interval(spread)} ({how})."
     )
 
 
