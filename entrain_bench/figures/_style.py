@@ -267,5 +267,6 @@ def state_model_error(figure: Figure) -> None:
     lowest = figure.subfigs[-1] if figure.subfigs else figure
     labels = [axes.get_xlabel() + axes.get_ylabel() for axes in figure.findobj(Axes)] + [lowest.get_supxlabel()]
     if any(unit in label for label in labels for unit in UNITS):
-        stated = textwrap.fill(MODEL_ERROR, int(figure.get_figwidth() / LETTER_IN))
-        lowest.supxlabel("\n".join(filter(None, (lowest.get_supxlabel(), stated))), fontsize=FONT_PT)
+        width = int(figure.get_figwidth() / LETTER_IN)
+        stated = (textwrap.fill(each, width) for each in (lowest.get_supxlabel(), MODEL_ERROR) if each)
+        lowest.supxlabel("\n".join(stated), fontsize=FONT_PT)

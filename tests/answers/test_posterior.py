@@ -152,7 +152,7 @@ def test_an_answer_takes_draws_out_of_its_cases() -> None:
     # In odd draws both take as long, and the first counts.
     assert [(name, each.num_fastest) for name, each in found.items()] == [("megatron", 4), ("entrain", 0)]
     said = " ".join(sentences(answer))
-    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00; its speedup" in said
+    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00. Its speedup" in said
     (values,) = answer_json(answer, "results")
     assert values["strategies"][0]["posterior"] == {
         "p_fastest": 1.0,
