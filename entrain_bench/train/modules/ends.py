@@ -288,7 +288,8 @@ class TokenEmbedding(torch.nn.Module):
         """``[projected tokens, hidden_size]`` and ``token_ids`` to ``[tokens of this rank, hidden_size]``."""
         assert pack.token_ids is not None
         device, own = self.words.weight.device, shares.hidden
-        ids = to_device(shares.products.pad(pack.token_ids).clamp(min=0), device)
+        ids = self.groups.renumbered(shares.products.pad(pack.token_ids).clamp(min=0), self.words.num_embeddings)
+        ids = to_device(ids, device)
         # The scatter wants the tokens of one sample; it hands them on in its own order of dimensions.
         hidden: Tensor = self.words(ids[None]).squeeze(1) if self.groups.splits_tokens else self.words(ids)
         if self.splitter.on and self.words.weight.requires_grad:
@@ -365,5 +366,6 @@ class LanguageHead(torch.nn.Module):
         """Summed cross entropy of normalised rows, the labels -1 left out."""
         logits, _ = self.logits(hidden, weight=weight)
         logits = logits.float()  # frees those in bfloat16 before the loss
-        losses = vocab_parallel_cross_entropy(logits, labels.clamp(min=0), tp_group=self.groups.tp)
+        ids = self.groups.renumbered(labels.clamp(min=0), self.logits.output_size)
+        losses = vocab_parallel_cross_entropy(logits, ids, tp_group=self.groups.tp)
         return torch.where(labels >= 0, losses, 0.0).sum()

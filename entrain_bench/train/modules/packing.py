@@ -20,7 +20,9 @@ from entrain_bench.train.device import to_device
 class StageGroups:
     """Process groups of this rank for one stage of one module; gradients of parameters are summed over ``dp_cp``.
 
-    ``sequence_parallel`` and ``cp_split`` are those of ``FrameworkOptions``.
+    ``sequence_parallel`` and ``cp_split`` are those of ``FrameworkOptions``; ``weights_tp`` is the TP of the weights
+    that a wider TP takes slices of. Ranks keep their shards, so rank ``p`` computes with slice ``p % weights_tp *
+    slices + p // weights_tp``, one of ``slices`` in its shard.
     """
 
     tp: dist.ProcessGroup
@@ -28,6 +30,20 @@ class StageGroups:
     dp_cp: dist.ProcessGroup
     sequence_parallel: bool = False
     cp_split: str = SAMPLE
+    weights_tp: int = 1
+
+    @property
+    def slices(self) -> int:
+        """Slices of a rank's shard of the weights, one of which it computes with."""
+        return max(1, self.tp.size() // self.weights_tp)
+
+    def renumbered(self, ids: Tensor, vocab_size: int) -> Tensor:
+        """Token ids as if the ranks held the slices of the vocabulary in their own order."""
+        if 1 in (self.weights_tp, self.slices):
+            return ids
+        rows = vocab_size // self.tp.size()
+        held = ids // rows
+        return (held % self.slices * self.weights_tp + held // self.slices) * rows + ids % rows
 
     @property
     def splits_tokens(self) -> bool:

@@ -1,12 +1,12 @@
-"""A stage computed with more tensor parallel ranks than its weights are split over: by slices of the whole weights.
+"""A stage computed with more tensor parallel ranks than its weights are split over: by slices of each rank's weights.
 
-Gradients flow back into the whole weights, where those of all ranks are summed once. A slice's gradient is that of its
+Gradients flow back into these weights, where those of all ranks are summed once. A slice's gradient is that of its
 rank alone; parameters that every rank uses whole count once, not once a rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,10 +68,9 @@ def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
     """The stage for wider groups: it has no weights of its own.
 
     Args:
-        whole: holds weights that tensor parallelism does not split.
+        whole: holds the weights, of a language model or not split.
         groups: those of the wider group.
     """
-    assert whole.groups.tp.size() == 1
     with torch.device("meta"):
         stage = Stage(
             whole.module,
@@ -83,13 +82,15 @@ def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
             logit_chunk_tokens=whole.logit_chunk_tokens,
         )
     stage.config.calculate_per_token_loss = True
-    named = {id(each.parameter): each for each in named_parameters(stage)}
+    place = groups.tp.rank() // groups.weights_tp
+    every = (replace(each, tp=groups.slices, tp_rank=place) for each in named_parameters(stage))
+    named = {id(each.parameter): each for each in every}
     of_whole, parts = dict(whole.named_parameters()), dict(stage.named_modules())
     slices = []
     for path, parameter in stage.named_parameters():
         owner, _, name = path.rpartition(".")
         partial = named[id(parameter)].dim >= 0 or getattr(parameter, "sequence_parallel", False)
-        copies = 1 if partial else groups.tp.size()
+        copies = 1 if partial else groups.slices
         slices.append(Slice(parts[owner], name, named[id(parameter)], of_whole[path], copies))
     return SlicedStage(stage, tuple(slices))
 

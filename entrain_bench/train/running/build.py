@@ -51,8 +51,8 @@ def build_runtime(
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
             job.framework.check_executable(module, cp, "train")
-            if tp != given.tp and (given.sharded or given.tp > 1):
-                held = "sharded weights" if given.sharded else f"weights split over TP {given.tp}"
+            if tp != given.tp and (given.sharded or (module.is_encoder and given.tp > 1)):
+                held = "sharded weights" if given.sharded else f"an encoder's weights split over TP {given.tp}"
                 raise IncompatibleError(
                     f"layout.{given.module}.widths: harness=train cannot slice {held} for groups of TP {tp}. Use "
                     "harness=simulate, or groups of one TP"

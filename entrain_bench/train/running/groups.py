@@ -92,7 +92,9 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
         module, key = layout.modules[place.module], (place.module, place.stage)
         if module.widths:
             own_tp, own_cp = (maker.make(each) for each in _inside(layout, *key, place.replica) if rank in each)
-            widths[key][int(module.degree_of_copy[place.replica])] = replace(stages[key], tp=own_tp, cp=own_cp)
+            widths[key][int(module.degree_of_copy[place.replica])] = replace(
+                stages[key], tp=own_tp, cp=own_cp, weights_tp=module.tp
+            )
     return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, maker.make((rank,)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -38,6 +38,16 @@ class SlicedPlanner(WidthsPlanner):
     """The same with groups that compute with slices of weights."""
 
     groups: ClassVar[tuple[tuple[int, int], ...]] = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))
+
+
+class HalvedPlanner(SlicedPlanner):
+    """The same with the LLM's weights split over TP 2; groups of TP 4 take slices of the halves."""
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        layout = super().plan(profile, make_program)
+        halves = layout.modules[-1].ranks.reshape(-1, 1, 2)
+        llm = replace(layout.modules[-1], tp=2, ranks=halves, widths=((2, 1), (4, 1), (2, 2)))
+        return replace(layout, modules=(*layout.modules[:-1], llm))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -14,7 +15,7 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.messages.channels import block_of, lane_of_rank, places_of
-from entrain_bench.train.modules import slices
+from entrain_bench.train.modules import StageGroups, slices
 from entrain_bench.train.running.build import build_runtime
 from support.train.handover import config_from_json
 from support.train.parity import SPLIT, compare, train_reference
@@ -28,17 +29,29 @@ EVERY = (
     "strategy.assigner._target_=support.train.widths.EveryWidth",
 )
 SLICED = (*EVERY, "strategy.planner._target_=support.train.widths.SlicedPlanner")
+HALVED = (*EVERY, "strategy.planner._target_=support.train.widths.HalvedPlanner")
+BRAID = ("strategy=braid", "layout.tp=1")
 PIPELINED = ("strategy=hybrid_cp", "layout.pp=2")
 SHARDED = ("strategy=flexsp",)
 TINY = ("model=tiny",)
+# A few samples are far longer than the others, and attention is so slow that they decide the iteration.
+SKEWED = (
+    *TINY,
+    "global_batch=12",
+    "seed=1",
+    "~workload.text",
+    "+workload.text={kind: mixture, weights: [0.85, 0.15], components: [10, 600]}",
+    "speed.attention=1e-5",
+)
 # Overrides, and a change of the program (``support.train.parity``).
 type Case = tuple[tuple[str, ...], str]
-QUICK: list[Case] = [(SLICED, ""), (PIPELINED, ""), (SHARDED, "")]
+QUICK: list[Case] = [(SLICED, ""), (HALVED, ""), (PIPELINED, ""), (SHARDED, "")]
 WIDE: list[Case] = [
     (EVERY, ""),
     ((*SLICED, "sequence_parallel=false"), ""),
     ((*SLICED, "layout.recompute=[vision,llm]"), ""),
     (SLICED, SPLIT),
+    ((*HALVED, "sequence_parallel=false"), SPLIT),
     ((*SLICED, "distributed_optimizer=true"), ""),
     ((*SLICED, "cp_split=pack", "head_tokens=labelled"), ""),
     (("strategy=hybrid_cp",), ""),
@@ -100,22 +113,34 @@ def test_models_train_like_one_process_in_groups(model: tuple[str, ...], tmp_pat
 
 @pytest.mark.wide
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", ["counted_twice", "reversed_rows"])
+def test_braid_trains_long_samples_in_wide_groups_and_short_ones_in_narrow_groups(tmp_path: Path) -> None:
+    program = program_of(*SKEWED, *BRAID)
+    placed, chunks = program.layout.modules[-1], program.chunks[-1]
+    widths = np.prod(placed.widths, axis=1)[placed.degree_of_copy[chunks.replica]]
+    longest = np.array([program.shapes.llm_tokens[chunks.units(chunk)].max() for chunk in range(len(chunks))])
+    assert {*widths[longest > 600].tolist()} == {2}
+    assert {*widths[longest < 600].tolist()} == {1}
+    check([(BRAID, "")], SKEWED, reference_of(SKEWED, tmp_path))
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ["counted_twice", "other_slices", "reversed_rows"])
 def test_planted_faults_are_caught(fault: str, reference: Path) -> None:
     # Ranks that hold all tokens each have the whole gradient of a norm.
-    overrides = (*SLICED, "sequence_parallel=false")
-    if fault == "reversed_rows":
-        (found,) = worst([(overrides, fault)], TINY, reference)
-    else:
-        given = configuration(*TINY, *overrides)
-        found = {"gradient": max(run_ranks(counted_twice, RANKS, given, reference))}
-    assert found["gradient"] > 1
+    overrides = HALVED if fault == "other_slices" else (*SLICED, "sequence_parallel=false")
+    given = configuration(*TINY, *overrides)
+    assert max(run_ranks(gradient_error, RANKS, given, fault, reference)) > 1
 
 
-def counted_twice(rank: int, config: str, reference: Path) -> float:
-    """The worst gradient where every rank of a group counts parameters that all of them use whole."""
-    with patch.object(slices._CountedOnce, "apply", lambda value, _: value):
-        (found,) = compare(rank, [(config, "")], reference)
+def gradient_error(rank: int, config: str, fault: str, reference: Path) -> float:
+    """The worst gradient if ranks of a group each count what all use whole, or take the vocabulary in their order."""
+    faults = {
+        "counted_twice": patch.object(slices._CountedOnce, "apply", lambda value, _: value),
+        "other_slices": patch.object(StageGroups, "renumbered", lambda _, ids, __: ids),
+    }
+    with faults.get(fault, nullcontext()):
+        (found,) = compare(rank, [(config, fault if fault not in faults else "")], reference)
     assert isinstance(found, dict)
     return found["gradient"]
 
@@ -127,6 +152,9 @@ def test_a_step_has_widths_1_2_and_4_and_samples_of_text_alone() -> None:
         assert {tp * cp for tp, cp in used} == {1, 2, 4}
         assert {tp for tp, _ in used} == {1, 2}
     assert np.any(np.diff(program.shapes.item_offsets) == 0)
+    halved = program_of(*TINY, *HALVED)
+    placed, chunks = halved.layout.modules[-1], halved.chunks[-1]
+    assert {placed.degrees[degree] for degree in placed.degree_of_copy[chunks.replica].tolist()} == {*placed.widths}
     widths = [len({*placed.degree_of_copy[chunks.replica].tolist()}) for placed, chunks in _llm_of(PIPELINED, SHARDED)]
     assert widths == [2, 2]
 
@@ -150,14 +178,14 @@ def test_ranks_are_in_one_group_of_each_width_and_blocks_are_consecutive() -> No
 
 
 @pytest.mark.parametrize("held", ["sharded", "split"])
-def test_slices_of_split_weights_are_refused_in_one_line(held: str) -> None:
+def test_slices_of_sharded_weights_and_split_encoders_are_refused_in_one_line(held: str) -> None:
     setting = prepare(config_from_json(configuration(*TINY, *SLICED)))
     layout = setting.strategy.plan(setting.profile)
     own = {"sharded": True} if held == "sharded" else {"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2)}
     modules = tuple(replace(placed, **own, widths=((2, 1), (4, 1))) for placed in layout.modules)
     with pytest.raises(IncompatibleError) as refused:
         build_runtime(setting.job, replace(layout, modules=modules), setting.executor, torch.device("cpu"), 0, None)
-    what, tp = ("sharded weights", 2) if held == "sharded" else ("weights split over TP 2", 4)
+    what, tp = ("sharded weights", 2) if held == "sharded" else ("an encoder's weights split over TP 2", 4)
     assert str(refused.value) == (
         f"layout.vision.widths: harness=train cannot slice {what} for groups of TP {tp}. Use harness=simulate, or "
         "groups of one TP"
