@@ -271,7 +271,7 @@ class Roofline:
             comm = comm + all_gather_s((BF16_BYTES * layer.gathered_width / cp) * tokens, tp, tier)
         if layer.attention and cp > 1 and layer.tensor_parallel:
             # Keys and values are gathered over the group in both passes; backward scatters their gradients as well.
-            tier = self.cluster.group_tier(np.array([0, tp * cp - 1]))
+            (tier,) = self.cluster.ring_tiers(np.arange(0, tp * cp, tp)[None])
             width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
             gather = all_gather_s(width * tokens, cp, tier)
             comm, comm_backward = comm + gather, comm_backward + 2 * gather

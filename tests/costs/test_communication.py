@@ -41,7 +41,8 @@ def test_communication_of_a_layer_by_hand() -> None:
     tp_part = 4 * (1e-6 + 12800 / 2 / 1e9)
     cp_part = 2e-6 + 12800 / 2 / 5e8
     assert comm(2, 2) == pytest.approx((tp_part + cp_part, tp_part / 2 + 2 * cp_part), rel=1e-12)
-    wide = 15 * 1e-5 + 25600 * 15 / 16 / 1e8
+    # Both nodes: data leave each over the links of its eight ranks.
+    wide = 15 * 1e-5 + 25600 * 15 / 16 / 8e8
     assert comm(1, 16) == pytest.approx((wide, 2 * wide), rel=1e-12)
 
 

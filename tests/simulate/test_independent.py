@@ -41,8 +41,8 @@ def test_both_agree_on_the_default_setting(strategy: str) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("strategy", ["braid", "flexsp", "fsdp", "hybrid_cp", "veomni"])
 def test_both_agree_on_groups_of_several_widths(strategy: str) -> None:
-    offered = ["strategy.planner.widths=true"] if strategy in ("fsdp", "veomni") else []
-    case = decided(strategy, *GROUPS, *offered)
+    offered = {"fsdp": ["strategy.planner.widths=true"], "veomni": ["strategy.planner.widths=true", "workload=chartqa"]}
+    case = decided(strategy, *GROUPS, *offered.get(strategy, []))
     pairs = zip(case.program.layout.modules, case.program.chunks, strict=True)
     taken = [np.unique(placed.degree_of_copy[rows.replica]) for placed, rows in pairs if placed.widths]
     assert max(map(len, taken)) > 1

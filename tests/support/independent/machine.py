@@ -111,7 +111,7 @@ class Machine:
             kernels, back_kernels = kernels + (3 if whole else 1), back_kernels + (6 if whole else 1)
             if cp > 1:
                 keys = layer.attention[1]
-                across = self.gather_s(2 * BF16 * keys / tp * tokens, range(tp * cp), cp)
+                across = self.ring_s(2 * BF16 * keys / tp * tokens, range(0, tp * cp, tp))
         host = device.get("host_launch_s", 0.0)
         forward, backward = max(forward, host * kernels), max(backward, host * back_kernels)
         if weight:
