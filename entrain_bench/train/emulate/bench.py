@@ -77,12 +77,21 @@ class Bench:
     def _build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
         alone, stages = dist.new_group([0]), []
         for shape in shapes:
-            module, width = model.module(shape.module), shape.tp * shape.cp
+            module, dtype = model.module(shape.module), getattr(torch, self.dtype)
+            holders = dist.new_group([*range(0, shape.tp * shape.cp * shape.dp, shape.tp)])
+            split = self.framework.of(module).sequence_parallel
             # Rank 0's among all that hold a stage.
-            members = (range(shape.tp), range(0, width, shape.tp), range(0, width * shape.dp, shape.tp))
-            tp, cp, dp_cp = (dist.new_group(list(ranks)) for ranks in members)
-            groups = StageGroups(tp, cp, dp_cp, self.framework.of(module).sequence_parallel)
-            dtype, device, again = getattr(torch, self.dtype), self.device, shape.recompute
+            groups, *widths = (
+                StageGroups(
+                    dist.new_group([*range(tp)]),
+                    dist.new_group([*range(0, tp * cp, tp)]),
+                    holders,
+                    split,
+                    self.framework.cp_split,
+                    shape.tp,
+                )
+                for tp, cp in ((shape.tp, shape.cp), *shape.widths)
+            )
             stage = build_stage(
                 model,
                 module,
@@ -90,11 +99,12 @@ class Bench:
                 groups,
                 dtype=dtype,
                 seed=0,
-                device=device,
-                recompute=again,
+                device=self.device,
+                recompute=shape.recompute,
                 logit_chunk_tokens=self.framework.logit_chunk,
             )
-            stages.append(train_stage(stage, groups, alone, OptimizerSettings(framework=self.framework)))
+            settings = OptimizerSettings(framework=self.framework)
+            stages.append(train_stage(stage, groups, alone, settings, dict(enumerate(widths))))
         return stages
 
     def _time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
@@ -113,9 +123,9 @@ class Bench:
                     sleep(wait_s)
                 trained = held[run.key[:2]]
                 if run.inputs is not None:
-                    leaf = self._leaf(trained, program, run.inputs)
+                    leaf = self._leaf(trained, program, run)
                     with clock.action(run.action):
-                        output = trained.buffers(leaf, run.inputs.pack)
+                        output = trained.forward(leaf, run.inputs.pack, run.degree)
                         output = output / run.num_loss_tokens if run.num_loss_tokens else output
                     graphs[run.key] = Graph.of(leaf, output, run.inputs.pack)
                 elif run.kind is Pass.BACKWARD:
@@ -132,18 +142,21 @@ class Bench:
         gradient = torch.ones(graph.shape, dtype=dtype, device=self.device)
         with clock.action(run.action):
             if graph.output is not None and graph.splits:
-                return trained.stage.backward_inputs(graph.output, gradient, graph.leaf)[1]
+                return trained.computing(run.degree).backward_inputs(graph.output, gradient, graph.leaf)[1]
             if graph.output is not None:
                 trained.backward(graph.output, gradient, last=False)
         return None
 
-    def _leaf(self, trained: TrainedStage, program: Program, inputs: Inputs) -> Tensor | None:
+    def _leaf(self, trained: TrainedStage, program: Program, run: _PassRun) -> Tensor | None:
         """Input of the stage: features, hidden states, or projected tokens."""
+        inputs = run.inputs
+        assert inputs is not None
         features = inputs.features_on(self.device, trained.stage.module)
         if features is not None:
             return features
         if trained.stage.held.start:
-            hidden = shares_of(inputs.pack.lengths, trained.groups).hidden
+            own = trained.widths.get(run.degree)
+            hidden = shares_of(inputs.pack.lengths, own.groups if own else trained.groups).hidden
             num_rows, width = hidden.size, trained.stage.config.hidden_size
         else:
             assert inputs.pack.token_ids is not None
@@ -178,22 +191,30 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _PassRun:
-    """A pass of a chunk on a stage (``key``: module, stage, chunk); ``num_loss_tokens`` is 0 if it has no loss."""
+    """A pass of a chunk on a stage (``key``: module, stage, chunk) in groups of entry ``degree``.
+
+    ``num_loss_tokens`` is 0 if it has no loss.
+    """
 
     action: int
     kind: Pass
     key: tuple[int, int, int]
     inputs: Inputs | None
     num_loss_tokens: int
+    degree: int
 
 
 def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
     data, runs = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size)), []
     for action in order.tolist():
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
-        spec, members = program.model.modules[module], program.chunks[module].units(chunk)
+        spec, placed, members = program.model.modules[module], program.layout.modules[module], program.chunks[module]
         kind, splits = Pass(int(program.kind[action])), program.splits_backward(module)
-        inputs = data.inputs(spec, stage, members, splits_backward=splits) if kind is Pass.FORWARD else None
-        is_loss = not spec.is_encoder and stage == program.layout.modules[module].pp - 1
-        runs.append(_PassRun(action, kind, (module, stage, chunk), inputs, data.num_loss_tokens if is_loss else 0))
+        again = int(program.remade[module][chunk, stage]) if program.remade else 0
+        given = spec, stage, members.units(chunk), again
+        inputs = data.inputs(*given, splits_backward=splits) if kind is Pass.FORWARD else None
+        is_loss = not spec.is_encoder and stage == placed.pp - 1
+        degree = int(placed.degree_of_copy[members.replica[chunk]])
+        key, num_tokens = (module, stage, chunk), data.num_loss_tokens if is_loss else 0
+        runs.append(_PassRun(action, kind, key, inputs, num_tokens, degree))
     return runs

@@ -32,7 +32,7 @@ DTYPES = ("float32", "bfloat16")  # by torch's names
 class StageShape:
     """A stage of a module as one of its ranks holds it; stages with the same kinds of layers are equal.
 
-    ``kinds`` are indices into the module's kinds, by layer.
+    ``kinds`` are indices into the module's kinds, by layer, ``widths`` those of ``ModuleLayout``.
     """
 
     module: str
@@ -41,6 +41,7 @@ class StageShape:
     cp: int
     dp: int
     recompute: bool
+    widths: tuple[tuple[int, int], ...]
     layers: range = field(compare=False)
 
 
@@ -50,7 +51,8 @@ class StageWork:
 
     ``outputs`` are LLM tokens of each item, on the last stage of an encoder, ``num_projected`` tokens from encoders, on
     the first stage of an LLM; ``labelled`` those that have a label, on its last stage, where its head tells them apart,
-    by sample. If ``splits_backward``, gradients of weights have a pass of their own.
+    by sample. If ``splits_backward``, gradients of weights have a pass of their own. The first ``remade`` blocks run
+    again in backward. Ranks share the chunk by entry ``degree`` of ``ModuleLayout.degrees``.
     """
 
     stage: StageShape
@@ -59,6 +61,8 @@ class StageWork:
     num_projected: int = 0
     splits_backward: bool = False
     labelled: tuple[int, ...] = ()
+    remade: int = 0
+    degree: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,8 @@ class PassSeconds:
 
 def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
     """The stages of a module under a layout, in order."""
-    how, ends = (placed.tp, placed.cp, placed.dp, placed.recompute), [0, *accumulate(placed.layers_per_stage)]
-    kinds = tuple(module.layer_kind.tolist())
+    how = placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths
+    kinds, ends = tuple(module.layer_kind.tolist()), [0, *accumulate(placed.layers_per_stage)]
     return [StageShape(module.name, kinds[first:last], *how, range(first, last)) for first, last in pairwise(ends)]
 
 
@@ -104,7 +108,9 @@ def works_of(program: Program) -> dict[int, StageWork]:
     """The work that every pass belongs to, by action."""
     works, shapes = dict[int, StageWork](), program.shapes
     for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
-        stages, splits = stage_shapes(module, program.layout.modules[index]), program.splits_backward(index)
+        placed, splits = program.layout.modules[index], program.splits_backward(index)
+        stages, degrees = stage_shapes(module, placed), placed.degree_of_copy[chunks.replica].tolist()
+        remade = program.remade[index].tolist() if program.remade else [[0] * placed.pp] * len(chunks)
         passes = [program.forward_actions(index), program.backward_actions(index)]
         passes += [program.weight_actions(index)] if splits else []
         for chunk in range(len(chunks)):
@@ -115,8 +121,9 @@ def works_of(program: Program) -> dict[int, StageWork]:
             labelled = () if told is None else tuple(told.tolist())
             projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
             for place, stage in enumerate(stages):
-                ends = outputs if place == len(stages) - 1 else (), 0 if place else projected
-                work = StageWork(stage, lengths, *ends, splits, labelled if place == len(stages) - 1 else ())
+                is_last, how = place == len(stages) - 1, (remade[chunk][place], degrees[chunk])
+                ends = (outputs, labelled) if is_last else ((), ())
+                work = StageWork(stage, lengths, ends[0], 0 if place else projected, splits, ends[1], *how)
                 works |= {int(actions[chunk, place]): work for actions in passes}
     return works
 
@@ -170,17 +177,8 @@ class Emulator:
         """
         check_program(program)
         for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
-            self.truth.framework.check_executable(module, placed.cp, "emulate")
-            if placed.widths:
-                raise IncompatibleError(
-                    f"layout.{placed.module}.widths: harness=emulate runs groups of one width. Fix layout.tp, "
-                    "layout.cp and layout.dp, or use harness=simulate"
-                )
-        if program.remade:
-            raise IncompatibleError(
-                "strategy.scheduler.memory: harness=emulate does not support recomputation by chunk. Set "
-                "strategy.scheduler.memory=module, or use harness=simulate or train"
-            )
+            for _, cp in placed.degrees:
+                self.truth.framework.check_executable(module, cp, "emulate")
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
         return timeline_of(program, self.price(program), memory)
 

@@ -14,6 +14,15 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner
 
+# Overrides: groups of several CP; of several TP as well; of a wider TP than the LLM's weights.
+EVERY = (
+    "strategy=braid",
+    "strategy.planner._target_=support.train.widths.WidthsPlanner",
+    "strategy.assigner._target_=support.train.widths.EveryWidth",
+)
+SLICED = (*EVERY, "strategy.planner._target_=support.train.widths.SlicedPlanner")
+HALVED = (*EVERY, "strategy.planner._target_=support.train.widths.HalvedPlanner")
+
 
 @dataclass(frozen=True, slots=True)
 class WidthsPlanner(BraidPlanner):

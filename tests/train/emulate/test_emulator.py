@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.emulate import Emulator, bench
 from entrain_bench.train.emulate.emulator import Measured, PassSeconds, lane_orders, stage_shapes, works_of
+from entrain_bench.train.modules import Pack, Stage, StageGroups
+from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless
 
 # Samples of one length, and few layers: two passes a stage to measure.
@@ -277,10 +280,32 @@ def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[U
         prepare(cell.config)
 
 
-def test_recomputation_by_chunk_is_refused() -> None:
-    emulator, program = emulated("strategy=megatron")
-    with pytest.raises(IncompatibleError, match="harness=emulate does not support recomputation by chunk"):
-        emulator.execute(recompute_all(program))
+@pytest.mark.wide
+@pytest.mark.parametrize("split", [False, True])
+def test_chunks_are_measured_in_their_groups_and_with_what_they_recompute(
+    monkeypatch: pytest.MonkeyPatch, split: bool
+) -> None:
+    emulator, program = emulated(*(HALVED if split else SLICED), "microbatch_size=1")
+    ran: dict[tuple[str, int], set[tuple[int, int, int]]] = defaultdict(set)
+    forward = Stage.forward
+
+    def watched(stage: Stage, hidden: Any, pack: Pack, groups: StageGroups | None = None) -> Any:
+        degrees = stage.config.tensor_model_parallel_size, (groups or stage.groups).cp.size()
+        ran[stage.module.name, sum(pack.lengths)].add((*degrees, pack.remade))
+        return forward(stage, hidden, pack, groups)
+
+    monkeypatch.setattr(Stage, "forward", watched)
+    wanted: dict[tuple[str, int], set[tuple[int, int, int]]] = defaultdict(set)
+    for again in (False, True):
+        each = recompute_all(program) if again else program
+        timeline = emulator.execute(each)
+        assert np.all((timeline.end_s > timeline.start_s)[each.is_pass])
+        for work in works_of(each).values():
+            placed = program.layout.module(work.stage.module)
+            assert bool(work.remade) == again
+            wanted[work.stage.module, sum(work.lengths)].add((*placed.degrees[work.degree], work.remade))
+    assert ran == wanted
+    assert len({degree[:2] for own in ran.values() for degree in own}) > 3
 
 
 @pytest.mark.usefixtures("no_gpu")

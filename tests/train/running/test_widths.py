@@ -21,15 +21,9 @@ from support.train.handover import config_from_json
 from support.train.parity import SPLIT, compare, train_reference
 from support.train.ranks import run_ranks
 from support.train.runs import AUDIO, configuration
+from support.train.widths import EVERY, HALVED, SLICED
 
 RANKS = 4
-EVERY = (
-    "strategy=braid",
-    "strategy.planner._target_=support.train.widths.WidthsPlanner",
-    "strategy.assigner._target_=support.train.widths.EveryWidth",
-)
-SLICED = (*EVERY, "strategy.planner._target_=support.train.widths.SlicedPlanner")
-HALVED = (*EVERY, "strategy.planner._target_=support.train.widths.HalvedPlanner")
 BRAID = ("strategy=braid", "layout.tp=1")
 PIPELINED = ("strategy=hybrid_cp", "layout.pp=2")
 SHARDED = ("strategy=flexsp",)
