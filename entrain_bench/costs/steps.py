@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -233,8 +233,9 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
-            found.append(Traffic(kinds.astype(np.int64), own.copy(), parameters, sync_s, gather_s))
-            freeze(*astuple(found[-1]))
+            kinds, own = kinds.astype(np.int64), own.copy()
+            freeze(kinds, own, parameters, sync_s, gather_s)
+            found.append(Traffic(kinds, own, parameters, sync_s, gather_s))
         return found
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:

@@ -31,6 +31,8 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Cuts that a candidate moves at once: all subsets would be exponentially many.
 MOVED_CUTS = 2
+# Partitions of least variance that are placed and rated, for given degrees; 8 and all give the same plans.
+MOST_RATED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class OmniBalPlanner:
             chain_s = np.concatenate([seconds * recompute_factor(again) for seconds, again in each])
             if degrees.pp > len(chain_s):
                 continue
-            for layers in near_partitions(chain_s, degrees.pp, self.radius):
+            for layers in near_partitions(chain_s, degrees.pp, self.radius)[:MOST_RATED]:
                 stages_s = stage_sums(chain_s, layers)
                 behind = job.num_microbatches(degrees.dp) - 1
                 least_s = float(stages_s.sum() + behind * stages_s.max())
@@ -96,17 +98,20 @@ def near_partitions(layer_s: FloatArray, num_stages: int, radius: int) -> list[t
         radius: layers by which a cut moves at most.
     """
     optimum = np.cumsum(partition_layers(layer_s, num_stages))[:-1]
-    found: dict[tuple[int, ...], float] = {}
     moves = [move for move in range(-radius, radius + 1) if move]
-    for count in range(min(MOVED_CUTS, len(optimum)) + 1):
-        for cuts in combinations(range(len(optimum)), count):
-            for steps in product(moves, repeat=count):
-                moved = optimum.copy()
-                moved[np.array(cuts, np.int64)] += np.array(steps, np.int64)
-                layers = np.diff([0, *moved, len(layer_s)])
-                if layers.min() >= 1:
-                    found.setdefault(tuple(layers.tolist()), variance(stage_sums(layer_s, layers.tolist())))
-    return sorted(found, key=lambda layers: decisive(found[layers]))
+    moved = []
+    for count in range(min(MOVED_CUTS, len(optimum)) + 1 if radius else 1):
+        cuts = np.array([*combinations(range(len(optimum)), count)], np.int64)
+        steps = np.array([*product(moves, repeat=count)], np.int64)
+        each = np.zeros((len(cuts), len(steps), len(optimum)), np.int64)
+        places, by = np.broadcast_arrays(cuts[:, None], steps)
+        np.put_along_axis(each, places, by, 2)
+        moved.append(each.reshape(len(cuts) * len(steps), len(optimum)) + optimum)
+    layers = np.diff(np.concatenate(moved), axis=1, prepend=0, append=len(layer_s))
+    layers = layers[layers.min(axis=1) >= 1]
+    until_s = np.cumsum(layer_s)[layers.cumsum(axis=1) - 1]
+    spread = [decisive(variance(stages_s)) for stages_s in np.diff(until_s, axis=1, prepend=0.0)]
+    return [tuple(layers[place].tolist()) for place in np.argsort(spread, kind="stable")]
 
 
 def variance(values: Sequence[float] | FloatArray) -> float:

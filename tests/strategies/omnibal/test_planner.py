@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.planning import partition_layers, place_cuts, stage_sums
+from entrain_bench.balancing.planning import average_layer_s, partition_layers, place_cuts, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arithmetic import decisive
@@ -19,7 +19,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench_strategies.omnibal import OmniBalAssigner, OmniBalPlanner
-from entrain_bench_strategies.omnibal.planner import near_partitions, variance
+from entrain_bench_strategies.omnibal.planner import MOST_RATED, near_partitions, variance
 from support.builders import profile_of, random_samples, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)
@@ -82,6 +82,18 @@ def test_trials_decide_between_near_partitions(monkeypatch: pytest.MonkeyPatch) 
     assert len(tried) == 4
     first, _ = planned(OmniBalPlanner(num_trials=1))
     assert last.describe() != first.describe()
+
+
+def test_the_most_even_partitions_are_rated() -> None:
+    _, profile = planned(OmniBalPlanner(num_trials=1))
+    samples = profile.draw(16)
+    rated = [draft.place().layout for draft in OmniBalPlanner()._drafts(profile, samples, True)]
+    chain_s = np.concatenate(average_layer_s(profile, samples, 1, 1))
+    near = near_partitions(chain_s, 4, radius=2)
+    assert len(rated) == MOST_RATED < len(near)
+    job = profile.job
+    expected = [place_cuts(job, Degrees(1, 1, 4, 2), layers, (False, False)) for layers in near[:MOST_RATED]]
+    assert [layout.describe() for layout in rated] == [layout.describe() for layout in expected]
 
 
 def test_the_plan_is_near_the_fastest_profiled_partition() -> None:
