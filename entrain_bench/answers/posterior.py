@@ -24,8 +24,6 @@ from entrain_bench.records.records import Record
 
 # Share of the draws that an interval holds, cut alike at both ends.
 COVERAGE = 0.9
-# A cell is on a knife's edge if a constant that changes by 2% changes its time by more than 10%.
-SMALL_CHANGE, EDGE = 1.02, 0.1
 # The key of a run that chooses a draw; 0: the fitted constants.
 KEY = "constants"
 # Keys that a run under a draw may have different from the run that it belongs to.
@@ -128,6 +126,11 @@ def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
     return {job: {**by_strategy} for job, by_strategy in found.items()}
 
 
+def chances_by_job(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Chance]]:
+    """``chances`` of the strategies of every job (model, workload) of a run table."""
+    return {job: chances(found) for job, found in times_of(data).items()}
+
+
 def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """The records, and those of them that are draws: of a job that has fitted runs and draws of several strategies."""
     usual = {job_of(record) for record in records if not record.config.get(KEY)}
@@ -199,57 +202,3 @@ def posterior_sentences[Name: Hashable](
     first = sorted(won, key=lambda name: -decisive(won[name]))[:1]
     named = dict.fromkeys([*first, *(name for name in ours if name in won)])
     return [*filter(None, (posterior_sentence(jobs, name, labels[name], noun) for name in named))]
-
-
-@dataclass(frozen=True, slots=True)
-class KnifeEdge:
-    """A cell that a constant decides: its time with the constant's factor at ``SMALL_CHANGE`` over its usual time."""
-
-    model: str
-    workload: str
-    strategy: str
-    factor: str
-    ratio: float
-
-
-def split_changed(records: Sequence[Record]) -> tuple[list[Record], int, list[KnifeEdge]]:
-    """Records without the runs that test for knife edges, and what these show.
-
-    Such a run differs from another of the same strategy, job and seed by one factor of ``speed``, at ``SMALL_CHANGE``.
-
-    Returns:
-        The other records, how many runs test, and the edges among them.
-    """
-    usual = {_identity(record): record for record in records if not _changed(record)}
-    kept, num_tested, edges = list[Record](), 0, list[KnifeEdge]()
-    for record in records:
-        factors, other = _changed(record), usual.get(_identity(record))
-        if [*factors.values()] != [SMALL_CHANGE] or other is None:
-            kept.append(record)
-            continue
-        num_tested += 1
-        if record.status == other.status == "ok" and is_edge(ratio := record.metrics[TIME] / other.metrics[TIME]):
-            model, workload, strategy = (str(record.labels[name]) for name in ("model", "workload", "strategy"))
-            edges.append(KnifeEdge(model, workload, strategy, f"speed.{next(iter(factors))}", ratio))
-    return kept, num_tested, edges
-
-
-def _changed(record: Record) -> dict[str, float]:
-    """The factors of ``speed`` that are not 1."""
-    return {name: factor for name, factor in (record.config.get("speed") or {}).items() if factor != 1}
-
-
-def _identity(record: Record) -> str:
-    """What a run has in common with those that differ in ``speed`` alone."""
-    config = {key: value for key, value in record.config.items() if key != "speed"}
-    return json.dumps([record.labels["strategy"], record.labels["harness"], config], sort_keys=True, default=repr)
-
-
-def edge_words(edges: Sequence[KnifeEdge]) -> str:
-    """Factors with their ratios of times: ``speed.gemm 1.12, speed.launch 0.85``."""
-    return ", ".join(f"{each.factor} {each.ratio:.2f}" for each in edges)
-
-
-def is_edge(ratio: float) -> bool:
-    """Whether a time changes by more than ``EDGE``, up or down."""
-    return decisive(abs(ratio - 1)) > decisive(EDGE)

@@ -88,7 +88,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         if module.RUNS:
             problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in drawing.sweeps.values())))
         data = module.load(cells_of(drawing.sweeps, study), study.results)
-        drawn = [posterior_runs(study).table] if drawing.shows_draws else []
+        drawn = [posterior_runs(study)] if drawing.shows_draws else []
         files = render(lambda: module.draw(data, *drawn), stated=module.EXPERIMENT not in MEASURED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 
 from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
 from entrain_bench.answers.labels import OURS, families, names
-from entrain_bench.answers.posterior import Chance, chances, posterior_sentences, times_of
+from entrain_bench.answers.posterior import Chance, chances_by_job, posterior_sentences
 from entrain_bench.answers.sentences import ONE_SEED
 from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
 from entrain_bench.answers.text import count, listing
@@ -67,7 +67,7 @@ load = partial(run_table, settings=KNOBS)
 def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace and model, and one a model for all traces; ``drawn`` are the runs under posterior draws."""
     labels, traces, models = names(data, "strategy"), names(data, "workload"), names(data, "model")
-    odds = {job: chances(found) for job, found in times_of(drawn).items()} if drawn is not None else {}
+    odds = chances_by_job(drawn) if drawn is not None else {}
     headings = (*HEADINGS, PROBABILITY) if odds else HEADINGS
     runs = with_all(data)
     comparisons, table = compared(runs, JOB), summarise(runs)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,17 +15,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import FAILED, TIME, Comparison
-from entrain_bench.answers.posterior import (
-    KEY,
-    SMALL_CHANGE,
-    Chance,
-    KnifeEdge,
-    chances,
-    contenders,
-    edge_words,
-    is_edge,
-    times_of,
-)
+from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.base.files import write_atomically
@@ -34,7 +24,6 @@ from entrain_bench.config.schema import NUM_DRAWS, RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, SweepOverrides
-from entrain_bench.specs.cluster import Speed
 
 DEFINITION, FILE = "posterior.yaml", "posterior.csv"
 # Runs of the repository's reference; other code has other keys.
@@ -55,7 +44,6 @@ class PosteriorPlan:
         draws: draws of a job.
         rounds: by the number of a draw, the limit (``contenders``) of those that run further draws.
         action_noise: of every run under a draw.
-        factors: fields of ``Speed`` that the strategies of the last round are tried with.
     """
 
     sweep: str
@@ -63,7 +51,6 @@ class PosteriorPlan:
     draws: int
     rounds: Mapping[int, float]
     action_noise: float
-    factors: Sequence[str]
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -71,8 +58,6 @@ class PosteriorPlan:
         require(all(0 < end < self.draws for end in self.rounds), "rounds", [*self.rounds], f"below {self.draws}")
         limits = [self.within, *self.rounds.values()]
         require(min(limits) >= 1, "within, rounds", min(limits), "at least 1")
-        for factor in self.factors:
-            require(factor in {each.name for each in fields(Speed)}, "factors", factor, "fields of speed")
 
     @property
     def stages(self) -> Iterator[tuple[range, float]]:
@@ -94,22 +79,13 @@ class JobDraws:
     Attributes:
         job: model and workload.
         draws: the sweeps under draws, in order.
-        edges: sweeps with one changed factor, of the strategies of the last round, by factor.
         table: the run table of the draws, with the column ``constants``; None if any run is missing. Then no further
             sweeps are known.
-        changed: the run table of each changed factor; None if any run is missing.
     """
 
     job: tuple[str, ...]
     draws: Sequence[SweepOverrides]
-    edges: Mapping[str, SweepOverrides]
     table: pd.DataFrame | None
-    changed: Mapping[str, pd.DataFrame] | None
-
-    @property
-    def complete(self) -> bool:
-        """Whether all runs are there."""
-        return self.table is not None and self.changed is not None
 
 
 # What is known of runs without a record: status, and seconds an iteration of those with a result.
@@ -164,47 +140,22 @@ def _missing(study: Study, plan: PosteriorPlan) -> str:
 
 def posterior_sweeps(study: Study) -> list[SweepOverrides]:
     """All sweeps that are known to be needed so far."""
-    return [sweep for job in jobs_of(study, read_plan()) for sweep in (*job.draws, *job.edges.values())]
+    return [sweep for job in jobs_of(study, read_plan()) for sweep in job.draws]
 
 
 def drawn_cells(study: Study) -> list[Cell]:
     """The cells under draws of those jobs whose posterior runs all have records."""
     jobs = jobs_of(study, read_plan())
-    return [cell for job in jobs if job.complete for sweep in job.draws for cell in study.cells(*sweep)]
+    return [cell for job in jobs if job.table is not None for sweep in job.draws for cell in study.cells(*sweep)]
 
 
-@dataclass(frozen=True, slots=True)
-class PosteriorRuns:
-    """Posterior runs of all complete jobs of the plan's sweep, from records or the committed reference.
+def posterior_runs(study: Study) -> pd.DataFrame:
+    """Return the run table of all complete jobs, with the column ``constants``; empty without any.
 
-    Attributes:
-        table: their run table with the column ``constants``; empty without any.
-        edges: cells that a small change of one factor changes too much, job by job.
+    Runs come from records or the committed reference.
     """
-
-    table: pd.DataFrame
-    edges: Sequence[KnifeEdge]
-
-    @property
-    def chances(self) -> dict[tuple[str, str], dict[str, Chance]]:
-        """Chances of the strategies of every job (model, workload)."""
-        return {job: chances(found) for job, found in times_of(self.table).items()}
-
-
-def posterior_runs(study: Study) -> PosteriorRuns:
-    """Return the results of the finished posterior runs of the plan's sweep."""
-    plan = read_plan()
-    jobs = [job for job in jobs_of(study, plan, committed_runs()) if job.complete]
-    tables = [job.table for job in jobs if job.table is not None]
-    if not tables:
-        return PosteriorRuns(pd.DataFrame(), ())
-    usual, edges = _times(run_table(study.cells(f"figure={plan.sweep}"), study.results)), list[KnifeEdge]()
-    for factor, table in ((factor, table) for job in jobs for factor, table in (job.changed or {}).items()):
-        for (model, workload, strategy, seed), time in _times(table).items():
-            ratio = time / usual[model, workload, strategy, seed]
-            if is_edge(ratio):
-                edges.append(KnifeEdge(model, workload, strategy, f"speed.{factor}", ratio))
-    return PosteriorRuns(pd.concat(tables, ignore_index=True), edges)
+    tables = [job.table for job in jobs_of(study, read_plan(), committed_runs()) if job.table is not None]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def posterior_output() -> Output:
@@ -216,31 +167,28 @@ def posterior_output() -> Output:
 def write_posterior(study: Study) -> str:
     """Write ``posterior.csv``: a row for every strategy under draws; returns what is missing, if anything."""
     jobs = jobs_of(study, read_plan())
-    runs = posterior_runs(study)
-    table = chances_table(runs.table, runs.edges)
+    table = chances_table(posterior_runs(study))
     write_atomically(study.results.root / FILE, table.to_csv(index=False, float_format="%.6g").encode())
-    lacking = [job for job in jobs if not job.complete]
+    lacking = [job for job in jobs if job.table is None]
     unfinished = f"{len(lacking)} of {len(jobs)} jobs lack posterior runs" if lacking else ""
     return _missing(study, read_plan()) or unfinished
 
 
-def chances_table(data: pd.DataFrame, edges: Sequence[KnifeEdge]) -> pd.DataFrame:
+def chances_table(data: pd.DataFrame) -> pd.DataFrame:
     """A row for every job and strategy under draws.
 
     Returns:
         Columns ``model``, ``workload``, ``strategy``, ``num_draws`` (of the job), ``num_runs`` (its own),
-        ``num_fastest``, ``probability``, ``lead`` (median), ``lead_low``, ``lead_high`` (90% interval) and
-        ``knife_edges`` (factors that decide its time, each with the ratio of times).
+        ``num_fastest``, ``probability``, ``lead`` (median), ``lead_low`` and ``lead_high`` (90% interval).
     """
     rows = []
     for job, found in times_of(data).items():
         for strategy, chance in chances(found).items():
             lead = chance.lead
-            mine = [each for each in edges if (each.model, each.workload, each.strategy) == (*job, strategy)]
             ends = (lead.median, lead.low, lead.high) if lead else (None,) * 3
             counts = (chance.num_draws, len(found[strategy]), chance.num_fastest, chance.probability)
-            rows.append((*job, strategy, *counts, *ends, edge_words(mine)))
-    names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high", "knife_edges"]
+            rows.append((*job, strategy, *counts, *ends))
+    names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high"]
     return pd.DataFrame(rows, columns=[*JOB, "strategy", *names])
 
 
@@ -260,13 +208,13 @@ def _job(
     cells: Sequence[Cell],
     names: Sequence[str],
 ) -> JobDraws:
-    """Rounds of draws as far as their results are there, then the changed factors."""
+    """Rounds of draws as far as their results are there."""
     common = _common(cells, plan.sweep)
     choices = {str(cell.config.strategy["name"]): _choice(cell) for cell in cells}
-    seed, done, tables = min(cell.config.seed for cell in cells), list[SweepOverrides](), list[pd.DataFrame]()
+    done, tables = list[SweepOverrides](), list[pd.DataFrame]()
     if not names:
         # No strategy has all results without draws.
-        return JobDraws(job, (), {}, pd.DataFrame(), {})
+        return JobDraws(job, (), pd.DataFrame())
 
     def sweep(*changed: str) -> SweepOverrides:
         chosen = ",".join(filter(None, (choices[name] for name in names)))
@@ -278,15 +226,11 @@ def _job(
         done += asked
         table = _table(study, asked, known)
         if table is None:
-            return JobDraws(job, done, {}, None, None)
+            return JobDraws(job, done, None)
         tables.append(table)
         found = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
         names = contenders({name: found[name] for name in names}, limit)
-    edges = {factor: sweep(f"seed={seed}", f"speed.{factor}={SMALL_CHANGE}") for factor in plan.factors}
-    changed = {factor: _table(study, [each], known) for factor, each in edges.items()}
-    there = {factor: table for factor, table in changed.items() if table is not None}
-    whole = there if len(there) == len(edges) else None
-    return JobDraws(job, done, edges, pd.concat(tables, ignore_index=True), whole)
+    return JobDraws(job, done, pd.concat(tables, ignore_index=True))
 
 
 def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
@@ -318,10 +262,3 @@ def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.D
     for place in table.index[table["status"] == MISSING]:
         table.loc[place, ["status", TIME]] = known[str(table.loc[place, "key"])]
     return table
-
-
-def _times(table: pd.DataFrame) -> dict[tuple[str, str, str, int], float]:
-    """Seconds an iteration by model, workload, strategy and seed, of the runs of a table with a result."""
-    done = table[table["status"] == "ok"]
-    keys = zip(done["model"], done["workload"], done["strategy"], done["seed"], strict=True)
-    return {(str(m), str(w), str(s), int(seed)): float(t) for (m, w, s, seed), t in zip(keys, done[TIME], strict=True)}

@@ -9,14 +9,10 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.documents.posterior import (
-    posterior_runs,
-    posterior_sweeps,
-    read_plan,
-)
+from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
-from entrain_bench.answers.posterior import Chance, KnifeEdge, edge_words, interval, posterior_sentences
+from entrain_bench.answers.posterior import Chance, chances_by_job, interval, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.arithmetic import decisive
@@ -55,16 +51,15 @@ def write_results(study: Study) -> str:
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
         read.append(table)
-        runs = posterior_runs(study) if experiment == read_plan().sweep else None
-        odds = runs.chances if runs else {}
+        odds = chances_by_job(posterior_runs(study)) if experiment == read_plan().sweep else {}
         seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table, [*odds.values()]))
         jobs, strategies = len(table[CASE[:2]].drop_duplicates()), table["strategy"].nunique()
         compared_words = (count(strategies, "strategy", "strategies"), count(jobs, "job"), count(seeds, "seed"))
         headline = headline or f"Compared: {listing(compared_words)}. {told}"
         parts.append(f"## {title}\n\n`figure={experiment}`, {count(seeds, 'seed')}. {told}\n")
         parts.append(results_markdown(table))
-        if runs and odds:
-            parts.append(posterior_markdown(table, odds, runs.edges))
+        if odds:
+            parts.append(posterior_markdown(table, odds))
     write_atomically(study.results.root / HEADLINE, f"{headline}\n".encode())
     write_atomically(study.results.root / FREE_KEYS, f"{free_keys_sentence(*read)}\n".encode())
     write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
@@ -91,15 +86,12 @@ def free_keys_sentence(free: pd.DataFrame, fixed: pd.DataFrame) -> str:
     return f"Free keys cost over {COSTLY:.0%} of the time in {len(slow)} of {count(len(cost), 'cell')}{named}."
 
 
-def posterior_markdown(
-    data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]], edges: Sequence[KnifeEdge]
-) -> str:
-    """A row for each strategy that is the fastest of its job in any draw, and cells on a knife's edge as notes.
+def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]]) -> str:
+    """A row for each strategy that is the fastest of its job in any draw.
 
     Args:
         data: run table, for labels.
         odds: chances by job.
-        edges: cells that a small change of one constant decides.
     """
     labels = {column: names(data, column) for column in CASE}
     rows = []
@@ -110,16 +102,7 @@ def posterior_markdown(
                 lead = f"{chance.lead.median:.2f}x ({interval(chance.lead)})"
                 rows.append([job, labels["strategy"][name], f"{chance.probability:.2f}", lead, f"{chance.num_draws}"])
     heading = ["model, workload", "strategy", "P(fastest)", "speedup over the fastest other", "draws"]
-    table = markdown_table(heading, rows, right=heading[2:])
-    marked: dict[tuple[str, ...], list[KnifeEdge]] = {}
-    for each in edges:
-        marked.setdefault((each.model, each.workload, each.strategy), []).append(each)
-    notes = [
-        f"- Knife's edge: {labels['strategy'][name]} on {labels['model'][model]} {labels['workload'][workload]}: a "
-        f"constant that is 2% higher changes its time by over 10% (time ratio: {edge_words(mine)}).\n"
-        for (model, workload, name), mine in marked.items()
-    ]
-    return "\n".join([f"### {POSTERIOR}\n", table, *filter(None, ["".join(notes)])])
+    return f"### {POSTERIOR}\n\n{markdown_table(heading, rows, right=heading[2:])}"
 
 
 def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()) -> list[str]:

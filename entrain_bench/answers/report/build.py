@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
@@ -18,7 +17,6 @@ from entrain_bench.answers.report.evidence import (
     environment,
     fidelity_section,
     firmness,
-    knife_edges,
     rerun,
 )
 from entrain_bench.answers.report.page import Block, Image, Page, Section, Table, Text, row
@@ -75,7 +73,6 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
         _ranking(main),
         _time_spent(main, anchor),
         firmness(main, others, anchor),
-        knife_edges(material),
         _others(others, anchor),
         Section("failed", "Runs without a result", [failed]) if failed else None,
         claims_section(material.claims, material.results_dir) if material.claims is not None else None,
@@ -94,7 +91,6 @@ def report_json(material: Material) -> str:
         "sentences": sentences(main),
         "cases": answer_json(main, material.results_dir),
         "other_settings": {"sentences": sentences(others), "cases": answer_json(others, material.results_dir)},
-        "knife_edges": [asdict(edge) for edge in material.edges],
         "notes": [*material.notes],
     }
     return json.dumps(found, indent=1) + "\n"

@@ -66,16 +66,6 @@ def firmness(main: Answer, others: Answer, anchor: Anchor) -> Section | None:
     return Section("robustness", "How firm that is", [Table(heading, rows, heading[1:]), WORDS])
 
 
-def knife_edges(material: Material) -> Section | None:
-    """Cells that a small change of one constant decides; None if none was tried."""
-    if not material.num_tested:
-        return None
-    heading = ["model", "workload", "strategy", "factor at 1.02", "time ratio"]
-    rows = [row(e.model, e.workload, e.strategy, e.factor, f"{e.ratio:.2f}") for e in material.edges]
-    words = f"{count(material.num_tested, 'run')} with one constant 2% higher; {len(rows)} change by more than 10%."
-    return Section("edges", "Knife edges", [words, *([Table(heading, rows, heading[4:])] if rows else [])])
-
-
 def _shared(usual: Case, case: Case) -> list[tuple[str, ...]]:
     """The groups that two cases have."""
     return [own for own in usual.groups if own in case.groups]

@@ -13,7 +13,6 @@ import pandas as pd
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case
 from entrain_bench.answers.compare import read_text
-from entrain_bench.answers.posterior import KnifeEdge, split_changed
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
@@ -36,8 +35,6 @@ class Material:
         notes: sentences on runs that are left out, or that are not known to be of today's code.
         claims: the rows of ``claims.csv``; None where there are none.
         fidelity: the rows of ``fidelity.csv``; None where there are none.
-        num_tested: runs with one constant 2% higher, which are in no case.
-        edges: those of them whose time changes by more than a tenth.
     """
 
     answer: Answer
@@ -46,8 +43,6 @@ class Material:
     notes: Sequence[str] = ()
     claims: pd.DataFrame | None = None
     fidelity: pd.DataFrame | None = None
-    num_tested: int = 0
-    edges: Sequence[KnifeEdge] = ()
 
     @property
     def main(self) -> Answer:
@@ -91,7 +86,6 @@ def read_material(results: Results) -> Material:
     if not any(record.status == "ok" for record in records):
         raise UserError(f"results_dir={results.root}: {HAS_NONE}")
     lost = lost_runs(results, {record.key for record in records})
-    records, num_tested, edges = split_changed(records)
     return Material(
         Answer.of(records, lost),
         version("entrain-bench"),
@@ -99,8 +93,6 @@ def read_material(results: Results) -> Material:
         notes,
         _csv(results, "claims", text=True),
         _csv(results, "fidelity"),
-        num_tested,
-        edges,
     )
 
 

@@ -11,7 +11,6 @@ import pytest
 from entrain_bench.answers.documents import posterior, results
 from entrain_bench.answers.documents.posterior import (
     PosteriorPlan,
-    PosteriorRuns,
     drawn_cells,
     jobs_of,
     posterior_output,
@@ -19,7 +18,7 @@ from entrain_bench.answers.documents.posterior import (
     posterior_sweeps,
     read_plan,
 )
-from entrain_bench.answers.posterior import KnifeEdge
+from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.base.errors import UserError
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
@@ -31,7 +30,7 @@ from entrain_bench.run.cells import run_cells
 from entrain_bench.run.study import Study, bring_up_to_date
 from entrain_bench.specs.cluster import Speed
 
-PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02, ("gemm",))
+PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02)
 STRATEGIES = "      strategy: megatron,entrain,disttrain\n"
 # All three run in the first draw, the two that come closest in the others.
 SWEEP = """# @package _global_
@@ -86,16 +85,14 @@ def test_rounds_follow_from_results_and_are_shown(
     values = [{text.partition("=")[0]: text.partition("=")[2] for text in overrides} for _, _, overrides in ran]
     first = [each for each in values if each.get("constants") == "1"]
     later = [each for each in values if each.get("constants") in ("2", "3")]
-    edges = [each for each in values if "speed.gemm" in each]
-    assert [len(part) for part in (values, first, later, edges)] == [6 + 3 + 4 + 2, 3, 4, 2]
+    assert [len(part) for part in (values, first, later)] == [6 + 3 + 4, 3, 4]
     # Each draw has its own seed; the slowest of the first draw stops.
     assert all(each["seed"] == each["constants"] and each["action_noise"] == "0.02" for each in (*first, *later))
     (job,) = jobs_of(study, PLAN)
-    assert job.complete
+    assert job.table is not None
     table = pd.read_csv(study.results.root / "posterior.csv").set_index("strategy")
     winner = str(table["num_fastest"].idxmax())
     remaining = {each["strategy"] for each in later}
-    assert {each["strategy"] for each in edges} == remaining
     assert winner in remaining
     assert table["num_draws"].tolist() == [3, 3, 3]
     assert table["num_fastest"].sum() == 3
@@ -124,9 +121,9 @@ def _check_figure(study: Study, winner: str, committed: Path, monkeypatch: pytes
     for file in files:
         file.unlink()
     bare = Study(Results(study.results.root), study.config_dir)
-    assert posterior_runs(bare).table.empty
+    assert posterior_runs(bare).empty
     monkeypatch.setattr(posterior, "COMMITTED", committed)
-    assert posterior_runs(bare).chances == before.chances
+    assert chances_by_job(posterior_runs(bare)) == chances_by_job(before)
     assert drawn_cells(bare) == []
     assert len(posterior_sweeps(bare)) == 1
 
@@ -161,7 +158,7 @@ def test_a_sweep_of_other_keys_is_refused(study: Study) -> None:
 
 def test_a_job_without_results_has_no_draws(study: Study) -> None:
     found = posterior._job(study, PLAN, {}, ("tiny", "opencqa_ocr"), study.cells("figure=jobs"), [])
-    assert found.complete
+    assert found.table is not None
     assert not found.draws
 
 
@@ -177,24 +174,20 @@ def test_the_suites_plan_is_in_range() -> None:
         ({"draws": 51}, "draws=51: must be in 1..50"),
         ({"rounds": {3: 1.1}}, "rounds"),
         ({"within": 0.5}, "at least 1"),
-        ({"factors": ("speed",)}, "factors=speed"),
     ],
 )
 def test_ranges(changed: dict[str, object], message: str) -> None:
-    values = {"sweep": "a", "within": 1.3, "draws": 3, "rounds": {1: 1.1}, "action_noise": 0.0, "factors": ("gemm",)}
+    values = {"sweep": "a", "within": 1.3, "draws": 3, "rounds": {1: 1.1}, "action_noise": 0.0}
     with pytest.raises(UserError, match=message):
         PosteriorPlan(**(values | changed))  # type: ignore[arg-type]
 
 
-def test_results_name_chances_and_knife_edges() -> None:
+def test_results_name_chances() -> None:
     row = {"model": "tiny", "workload": "coco", "strategy": "braid", "status": "ok", "iteration_time_s": 2.0}
     row |= {"strategy_order": 0, "strategy_family": ""}
     data = pd.DataFrame([row | {"constants": draw} for draw in (1, 2)])
     slow = data.assign(strategy="megatron", iteration_time_s=[3.0, 1.0])
     both = pd.concat([data, slow], ignore_index=True)
-    edge = KnifeEdge("tiny", "coco", "megatron", "speed.launch", 1.234)
-    text = results.posterior_markdown(both, PosteriorRuns(both, [edge]).chances, [edge])
+    text = results.posterior_markdown(both, chances_by_job(both))
     assert "| Tiny Coco | Braid | 0.50 | 0.50x (0.50x to 1.50x) | 2 |" in text
     assert "| Tiny Coco | Megatron | 0.50 | 0.67x (0.67x to 2.00x) | 2 |" in text
-    assert "Knife's edge: Megatron on Tiny Coco" in text
-    assert "(time ratio: speed.launch 1.23)" in text
