@@ -14,8 +14,6 @@ would hang: each rank keeps to its own groups, which those with the same stage h
 hidden states share is megatron's global one, made here since its global groups are not. Its Adam is torch's, be other
 packages installed or not: theirs count steps where no checkpoint of this suite finds them. Its fused functions are
 compiled on a GPU only: on a CPU that would need a C++ compiler.
-
-``tests/train/test_platform.py`` holds the list of call sites these redirections were written for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports point one way: no circle among modules of the package, and rooms of training that know only earlier ones."""
+"""Imports point one way: no circle among modules of the package; settings and samples are read without torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,6 @@ import pytest
 import entrain_bench
 
 PACKAGE = Path(str(entrain_bench.__file__)).parent
-# Rooms of entrain_bench.train; each imports those before it only.
-ROOMS = (
-    ("settings", "platform", "features", "connections"),
-    ("device",),
-    ("modules", "messages"),
-    ("weights",),
-    ("measuring",),
-    ("producing",),
-    ("running",),
-    ("launching",),
-    ("emulate", "profiling"),
-    ("trainer",),
-)
 
 
 def imports_of_package(folder: Path) -> dict[str, set[str]]:
@@ -86,26 +73,6 @@ def test_a_circle_is_found(tmp_path: Path, text: str, in_circle: set[str]) -> No
     for name, content in files.items():
         (package / f"{name}.py").write_text(content)
     assert set(circle_of(package)) == in_circle
-
-
-@pytest.mark.wide
-def test_rooms_of_training_know_only_earlier_ones() -> None:
-    place = {name: index for index, names in enumerate(ROOMS) for name in names}
-    imports = imports_of_package(PACKAGE)
-    rooms = {name.split(".")[2] for name in imports if name.startswith("entrain_bench.train.")}
-    assert rooms == set(place)
-    wrong = [
-        (module, other)
-        for module, others in imports.items()
-        for other in others
-        if (a := _room(module)) and (b := _room(other)) and a != b and place[a] <= place[b]
-    ]
-    assert wrong == []
-
-
-def _room(module: str) -> str | None:
-    _, *inner = module.split(".")
-    return inner[1] if inner[:1] == ["train"] and len(inner) > 1 else None
 
 
 def test_settings_are_checked_without_torch() -> None:

@@ -1,7 +1,4 @@
-"""Modules of different degrees on eight ranks train like one process: what megatron-core tests its bridges on, and CP.
-
-Which tensors arrive is compared with those bridges in ``messages/test_bridge``.
-"""
+"""Modules of different degrees on eight ranks train like one process: those of megatron-core's bridge tests, and CP."""
 
 from __future__ import annotations
 
