@@ -123,7 +123,6 @@ class Wish(NamedTuple):
         priority: lower first ``[actions]``.
         is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
         alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
-        keep: activations are kept as long as everything let in takes no more than this share of the room.
         last_of_equals: whether a lane that waits for several backwards of one time takes the last by priority; or else
             the first.
     """
@@ -132,7 +131,6 @@ class Wish(NamedTuple):
     priority: FloatArray
     is_held: IntArray
     alternate: bool
-    keep: float = 0.0
     last_of_equals: bool = False
 
 

@@ -234,14 +234,14 @@ def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _keeps(action, actions, wish, state):  # type: ignore[no-untyped-def]
+def _keeps(action, actions, state):  # type: ignore[no-untyped-def]
     """Whether a forward's activations are kept: on all of its lanes there is room beside all that was let in."""
     if actions.is_backward[action] == BACKWARD or actions.kept_bytes[action] == 0:
         return 0
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
         taken = state.admitted_bytes[lane] + state.extra_bytes[lane] + actions.kept_bytes[action]
-        if taken > wish.keep * actions.room_bytes[lane]:
+        if taken > actions.room_bytes[lane]:
             return 0
     return 1
 
@@ -250,7 +250,7 @@ def _keeps(action, actions, wish, state):  # type: ignore[no-untyped-def]
 def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
     """Clock and memory of its lanes after an action, and who can go on; its end, seconds."""
     group, size_bytes, end_s = wish.group[action], actions.size_bytes[action], begin_s + actions.duration_s[action]
-    if _keeps(action, actions, wish, state):
+    if _keeps(action, actions, state):
         state.is_kept[action] = 1
         state.is_kept[actions.backward[action]] = 1
     extra_bytes = actions.kept_bytes[action] * state.is_kept[action]

@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.arithmetic import decisive, matmul
+from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .work import chunk_layers_s, chunk_tokens, split_around, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, split_evenly, unit_layers_s
 
 if TYPE_CHECKING:
     from .planner import BraidPlanner
-
-# Alternations between splitting the LLM around the encoders and the encoders around the LLM.
-JOINT_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,6 @@ class Shape:
         segments: runs of blocks, each with a copy of every encoder (or several side by side).
         llm_stages: of the LLM, on every ``llm_stride``-th block from the first.
         llm_stride: blocks from one of them to the next.
-        joint: whether the two chains are split around each other.
         recompute: modules that recompute their activations.
         num_microbatches: of an LLM replica.
     """
@@ -51,7 +47,6 @@ class Shape:
     segments: int
     llm_stages: int
     llm_stride: int
-    joint: bool
     recompute: tuple[bool, ...]
     num_microbatches: int
 
@@ -193,23 +188,20 @@ class Work:
 
 
 def split_layers(work: Work, shape: Shape) -> Split:
-    """Split every module so that the busiest lane of a replica, encoder work levelled, is least busy."""
+    """Split every module evenly; the busiest lane is that of a replica whose copies level encoder work."""
     llm = work.profile.job.model.llm_index
     encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
-    llm_bounds, bounds, busiest_s = split_around(
+    llm_bounds, bounds, busiest_s = split_evenly(
         work.layers_s(shape, llm),
         np.concatenate([np.zeros(0), *encoders_s]),
         np.cumsum([0, *map(len, encoders_s)]),
         shape.llm_blocks,
         (shape.segments, shape.encoder_stages, shape.blocks_abreast),
         shape.copies_abreast,
-        shape.joint,
-        JOINT_ROUNDS if shape.joint and shape.encoder_stages > 1 else 1,
     )
-    best = int(decisive(busiest_s).argmin())
-    chain = [tuple(np.diff(each).tolist()) for each in bounds[best]]
-    chain.insert(llm, tuple(np.diff(llm_bounds[best]).tolist()))
-    return Split(tuple(chain), float(busiest_s[best]))
+    chain = [tuple(np.diff(each).tolist()) for each in bounds]
+    chain.insert(llm, tuple(np.diff(llm_bounds).tolist()))
+    return Split(tuple(chain), float(busiest_s))
 
 
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
@@ -260,4 +252,4 @@ def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPlann
             runs = [run for run in runs if not fewest or stages // run <= fewest]
             for segments, (count, stride) in product(runs, llm_places(job, degrees, planner.llm_stages)):
                 microbatches = job.num_microbatches(degrees.dp)
-                yield Shape(degrees, tp, cp, segments, count, stride, planner.joint, again, microbatches)
+                yield Shape(degrees, tp, cp, segments, count, stride, again, microbatches)

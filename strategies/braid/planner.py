@@ -43,7 +43,6 @@ class BraidPlanner:
         encoder_degrees: whether encoders have TP and CP of their own.
         spans: numbers of the LLM's blocks that a stage of an encoder may then take besides one.
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
-        joint: whether encoder and LLM are split around each other.
         microbatches: multiples of the job's number of microbatches that are considered.
         llm_stages: whether the LLM may have fewer stages than a replica has blocks.
         num_trials: simulated batches for pipelines with ``tuning=own``, whose tuner is that of ``tuning=equal``.
@@ -57,7 +56,6 @@ class BraidPlanner:
     encoder_degrees: bool = True
     spans: tuple[int, ...] = (2, 4)
     encoder_copies: bool = True
-    joint: bool = True
     microbatches: tuple[float, ...] = (1, 2, 4)
     llm_stages: bool = True
     num_trials: int = 48

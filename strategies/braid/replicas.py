@@ -66,7 +66,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     layout, count = draft.layout, int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
-    believed, room_bytes = _believed(draft, profile, lanes, row, None)
+    believed, room_bytes = _believed(draft, profile, lanes, row)
     handed = profile.handovers(draft)
     wait, need = rows_of(draft.dep_offsets), draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]
@@ -109,15 +109,10 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     return replicas
 
 
-def recomputing(
-    replicas: Sequence[Replica], program: Program, profile: Profile, plain: Program | None = None
-) -> list[Replica]:
-    """The same replicas with the recomputation of another program of the same actions, in whatever order.
-
-    Where ``plain``, the program without recomputation, is given, the list scheduler may keep activations instead.
-    """
-    lane_offsets, lanes = lanes_of_actions(program)
-    believed, room_bytes = _believed(program, profile, lanes, rows_of(lane_offsets), plain)
+def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profile: Profile) -> list[Replica]:
+    """The same replicas recomputing as ``frugal`` does, where the list scheduler may keep activations instead."""
+    lane_offsets, lanes = lanes_of_actions(frugal)
+    believed, room_bytes = _believed(frugal, profile, lanes, rows_of(lane_offsets), plain)
     found = []
     for replica in replicas:
         decided = {name: values[replica.own] for name, values in believed.items()}
@@ -127,7 +122,7 @@ def recomputing(
 
 
 def _believed(
-    program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None
+    program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None = None
 ) -> tuple[dict[str, Any], IntArray]:
     """What recomputation decides about actions, by name, and ``room_bytes`` (``Actions``).
 

@@ -6,7 +6,6 @@ Seeds come first, then moves on the slowest replica only, each scored by the lis
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +27,7 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .replicas import Replica, recomputing, replicas_of
+from .replicas import Replica, keeping, replicas_of
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
@@ -48,15 +47,11 @@ class Rules:
         leads: numbers of groups by which LLM passes precede encoder passes.
         holds: encoder backwards longer than this factor times the LLM's mean backward are held; 0: none.
         alternate: see ``Wish``.
-        ahead: groups by which encoder forwards may be ahead of the LLM's and still precede them; 0: no separate rule.
-        keep: see ``Wish``.
     """
 
     leads: tuple[int, ...]
     holds: tuple[float, ...] = (0.0,)
     alternate: bool = True
-    ahead: int = 0
-    keep: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +72,10 @@ class Choice:
 
 @dataclass(slots=True)
 class Search:
-    """Search for a replica's best schedule; ``start`` is the first choice instead of the seeds.
-
-    ``known`` says when schedules end, by ``Choice.effect``.
-    """
+    """Search for a replica's best schedule; ``known`` says when schedules end, by ``Choice.effect``."""
 
     replica: Replica
     rules: Rules
-    start: Choice | None = None
     known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
     state: State = field(init=False)
     seeds: list[Choice] = field(init=False)
@@ -94,7 +85,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.state = room_for(self.replica.actions, len(self.replica.load_s))
-        self.seeds = first_choices(self.replica, self.rules) if self.start is None else [self.start]
+        self.seeds = first_choices(self.replica, self.rules)
         self.place = np.zeros(len(self.replica.own), np.int64)
         self.score(self.seeds.pop(0))
 
@@ -116,10 +107,9 @@ class Search:
             replica.actions,
             (replica.group, replica.inner),
             (choice.order, choice.shift),
-            (-rules.ahead or choice.lead, choice.lead),
+            choice.lead,
             float(choice.hold * replica.llm_backward_s),
             rules.alternate,
-            float(rules.keep),
             self.state,
             place,
             self.end_s * WORSE,
@@ -130,12 +120,12 @@ class Search:
 
 @njit(nogil=True)
 def _scheduled(  # type: ignore[no-untyped-def]
-    actions, labels, moves, leads, hold_s, alternate, keep, state, place, limit_s
+    actions, labels, moves, lead, hold_s, alternate, state, place, limit_s
 ):
     """Return when the schedule of a choice ends; write its order to ``place`` ``[actions]``.
 
     Labels are group and ``inner`` of each action (``Replica``), moves the order of the groups and shifts of their
-    backwards, leads those of the LLM's forwards and backwards; encoder backwards longer than ``hold_s`` are held, none
+    backwards, lead that of the LLM; encoder backwards longer than ``hold_s`` are held, none
     if it is 0. For the others see ``Wish`` and ``list_schedule``.
     """
     (own_group, inner), (order, shift), count = labels, moves, len(place)
@@ -144,10 +134,10 @@ def _scheduled(  # type: ignore[no-untyped-def]
     group, priority, is_held = position[own_group], np.empty(count), np.zeros(count, np.int64)
     for action in range(count):
         backward, of_llm = actions.is_backward[action], actions.of_llm[action]
-        shifted = group[action] + backward * shift[own_group[action]] - leads[backward] * of_llm
+        shifted = group[action] + backward * shift[own_group[action]] - lead * of_llm
         priority[action] = shifted * (2.0 * count) + inner[action]
         is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
-    wish = Wish(group, priority, is_held, alternate, keep, True)
+    wish = Wish(group, priority, is_held, alternate, True)
     return list_schedule(actions, wish, state, place, limit_s)[0]
 
 
@@ -229,11 +219,6 @@ class BraidScheduler(Recomputation):
         holds: factors, each tried. Encoder backwards longer than the factor times the LLM's mean backward wait until
             their ranks have finished the LLM; 0: none wait.
         alternate: whether forwards and backwards alternate if both can run; if not, backwards precede.
-        aheads: if memory is short: numbers of microbatches by which encoder forwards may be ahead of the LLM's and
-            still precede them; each is tried; 0: as ``llm_leads`` says.
-        keeps: if memory is short: shares of memory up to which a search keeps activations; each is tried; 0: all are
-            recomputed.
-        goes_on: whether a search continues with the activations that fit in memory in its best order.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -243,27 +228,19 @@ class BraidScheduler(Recomputation):
     llm_leads: tuple[int, ...] = (1000, 8)
     holds: tuple[float, ...] = (0, 50, 20)
     alternate: bool = True
-    aheads: tuple[int, ...] = (0, 4)
-    keeps: tuple[float, ...] = (0, 1)
-    goes_on: bool = True
     memory: str = field(default="greedy", kw_only=True)
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
         check_least(self, "strategy.scheduler", 0, "rollouts")
-        for name in ("holds", "llm_leads", "aheads"):
+        for name in ("holds", "llm_leads"):
             values = [*getattr(self, name)]
             require(bool(values) and min(values) >= 0, f"strategy.scheduler.{name}", values, "numbers of 0 or more")
-        keeps = [*self.keeps]
-        in_range = bool(keeps) and min(keeps) >= 0 and max(keeps) <= 1
-        require(in_range, "strategy.scheduler.keeps", keeps, "numbers from 0 to 1")
 
     def draft(self) -> BraidScheduler:
         """Return a scheduler with a shorter search."""
         memory = "greedy" if self.memory == "exact" else self.memory
-        keeps, aheads = self.keeps[:1], self.aheads[:1]
-        rollouts = min(self.rollouts, DRAFT_ROLLOUTS)
-        return replace(self, rollouts=rollouts, memory=memory, keeps=keeps, aheads=aheads, goes_on=False)
+        return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS), memory=memory)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program of a batch.
@@ -284,43 +261,25 @@ class BraidScheduler(Recomputation):
         searches = self._search(draft, assignment, profile)
         first = ordered(draft, searches)
         is_ample = float(profile.memory.peak_bytes(first).max()) <= AMPLE * limit
-        afforded = afforded_rollouts(searches)
-        rollouts = min(self.rollouts, afforded)
+        rollouts = min(self.rollouts, afforded_rollouts(searches))
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             improve(searches, rollouts)
             return ordered(draft, searches)
-        programs = self._frugal(draft, [search.replica for search in searches], profile, afforded)
-        best_s = min(seconds := [packed_iteration_s(program, profile) for program in programs])
-        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * best_s):
+        # The list scheduler keeps activations that fit; what it counts as recomputed may fit after all.
+        frugal = recompute_all(draft)
+        short = [
+            Search(each, self._rules) for each in keeping([each.replica for each in searches], draft, frugal, profile)
+        ]
+        improve(short, rollouts)
+        programs = [self.within_memory(ordered(frugal, short), profile)]
+        seconds = [packed_iteration_s(programs[0], profile)]
+        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * seconds[0]):
             improve(searches, rollouts)
             plain = ordered(draft, searches)
             if float(profile.memory.peak_bytes(plain).max()) <= limit:
                 programs.append(plain)
                 seconds.append(packed_iteration_s(plain, profile))
         return programs[int(decisive(np.array(seconds)).argmin())]
-
-    def _frugal(self, draft: Program, plain: list[Replica], profile: Profile, afforded: int) -> list[Program]:
-        """Return programs that recompute activations which do not fit: one per search, and one of a continued search.
-
-        A search does not know which activations its order can keep. It either assumes that all are recomputed, or lets
-        the list scheduler keep what fits. Then it continues with what its best order kept. The number of search kinds
-        is limited by their rollouts; there is at least one.
-        """
-        frugal, found = recompute_all(draft), []
-        replicas = recomputing(plain, frugal, profile, draft)
-        rollouts = min(self.rollouts, afforded) // (2 if self.goes_on else 1)
-        kinds = max(1, afforded // max(1, self.rollouts))
-        for keep, ahead in islice(product(self.keeps, self.aheads), kinds):
-            rules = replace(self._rules, ahead=ahead, keep=keep)
-            searches = [Search(replica, rules) for replica in replicas]
-            improve(searches, rollouts)
-            found.append(self.within_memory(ordered(frugal, searches), profile))
-            if self.goes_on:
-                again = recomputing(plain, found[-1], profile)
-                searches = [Search(each, rules, search.best) for each, search in zip(again, searches, strict=True)]
-                improve(searches, rollouts)
-                found.append(self.within_memory(ordered(frugal, searches), profile))
-        return found
 
     @property
     def _rules(self) -> Rules:

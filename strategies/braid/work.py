@@ -100,43 +100,39 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def cuts(layer_s, base_s):  # type: ignore[no-untyped-def]
-    """Consecutive layers for each of some lanes that have work already, so that the busiest is least busy.
+def cuts(layer_s, stages):  # type: ignore[no-untyped-def]
+    """Consecutive layers for each of some stages, so that the busiest is least busy.
 
-    Every lane gets a layer; of equally good splits the one whose later lanes have most. Seconds are those of each layer
-    ``[layers]`` and what each lane has ``[lanes]``; the result is each lane's first layer, and their number.
+    Every stage gets a layer; of equally good splits the one whose later stages have most. Seconds are those of each
+    layer ``[layers]``; the result is each stage's first layer, and their number.
     """
-    lanes, count = len(base_s), len(layer_s)
+    count = len(layer_s)
     prefix = np.zeros(count + 1)
     prefix[1:] = np.cumsum(layer_s)
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
-    cut = np.zeros((lanes, count + 1), np.int64)
-    for lane in range(lanes):
+    cut = np.zeros((stages, count + 1), np.int64)
+    for stage in range(stages):
         longer = np.full(count + 1, np.inf)
-        # Later lanes leave at least one layer each for themselves; the last lane takes all that is left.
-        least = count if lane == lanes - 1 else lane + 1
-        for end in range(least, count - (lanes - 1 - lane) + 1):
-            for first in range(lane, end):
-                busiest = max(best[first], prefix[end] - prefix[first] + base_s[lane])
+        # Later stages leave at least one layer each for themselves; the last one takes all that is left.
+        least = count if stage == stages - 1 else stage + 1
+        for end in range(least, count - (stages - 1 - stage) + 1):
+            for first in range(stage, end):
+                busiest = max(best[first], prefix[end] - prefix[first])
                 # What is as good but for rounding is no better.
                 if busiest < longer[end] * (1 - 1e-9):
-                    longer[end], cut[lane, end] = busiest, first
+                    longer[end], cut[stage, end] = busiest, first
         best = longer
-    bounds = np.zeros(lanes + 1, np.int64)
-    bounds[lanes] = count
-    for lane in range(lanes - 1, -1, -1):
-        bounds[lane] = cut[lane, bounds[lane + 1]]
+    bounds = np.zeros(stages + 1, np.int64)
+    bounds[stages] = count
+    for stage in range(stages - 1, -1, -1):
+        bounds[stage] = cut[stage, bounds[stage + 1]]
     return bounds
 
 
 @njit()
-def split_around(  # type: ignore[no-untyped-def]
-    llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast, joint, rounds
-):
-    """Split the LLM around the encoders and the encoders around the LLM in turn; lanes without the LLM are theirs.
-
-    Encoders are split alike in all segments as if all copies did the same; then their copies share the work out.
+def split_evenly(llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast):  # type: ignore[no-untyped-def]
+    """Split LLM and encoders evenly, each by itself; copies of encoders, alike in all segments, share the work out.
 
     Args:
         llm_s: seconds of each layer in a replica ``[layers]``.
@@ -145,70 +141,38 @@ def split_around(  # type: ignore[no-untyped-def]
         llm_blocks: lanes of the LLM's stages ``[stages]``.
         grid: segments, stages of a copy of an encoder, lanes that such a stage takes.
         copies_abreast: copies of an encoder on one segment.
-        joint: whether encoders are split around what their lanes have already.
-        rounds: turns.
 
     Returns:
-        First layer of each stage, and the number of layers, of the LLM ``[rounds, stages + 1]`` and of the encoders
-        ``[rounds, encoders, stages + 1]``; seconds of the busiest lane ``[rounds]``.
+        First layer of each stage, and the number of layers, of the LLM ``[stages + 1]`` and of the encoders
+        ``[encoders, stages + 1]``; seconds of the busiest lane.
     """
     segments, stages, width = grid
     lanes, copies = segments * stages * width, segments * copies_abreast
-    llm_bounds = np.zeros((rounds, len(llm_blocks) + 1), np.int64)
-    bounds = np.zeros((rounds, len(offsets) - 1, stages + 1), np.int64)
-    busiest_s, encoder_lane_s = np.zeros(rounds), np.zeros(lanes)
-    for turn in range(rounds):
-        llm_bounds[turn] = cuts(llm_s, encoder_lane_s[llm_blocks])
-        llm_lane_s = np.zeros(lanes)
-        llm_lane_s[llm_blocks] = _stage_sums(llm_s, llm_bounds[turn])
-        busy_s = llm_lane_s.copy()
-        encoder_lane_s[:] = 0.0
-        for index in range(len(offsets) - 1):
-            own_s = encoders_s[offsets[index] : offsets[index + 1]]
-            beside_s, base_s = np.zeros(stages), np.zeros((1, copies, stages))
-            for lane in range(lanes):
-                segment, stage = lane // (stages * width), lane // width % stages
-                if joint:
-                    beside_s[stage] = max(beside_s[stage], llm_lane_s[lane] + encoder_lane_s[lane])
-                for copy in range(segment * copies_abreast, (segment + 1) * copies_abreast):
-                    base_s[0, copy, stage] = max(base_s[0, copy, stage], busy_s[lane])
-            bounds[turn, index] = cuts(own_s / copies, beside_s)
-            cost_s = _stage_sums(own_s, bounds[turn, index])
-            shares = _shares(base_s, cost_s.reshape(1, stages))[0][0]
-            for lane in range(lanes):
-                segment, stage = lane // (stages * width), lane // width % stages
-                own_shares = shares[segment * copies_abreast : (segment + 1) * copies_abreast]
-                encoder_lane_s[lane] += cost_s[stage] / copies
-                busy_s[lane] += _pairwise_sum(own_shares) / copies_abreast * cost_s[stage]
-        busiest_s[turn] = busy_s.max()
-    return llm_bounds, bounds, busiest_s
+    bounds = np.zeros((len(offsets) - 1, stages + 1), np.int64)
+    llm_bounds, busy_s = cuts(llm_s, len(llm_blocks)), np.zeros(lanes)
+    busy_s[llm_blocks] = _stage_sums(llm_s, llm_bounds)
+    for index in range(len(offsets) - 1):
+        own_s = encoders_s[offsets[index] : offsets[index + 1]]
+        bounds[index] = cuts(own_s, stages)
+        cost_s, base_s = _stage_sums(own_s, bounds[index]), np.zeros((1, copies, stages))
+        for lane in range(lanes):
+            segment, stage = lane // (stages * width), lane // width % stages
+            for copy in range(segment * copies_abreast, (segment + 1) * copies_abreast):
+                base_s[0, copy, stage] = max(base_s[0, copy, stage], busy_s[lane])
+        shares = _shares(base_s, cost_s.reshape(1, stages))[0][0]
+        for lane in range(lanes):
+            segment, stage = lane // (stages * width), lane // width % stages
+            own_shares = shares[segment * copies_abreast : (segment + 1) * copies_abreast]
+            busy_s[lane] += own_shares.sum() / copies_abreast * cost_s[stage]
+    return llm_bounds, bounds, busy_s.max()
 
 
 @njit()
 def _stage_sums(layer_s, bounds):  # type: ignore[no-untyped-def]
-    """Seconds of each stage, the bits of ``np.add.reduceat`` ``[stages]``."""
+    """Seconds of each stage ``[stages]``."""
     total = np.empty(len(bounds) - 1)
     for stage in range(len(total)):
-        total[stage] = layer_s[bounds[stage]] + _pairwise_sum(layer_s[bounds[stage] + 1 : bounds[stage + 1]])
-    return total
-
-
-@njit()
-def _pairwise_sum(values):  # type: ignore[no-untyped-def]
-    """Sum in NumPy's order: eight running sums, of more than 128 values that of both halves."""
-    count, total = len(values), 0.0
-    if count > 128:
-        half = count // 2 - count // 2 % 8
-        return _pairwise_sum(values[:half]) + _pairwise_sum(values[half:])
-    done = 0
-    if count >= 8:
-        done = count - count % 8
-        eight = values[:8].copy()
-        for place in range(8, done):
-            eight[place % 8] += values[place]
-        total = ((eight[0] + eight[1]) + (eight[2] + eight[3])) + ((eight[4] + eight[5]) + (eight[6] + eight[7]))
-    for place in range(done, count):
-        total += values[place]
+        total[stage] = layer_s[bounds[stage] : bounds[stage + 1]].sum()
     return total
 
 

@@ -269,7 +269,7 @@ def search_set(  # type: ignore[no-untyped-def]
             if group_place[its_group] < 0:
                 group_place[its_group] = num_seen
                 num_seen += 1
-        wish = Wish(group_place[group], place[element] * spread + rank, held, True, 0.0, False)
+        wish = Wish(group_place[group], place[element] * spread + rank, held, True)
         end_s, _ = list_schedule(actions, wish, state, turn)
         if learn(tree, end_s):
             best_place[:] = turn

@@ -93,13 +93,12 @@ def scheduled(
     priority: Sequence[float],
     alternate: bool = True,
     held: Sequence[int] | None = None,
-    keep: float = 0.0,
 ) -> tuple[IntArray, float, int]:
     """Place of every action, the end, and the number of forced forwards."""
     groups = np.array(group)
     place = np.full(len(groups), -1)
     is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
-    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate, keep)
+    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
     end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
     return place, end_s, forced
 
@@ -170,7 +169,7 @@ def profile_for(model: object = MODEL, **request: int) -> Profile:
 
 
 def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
-    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, pp, 1, True, (False, False), 8)
+    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, pp, 1, (False, False), 8)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

@@ -39,7 +39,7 @@ def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple
         if not len(own):
             continue
         part, turn = whole.of(own, np.flatnonzero(lane_set == one)), np.zeros(len(own), np.int64)
-        wish = Wish(actions.group[own], actions.priority[own], np.zeros_like(own), True, 0.0)
+        wish = Wish(actions.group[own], actions.priority[own], np.zeros_like(own), True)
         forced += list_schedule(part, wish, room_for(part, 1 + int(actions.group.max())), turn)[1]
         free_s, ready_s, num_run = np.zeros(num_lanes), np.zeros(count), np.zeros(num_lanes, np.int64)
         for action in own[np.argsort(turn)]:

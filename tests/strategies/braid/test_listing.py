@@ -83,14 +83,14 @@ def test_what_never_fits_is_let_in_all_the_same() -> None:
     assert ([*place], end_s, forced) == ([0, 1], 2.0, 1)
 
 
-@pytest.mark.parametrize(("keep", "end"), [(0.0, 10.0), (0.5, 10.0), (0.75, 8.0), (1.0, 6.0)])
-def test_activations_are_kept_where_there_is_room_beside_what_was_let_in(keep: float, end: float) -> None:
+@pytest.mark.parametrize(("room", "end"), [(2, 10.0), (3, 8.0), (4, 6.0)])
+def test_activations_are_kept_where_there_is_room_beside_what_was_let_in(room: int, end: float) -> None:
     # Two pairs of 1 and 4 s, of which 2 s are recomputation, one after the other; each holds 1 byte, and 2 more if it
-    # is kept. Room for 4 bytes: both are let in at once, so that the first fills 4 if it is kept, and the second 3.
+    # is kept. Both are let in at once, so that the first fills 4 if it is kept, and the second 3.
     rows: list[Row] = [((0,), F, 1.0), ((0,), B, 4.0), ((0,), F, 1.0), ((0,), B, 4.0)]
     edges = [(0, 1, 0.0), (1, 2, 0.0), (2, 3, 0.0)]
-    actions = actions_of(rows, edges, room=4, kept=[(2, 2.0)] * 4, backward=[1, 1, 3, 3])
-    _, end_s, forced = scheduled(actions, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0], keep=keep)
+    actions = actions_of(rows, edges, room=room, kept=[(2, 2.0)] * 4, backward=[1, 1, 3, 3])
+    _, end_s, forced = scheduled(actions, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0])
     assert (end_s, forced) == (end, 0)
 
 
@@ -162,13 +162,13 @@ def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
 
 
 @settings(deadline=None)
-@given(random_actions(most_groups=12), st.sampled_from([0.5, 1.0]))
-def test_keeping_activations_never_blocks_anything(case: tuple[Actions, list[int], list[float]], keep: float) -> None:
+@given(random_actions(most_groups=12))
+def test_keeping_activations_never_blocks_anything(case: tuple[Actions, list[int], list[float]]) -> None:
     actions, groups, priority = case
     # What is kept saves no time here: the order may be another one, and is as long as it says.
     more = 2 * actions.size_bytes
     actions = actions._replace(kept_bytes=more, room_bytes=actions.room_bytes + int(more.max()))
-    place, end_s, forced = scheduled(actions, groups, priority, keep=keep)
+    place, end_s, forced = scheduled(actions, groups, priority)
     assert (sorted(place), forced) == ([*range(len(place))], 0)
     assert most_held(actions, np.argsort(place)) <= actions.room_bytes.max()
     assert end_s == pytest.approx(timed(actions, np.argsort(place)))

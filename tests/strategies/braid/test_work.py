@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.braid.work import cuts, shares_of
+from entrain_bench_strategies.braid.work import cuts, shares_of, split_evenly
 
 
 def test_encoder_work_fills_up_what_the_llm_leaves() -> None:
@@ -52,15 +52,26 @@ def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_splits_are_as_good_as_brute_force(seed: int, lanes: int) -> None:
     rng = np.random.default_rng(seed)
-    layers, base = rng.integers(1, 9, 7).astype(np.float64), rng.integers(0, 12, lanes).astype(np.float64)
+    layers = rng.integers(1, 9, 7).astype(np.float64)
 
     def busiest(split: tuple[int, ...]) -> float:
-        return float((np.add.reduceat(layers, np.cumsum([0, *split[:-1]])) + base).max())
+        return float((np.add.reduceat(layers, np.cumsum([0, *split[:-1]]))).max())
 
     every_cut = ([0, *inner, 7] for inner in combinations(range(1, 7), lanes - 1))
     best = min(busiest(tuple(np.diff(cut).tolist())) for cut in every_cut)
-    split = tuple(np.diff(cuts(layers, base)).tolist())
+    split = tuple(np.diff(cuts(layers, lanes)).tolist())
     assert sum(split) == 7
     assert len(split) == lanes
     assert min(split) >= 1
     assert busiest(split) == best
+
+
+def test_encoders_are_split_evenly_and_level_the_lanes() -> None:
+    # LLM layers of 4, 2, 2 and 4 s on lanes 0, 1 and 2 of four: 4, 4 and 4 s. An encoder of 1, 1 and 2 s in two copies
+    # of two stages, 2 s on each: the second copy shares lane 2 with the LLM, so it is as busy as the first.
+    llm, encoder = np.array([4.0, 2.0, 2.0, 4.0]), np.array([1.0, 1.0, 2.0])
+    bounds, own, busiest_s = split_evenly(llm, encoder, np.array([0, 3]), np.arange(3), (2, 2, 1), 1)
+    assert ([*bounds], own.tolist(), busiest_s) == ([0, 1, 3, 4], [[0, 2, 3]], pytest.approx(5.0))
+    # On lanes 0 and 1 the LLM has 6 s each, so the first copy gets nothing.
+    bounds, own, busiest_s = split_evenly(llm, encoder, np.array([0, 3]), np.arange(2), (2, 2, 1), 1)
+    assert ([*bounds], busiest_s) == ([0, 2, 4], pytest.approx(6.0))
