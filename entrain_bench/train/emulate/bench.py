@@ -155,8 +155,7 @@ class Bench:
         if features is not None:
             return features
         if trained.stage.held.start:
-            own = trained.widths.get(run.degree)
-            hidden = shares_of(inputs.pack.lengths, own.groups if own else trained.groups).hidden
+            hidden = shares_of(inputs.pack.lengths, trained.widths.get(run.degree, trained.groups)).hidden
             num_rows, width = hidden.size, trained.stage.config.hidden_size
         else:
             assert inputs.pack.token_ids is not None

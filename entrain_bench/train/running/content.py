@@ -7,7 +7,6 @@ is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +22,7 @@ from entrain_bench.train.features.pictures import PatchRules, write_patches
 from entrain_bench.train.features.sounds import FRAMES_OF_TOKEN, HOP, KERNEL, write_windows
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
-# Of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
 type Features = NDArray[np.float32]
-type Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ class MadeUp:
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Uniform tokens."""
-        noise = np.random.Generator(np.random.Philox(key=[self.seed << 32, int(shapes.sample_ids[sample])]))
+        noise = _noise(self.seed, int(shapes.sample_ids[sample]), 0)
         return noise.integers(self.vocab_size, size=int(shapes.text_tokens[sample]))
 
 
@@ -130,21 +125,10 @@ def row_keys(seed: int, samples: IntArray, numbers: IntArray, lengths: IntArray)
 
     Items are those of ``numbers`` in ``samples``, with ``lengths`` rows each ``[items]``.
     """
-    of_items = _mixed(_mixed(_mixed(_words(seed)) ^ _words(samples)) ^ _words(numbers))
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    keys = _mixed(np.repeat(of_items, lengths) ^ _words(places))
-    return keys.view(np.int32).reshape(-1, 2)
+    items = zip(samples.tolist(), numbers.tolist(), lengths.tolist(), strict=True)
+    keys = [_noise(seed, one, 1 + number).integers(-(2**31), 2**31, (rows, 2), np.int32) for one, number, rows in items]
+    return np.concatenate([np.zeros((0, 2), np.int32), *keys])
 
 
-def _words(values: IntArray | int) -> Words:
-    return np.atleast_1d(np.asarray(values, np.int64)).view(np.uint64)
-
-
-def _mixed(words: Words) -> Words:
-    """A bijection of 64 bits each of whose bits depends on all bits of the argument."""
-    mixed: Any = words + np.uint64(_STEP)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
-    mixed ^= mixed >> np.uint64(31)
-    return cast("Words", mixed)
+def _noise(seed: int, sample: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed << 32 | stream, sample]))

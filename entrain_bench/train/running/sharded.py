@@ -46,7 +46,7 @@ class ShardedStage:
 
     def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
         """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        output: Tensor = self.stage(leaf, pack, self.widths.get(degree))
+        output: Tensor = self.stage(leaf, pack, self.widths.get(degree, self.groups))
         return output
 
     def computing(self, degree: int) -> Stage:  # noqa: ARG002

@@ -56,36 +56,33 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Width:
-    """Groups of this rank that share a unit, and the slices of weights that they compute with; None: the stage's."""
-
-    groups: StageGroups
-    sliced: SlicedStage | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TrainedStage:
-    """A stage with its gradient buffers and its optimizer; ``widths`` by entry of ``ModuleLayout.widths``, if any."""
+    """A stage with its gradient buffers and its optimizer.
+
+    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``, if any; ``sliced`` is what those
+    of a wider TP compute with, by TP.
+    """
 
     stage: Stage
     buffers: DistributedDataParallel
     optimizer: MegatronOptimizer
     groups: StageGroups
-    widths: Mapping[int, Width] = field(default_factory=dict)
+    widths: Mapping[int, StageGroups] = field(default_factory=dict)
+    sliced: Mapping[int, SlicedStage] = field(default_factory=dict)
 
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
         """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        width, stage = self.widths.get(degree), self.buffers
-        if width and width.sliced:
+        groups, stage = self.widths.get(degree, self.groups), self.buffers
+        if sliced := self.sliced.get(groups.tp.size()):
             self.gather_weights()
-            stage = width.sliced.take()
-        output: torch.Tensor = stage(leaf, pack, width and width.groups)
+            stage = sliced.take()
+        output: torch.Tensor = stage(leaf, pack, groups)
         return output
 
     def computing(self, degree: int) -> Stage:
         """The stage that runs chunks of the given entry of ``ModuleLayout.degrees``."""
-        width = self.widths.get(degree)
-        return width.sliced.stage if width and width.sliced else self.stage
+        sliced = self.sliced.get(self.widths.get(degree, self.groups).tp.size())
+        return sliced.stage if sliced else self.stage
 
     def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
         """Add to the stage's gradients.
@@ -134,9 +131,8 @@ class TrainedStage:
         """Forget the last iteration's gradients."""
         self.buffers.zero_grad_buffer()
         self.optimizer.zero_grad()
-        for width in self.widths.values():
-            if width.sliced:
-                width.sliced.forget()
+        for sliced in self.sliced.values():
+            sliced.forget()
 
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
@@ -247,15 +243,9 @@ def train_stage(
     )
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
     optimizer.tp_group = groups.tp
-    return TrainedStage(stage, buffers, optimizer, groups, _widths_of(stage, widths or {}))
-
-
-def _widths_of(stage: Stage, widths: Mapping[int, StageGroups]) -> dict[int, Width]:
-    sliced: dict[int, SlicedStage] = {}
-    for groups in widths.values():
-        if groups.tp.size() not in (stage.groups.tp.size(), *sliced):
-            sliced[groups.tp.size()] = slice_stage(stage, groups)
-    return {degree: Width(groups, sliced.get(groups.tp.size())) for degree, groups in widths.items()}
+    sliced = {each.tp.size(): each for each in (widths or {}).values() if each.tp.size() != groups.tp.size()}
+    slices = {tp: slice_stage(stage, each) for tp, each in sliced.items()}
+    return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slices)
 
 
 def global_norm(

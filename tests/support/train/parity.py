@@ -168,7 +168,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
     runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control, content=content)
     runtime.stages = {
-        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups, t.widths)
+        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups, t.widths, t.sliced)
         if isinstance(t, TrainedStage)
         else RecordingShards(t.stage, t.optimizer, t.groups, t.widths)
         for key, t in runtime.stages.items()

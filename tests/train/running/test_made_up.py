@@ -40,20 +40,6 @@ def test_rows_are_those_of_unsigned_arithmetic() -> None:
     np.testing.assert_array_equal(made_up_features(torch.from_numpy(keys), WIDTH).numpy(), by_hand(keys, WIDTH))
 
 
-def test_keys_are_splitmix64_of_seed_sample_number_and_row() -> None:
-    def mixed(value: int) -> int:
-        value = (value + 0x9E3779B97F4A7C15) % 2**64
-        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
-        return value ^ value >> 31
-
-    # The first numbers of the generator that starts at 0, as its authors' C code prints them.
-    assert mixed(0) == 0xE220A8397B1DCDAF
-    keys = row_keys(7, np.array([11, 2**40]), np.array([0, 3]), np.array([2, 1])).view(np.uint64).ravel().tolist()
-    of = [mixed(mixed(mixed(7) ^ sample) ^ number) for sample, number in ((11, 0), (2**40, 3))]
-    assert keys == [mixed(of[0]), mixed(of[0] ^ 1), mixed(of[1])]
-
-
 @pytest.mark.wide
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 9)), min_size=1, unique=True))
 def test_rows_are_the_same_in_any_company(items: list[tuple[int, int, int]]) -> None:
