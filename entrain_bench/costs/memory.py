@@ -135,7 +135,7 @@ class Memory:
         the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
         """
         framework, copies = self.framework, module.weight_copies(placed.tp, placed.dp * placed.cp)
-        casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
+        casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
         each = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
         sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
         shared = sharing if framework.distributed_optimizer or placed.sharded else 1

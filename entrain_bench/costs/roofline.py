@@ -394,5 +394,5 @@ class Roofline:
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
         bandwidth = self.cluster.device.memory_bandwidth_bytes_per_s * self.cluster.device.memory_efficiency
-        cast = (BF16_BYTES + FP32_BYTES) * (self.framework.gradient_bytes(BF16_BYTES) < FP32_BYTES)
-        return np.asarray(parameters * ((OPTIMIZER_TRAFFIC_BYTES[self.framework.optimizer_kernel] + cast) / bandwidth))
+        moved = OPTIMIZER_TRAFFIC_BYTES[self.framework.optimizer_kernel] + self.framework.cast_bytes
+        return np.asarray(parameters * (moved / bandwidth))

@@ -9,7 +9,7 @@ from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
-from entrain_bench.specs.layer import FP32_BYTES, LOGIT_CHUNK_TOKENS
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
 from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
 
@@ -118,6 +118,15 @@ class FrameworkOptions:
     def gradient_bytes(self, element_bytes: int) -> int:
         """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
         return FP32_BYTES if self.grad_dtype == FP32 else element_bytes
+
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes of a parameter that its optimizer step moves for the gradient's cast to fp32."""
+        return BF16_BYTES + FP32_BYTES if self.grad_dtype == BF16 else 0
+
+    def copies_gradients(self, sharded: bool) -> bool:
+        """Whether the optimizer step holds an fp32 copy of gradients in another type; those of shards are fp32."""
+        return not sharded
 
     def scattered_bytes(self, element_bytes: int) -> int:
         """Bytes that the reduction of a gradient moves, as those of a reduce-scatter over the distributed optimizer."""

@@ -235,20 +235,22 @@ def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
         return {}
     config, options = job.config, job.framework
     scores, hidden = config.num_heads * job.sequence_tokens, config.hidden_size
-    kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout + HEAD_COPIES * options.eager_blocks
+    biased = options.eager_blocks and config.linear_bias
+    kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout + HEAD_COPIES * options.eager_blocks + biased
     whole = job.dropout * (DROPOUTS - 1) * DROPOUT_BYTES * hidden
     moved = scores * DROPOUT_BYTES * job.dropout + whole
     moved += 2 * BF16_BYTES * HEAD_COPIES * hidden * options.eager_blocks
     # The mask is added in forward alone.
     scaled = scores * 2 * BF16_BYTES * job.eager_scores
-    biases = BF16_BYTES * sum(gemm.n for gemm in layer.gemms) * (options.eager_blocks and config.linear_bias)
+    biases = BF16_BYTES * sum(gemm.n for gemm in layer.gemms) * biased
     back = layer.backward_elementwise_bytes_per_token
     if back is None:
         back = ELEMENTWISE_BACKWARD * layer.elementwise_bytes_per_token
     return {
         "attention": replace(layer.attention, causal=job.causal),
         "activation_bytes_per_token": layer.activation_bytes_per_token + BF16_BYTES * scores * job.dropout,
-        "elementwise_bytes_per_token": layer.elementwise_bytes_per_token + moved + EAGER_KERNELS * scaled,
+        "elementwise_bytes_per_token": layer.elementwise_bytes_per_token
+        + (moved + EAGER_KERNELS * scaled + 2 * BF16_BYTES * layer.gemms[2].n * biased),
         "replicated_elementwise_bytes_per_token": layer.replicated_elementwise_bytes_per_token + whole,
         "backward_elementwise_bytes_per_token": back + moved + scaled + biases,
         "num_elementwise_kernels": layer.num_elementwise_kernels + kernels,

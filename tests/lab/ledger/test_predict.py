@@ -11,6 +11,7 @@ import pytest
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.config.compose import Composer
+from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.ledger.book import Machine, load_book
 from entrain_bench.lab.ledger.jobs import LedgerJob, Unusable, jobs_of
@@ -177,9 +178,11 @@ def test_blocks_of_single_operators_have_more_products_copies_and_sums_of_biases
     assert [gemm.n for gemm in one.gemms] == [3 * 1024, 1024, 2 * 2816, 1024]
     assert [gemm.n for gemm in other.gemms] == [1024, 1024, 1024, 1024, 2816, 2816, 1024]
     assert [gemm.row_parallel for gemm in other.gemms] == [False, False, False, True, False, False, True]
-    # Four copies of hidden states, each read and written, in both passes; gradients of all outputs are read once.
+    # Four copies of hidden states, each read and written, in both passes; gradients of all outputs are read once. In
+    # forward the MLP's first results are read and written with their bias.
     copies, biases = 4 * 2 * 2 * 1024, 2 * (5 * 1024 + 2 * 2816)
-    assert other.elementwise_bytes_per_token - one.elementwise_bytes_per_token == copies
+    assert other.elementwise_bytes_per_token - one.elementwise_bytes_per_token == copies + 2 * 2 * 2 * 2816
+    assert other.num_elementwise_kernels - one.num_elementwise_kernels == 5
     back, other_back = one.backward_elementwise_bytes_per_token, other.backward_elementwise_bytes_per_token
     assert back is not None
     assert other_back is not None
@@ -218,3 +221,25 @@ def test_unfused_sums_of_gradients_cost_every_microbatch_but_the_first(cases: Ca
     rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
     assert added_s(str(5 * size), "bf16") == pytest.approx(4 * 6 * parameters / rate, rel=1e-6)
     assert added_s(str(5 * size), "fp32") == pytest.approx(4 * 10 * parameters / rate, rel=1e-6)
+
+
+def test_apex_passes_over_gradients_and_casts_weights_besides(cases: Cases) -> None:
+    """Hand-worked: six values in 16 bits for buckets; in fp32 a norm, a scaling (2), and weights for their cast."""
+    job = job_of(tp="1", pp="1", dp="64")
+    apex = replace(job, framework=replace(job.framework, apex=True))
+    one, other = (cases.of(each) for each in (job, apex))
+    device, parameters = one.cluster.device, sum(layer.parameters for layer in one.model.llm.layers)
+    rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+    expected = (6 * 2 + (1 + 2 + 1) * 4) * parameters / 64 / rate
+    assert other.predict().seconds - one.predict().seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradients_of_shards_in_half_precision_are_cast_too(cases: Cases) -> None:
+    job = job_of(tp="1", pp="1", dp="64", zero_stage="3", global_batch="64", microbatch_size="1", seq_len="64")
+    model, (layout,) = cases.of(job).model, layout_of(job).modules
+    one, other = (
+        float(Memory(model, replace(job.framework, half_shards=each)).optimizer_bytes(model.llm, layout).sum())
+        for each in (False, True)
+    )
+    assert job.framework.grad_dtype == "bf16"
+    assert other - one == pytest.approx(4 * sum(layer.parameters for layer in model.llm.layers) / 64)
