@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from entrain_bench.cli import run_command
+from entrain_bench.records.records import Results
 
 SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]
 
@@ -59,7 +60,8 @@ def test_a_record_without_labels_is_left_out_of_the_table(tmp_path: Path) -> Non
     assert run(tmp_path) == 0
     (path,) = (tmp_path / "runs").rglob("*.json")
     whole = json.loads(path.read_text())
-    (tmp_path / "runs" / "foreign.json").write_text(json.dumps({**whole, "key": "foreign", "labels": {}}))
+    Results(tmp_path).record_path("foreign").parent.mkdir()
+    Results(tmp_path).record_path("foreign").write_text(json.dumps({**whole, "key": "foreign", "labels": {}}))
     assert run(tmp_path, "seed=1") == 0
     assert len(pd.read_csv(tmp_path / "table.csv")) == 2
 
@@ -127,6 +129,7 @@ def test_a_sweep_survives_what_cannot_be_written_and_damaged_records(
     assert not (tmp_path / "runs").exists(), "no other run is tried"
     (tmp_path / "timelines").unlink()
     assert run(tmp_path, "--multirun", "seed=0,1") == 0
-    (tmp_path / "runs" / "foreign.json").write_text("{")
+    Results(tmp_path).record_path("foreign").parent.mkdir()
+    Results(tmp_path).record_path("foreign").write_text("{")
     assert run(tmp_path, "--multirun", "seed=0,1,2") == 0
     assert len(pd.read_csv(tmp_path / "table.csv")) == 3

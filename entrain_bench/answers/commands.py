@@ -21,7 +21,6 @@ from entrain_bench.records.records import Record
 
 COMMAND = "entrain-bench"
 RESULTS_DIR = "results"
-UNKNOWN = "no command is known: made by an older version, whose records do not hold their overrides"
 _FIGURE = "figure"
 # Texts that Hydra takes without quotes.
 PLAIN = re.compile(r"[\w/.-]+", re.ASCII)
@@ -43,16 +42,14 @@ def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> st
 def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
     """Command lines that give exactly the keys of some records, in order of appearance.
 
-    Of records that do not hold their overrides no command is known (``is_known``).
     Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records: the
     commands belong to the folder that the runs were started in.
     """
     where = results_word(str(results_dir))
     groups: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], None]] = {}
     for record in records:
-        if is_known(record):
-            values = decisive_overrides(record.overrides, record.config_dir)
-            groups.setdefault((record.config_dir, tuple(values)), {})[tuple(values.values())] = None
+        values = decisive_overrides(record.overrides, record.config_dir)
+        groups.setdefault((record.config_dir, tuple(values)), {})[tuple(values.values())] = None
     lines = []
     for (folder, keys), cells in groups.items():
         for block in _blocks([*cells]):
@@ -76,11 +73,6 @@ def shared_overrides(records: Sequence[Record], aside: Sequence[str] = ()) -> li
 def results_word(results_dir: str) -> list[str]:
     """The override that names a folder of results; nothing for the default one."""
     return [] if results_dir == RESULTS_DIR else [f"results_dir={quoted(results_dir)}"]
-
-
-def is_known(record: Record) -> bool:
-    """Whether a record holds what made it; that of older versions has neither overrides nor a time."""
-    return bool(record.overrides or record.made_at)
 
 
 def decisive_overrides(overrides: Sequence[str], config_dir: str = "") -> dict[str, str]:

@@ -28,7 +28,6 @@ from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.environment import current_commit, versions
-from entrain_bench.records.index import record_files
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
 from entrain_bench.records.sweeps import read_sweeps
@@ -95,7 +94,7 @@ class Verification:
         self.problems: list[str] = []
         self._results, self._config_dir = Results(root, self._name), config_dir
         # Every record file; the records among them; of those the cells that today's code makes under the same keys.
-        self._files = record_files(root / "runs")
+        self._files = self._results.keys()
         if not self._files:
             raise UserError(f"results_dir={root}: contains no runs. Name a folder that a sweep has written")
         self._records: list[Record] = []
@@ -109,7 +108,6 @@ class Verification:
     def read_all(self) -> None:
         """Let every file of the folder prove itself."""
         results, root = self._results, self._results.root
-        # Without the index, so that every record is parsed.
         self._records = [record for key in self._files if (record := results.read(key))]
         for record in self._records:
             path, known = results.timeline_path(record.key), len(self.problems)

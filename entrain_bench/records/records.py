@@ -21,12 +21,11 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.environment import made_by
-from entrain_bench.records.index import Index, Row, record_files
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.ranges import check_results
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.records.sealed import log_warning, say_nothing, sealed
+from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.workload import Counts
@@ -245,15 +244,10 @@ class Results:
     root: Path
     warn: Callable[[Path, str], None] = field(default=log_warning, repr=False, compare=False)
     _named: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
-    _records: dict[str, tuple[Row, Record]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @cached_property
-    def _index(self) -> Index:
-        return Index(self.root)
-
-    @cached_property
-    def _runs(self) -> str:
-        return str(self.root / "runs")
+    # By key: size and time of change of the file that was read, a hash of its bytes, and the record.
+    _records: dict[str, tuple[tuple[int, int], str, Record]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __reduce__(self) -> tuple[type[Results], tuple[Path, Callable[[Path, str], None]]]:
         """Processes that run cells read few records, of which whoever gives them the cells has warned."""
@@ -279,20 +273,21 @@ class Results:
         return self._place("timelines", f"{key}.json")
 
     def _place(self, folder: str, name: str) -> Path:
-        """A file among thousands; where older folders have it if that is there."""
-        flat = self.root / folder / name
-        return flat if flat.exists() else self.root / folder / name[:SHARD] / name
+        return self.root / folder / name[:SHARD] / name
 
     def read(self, key: str) -> Record | None:
         """The record of a key; None if there is none that may be believed."""
         try:
-            row = self._index.row(key, f"{self._runs}/{key}.json", f"{self._runs}/{key[:SHARD]}/{key}.json")
-            if row is None:
-                return None
-            known = self._records.get(key)
-            if known is None or known[0] is not row:
-                known = self._records[key] = row, _record_of(row.values)
-            return known[1]
+            # A path object would take ten times as long, for every cell of a sweep.
+            status = os.stat(f"{self.root}/runs/{key[:SHARD]}/{key}.json")  # noqa: PTH116
+            seen, known = (status.st_size, status.st_mtime_ns), self._records.get(key)
+            if known is None or known[0] != seen:
+                content = self.record_path(key).read_bytes()
+                known = seen, sha256(content).hexdigest(), _record_of(unsealed(content, key))
+                self._records[key] = known
+            return known[2]
+        except FileNotFoundError:
+            return None
         except BAD as error:
             self._name(self.record_path(key), error, "the run counts as not run")
             return None
@@ -304,15 +299,11 @@ class Results:
 
     def digest(self, key: str) -> str:
         """Hash of the record of a key; empty if there is none."""
-        return self._records[key][0].digest if self.read(key) else ""
+        return self._records[key][1] if self.read(key) else ""
 
-    def load(self) -> None:
-        """Read what is known of all records, at once."""
-        self._index.load()
-
-    def keep(self) -> None:
-        """Write down what was read of records, for the next process."""
-        self._index.save(record_files(self.root / "runs"))
+    def keys(self) -> list[str]:
+        """Keys of all record files, sorted."""
+        return sorted(path.stem for path in (self.root / "runs").glob("*/*.json"))
 
     def is_left_alone(self, key: str, retry_failed: bool) -> bool:
         """Whether there is a record of a key that a sweep passes by; ``retry_failed``: also failed ones run again."""
@@ -367,10 +358,7 @@ class Results:
 
     def records(self) -> list[Record]:
         """All records that may be believed, in the order of tables."""
-        self.load()
-        found = [self.read(key) for key in record_files(self.root / "runs")]
-        self.keep()
-        return sorted_records(record for record in found if record)
+        return sorted_records(record for key in self.keys() if (record := self.read(key)))
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:

@@ -151,10 +151,8 @@ def bring_up_to_date(
         Each output once it is written, and what is missing from it.
     """
     waiting, tried = [*outputs], dict[str, bool]()
-    study.results.load()
     while waiting:
         lacking = [_lacking(output, study, retry_failed, tried) for output in waiting]
-        study.results.keep()
         missing = dict[str, Cell]()
         for cells in lacking:
             for key, cell in sorted(cells.items(), key=lambda one: _job_of(one[1])):

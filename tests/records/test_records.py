@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +54,27 @@ def test_a_record_older_than_a_setting_keeps_its_row(config: RunConfig, tmp_path
     table = pd.read_csv(tmp_path / "table.csv", dtype={"key": str}).set_index("key")
     assert pd.isna(table.loc["0" * 16, "belief_error"])
     assert table.loc[record.key, "belief_error"] == 0
+
+
+def test_a_record_is_read_once_and_again_if_its_file_changes(config: RunConfig, tmp_path: Path) -> None:
+    mine, other, record = Results(tmp_path), Results(tmp_path), made_up(config)
+    assert mine.read(record.key) is None
+    other.write(record, None)
+    first = mine.read(record.key)
+    assert first == record
+    assert mine.read(record.key) is first
+    assert pickle.loads(pickle.dumps(mine)) == mine  # noqa: S301
+    changed = replace(record, metrics={**record.metrics, "mfu": 0.75})
+    other.write(changed, None)
+    assert mine.read(record.key) == changed
+    # Of the same size, and as old: whoever has not read it does not believe it.
+    path = mine.record_path(record.key)
+    before = path.stat()
+    path.write_text(path.read_text().replace('"mfu": 0.75', '"mfu": 0.76'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Results(tmp_path).read(record.key) is None
+    path.unlink()
+    assert mine.read(record.key) is None
 
 
 def test_changed_speeds_stand_in_the_table() -> None:

@@ -70,27 +70,6 @@ def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Ce
     assert results.read(cell.key) == record
 
 
-def test_records_of_older_folders_are_read_and_stay_where_they_are(cell: Cell, tmp_path: Path) -> None:
-    results, timeline = Results(tmp_path), pd.DataFrame({"action": [1]})
-    results.write(new_record(cell, "failed", "told so"), timeline)
-    sharded = [results.record_path(cell.key), results.timeline_path(cell.key)]
-    assert {path.parent.name for path in sharded} == {cell.key[:2]}
-    flat = [path.rename(path.parents[1] / path.name) for path in sharded]
-    assert results.read(cell.key)
-    results.write(finished(cell), timeline)
-    assert [results.record_path(cell.key), results.timeline_path(cell.key)] == flat
-    assert [record.status for record in results.records()] == ["ok"]
-
-
-def test_records_share_what_their_configurations_have_in_common(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    for cell in compose_cells([*SMALL, "seed=0,1", "iterations=1"], multirun=True):
-        results.write(finished(cell), None)
-    first, second = results.records()
-    assert first.config["model"] is second.config["model"]
-    assert first.config["seed"] != second.config["seed"]
-
-
 def test_tables_grow_during_a_sweep_for_a_small_share_of_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.case import Case, SeedGroup
-from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, is_known, results_word
+from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
 from entrain_bench.answers.report.page import Fact, Facts
 from entrain_bench.answers.report.spent import baseline_group, spent, spent_by_class
 from entrain_bench.answers.sentences import NO_RESULT, ONE_SEED, WON, losses, outcome_of, posterior
@@ -145,12 +145,10 @@ def _where(answer: Answer) -> str:
 
 
 def _next_step(answer: Answer, results_dir: str) -> tuple[str, str]:
-    """What to do now, and the command for it; nothing for runs of which no command is known."""
+    """Return the advice and the command for it."""
     found = winner_of(answer)
     case, group = found or (answer.cases[0], None)
     firsts, seeds = [next(iter(row.group.runs.values())) for row in answer.results], case.comparison.seeds
-    if not all(map(is_known, firsts)):
-        return "", ""
     if group is None or len(seeds) < ENOUGH_SEEDS:
         # The last override of a key counts.
         more = [replace(one, overrides=(*one.overrides, f"seed={seed}")) for one in firsts for seed in NEXT_SEEDS]

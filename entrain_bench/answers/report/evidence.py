@@ -9,7 +9,7 @@ import pandas as pd
 
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.case import Case
-from entrain_bench.answers.commands import UNKNOWN, command_line, commands_of, is_known, results_word
+from entrain_bench.answers.commands import command_line, commands_of, results_word
 from entrain_bench.answers.comparison import with_result
 from entrain_bench.answers.documents.claim import cited
 from entrain_bench.answers.documents.claim_pages import decides
@@ -157,8 +157,6 @@ def rerun(answer: Answer, anchor: Anchor, results_dir: str) -> Section:
     ]
     for case in answer.cases:
         lines = commands_of(case.records, results_dir)
-        unknown = sum(not is_known(record) for record in case.records)
-        lines += [f"# {count(unknown, 'run')}: {UNKNOWN}"] if unknown else []
         title = answer.case_name(case) or "All runs"
         blocks.append(Commands(anchor(case), f"{title}, {spell_seeds(case.comparison.seeds)}", lines))
     return Section("rerun", "How to run it again", blocks)
