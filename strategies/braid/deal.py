@@ -8,6 +8,7 @@ own, at most the pack's, and deals its units out over so many narrower groups.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from entrain_bench.balancing.beliefs import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.base.compiled import njit
+from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -146,20 +147,37 @@ def dealt(
     return Deal(widths[level], first, float(end_s))
 
 
-def split(
-    work: Work, samples: IntArray, module: int, num_modules: int, width: int
-) -> tuple[int, IntArray, IntArray] | None:
-    """How a pack's units of a module are dealt out: degree of the module, units, place of each; None without units.
+def binned(order: IntArray, group: IntArray, bytes_: FloatArray, room: FloatArray, count: IntArray) -> IntArray:
+    """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
 
-    The degree that is through first, of those at most as wide as the pack.
+    Args:
+        order: samples, group after group.
+        group: of each sample ``[samples]``.
+        bytes_: of each sample ``[samples]``.
+        room: of a group's bins ``[groups]``.
+        count: bins of each group at least; there are at most as many as it has samples ``[groups]``.
     """
-    rows = samples * num_modules + module
-    units = np.concatenate([work.units[work.offsets[row] : work.offsets[row + 1]] for row in rows])
-    if not len(units):
-        return None
-    low, high = int(work.first_degree[module]), int(work.first_degree[module + 1])
-    best, place = _split(units, work.seconds[low:high], work.chunk_s[low:high], work.width[low:high], width)
-    return int(best), units - int(work.first_unit[module]), np.asarray(place)
+    return np.asarray(_binned(order, group, bytes_, room, count))
+
+
+def labelled(
+    work: Work, order: IntArray, offsets: IntArray, deal: Deal, place: IntArray, first_group: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Group and pack of every unit ``[units]``, all modules' one after the other.
+
+    A pack's units of a module take the degree that is through first, of those at most as wide as the pack.
+
+    Args:
+        work: of the batch.
+        order: samples, pack after pack.
+        offsets: where each pack begins, and their number ``[packs + 1]``.
+        deal: groups of the samples.
+        place: of each pack in the order of packs ``[packs]``.
+        first_group: number of the first group of each degree ``[degrees]``.
+    """
+    columns = work.seconds, work.chunk_s, work.width, work.first_degree, work.offsets, work.units
+    found = _labelled(*columns, order, offsets, deal.width, deal.first, place, first_group)
+    return np.asarray(found[0]), np.asarray(found[1])
 
 
 @njit()
@@ -194,6 +212,53 @@ def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def
             best, best_s = degree, span
             chosen[:] = place
     return best, chosen
+
+
+@njit()
+def _labelled(  # type: ignore[no-untyped-def]
+    seconds, chunk_s, degree_width, first_degree, rows, units, order, offsets, width, first, place, first_group
+):
+    replica, number = np.zeros(len(units), np.int64), np.zeros(len(units), np.int64)
+    own, modules = np.empty(len(units), np.int64), len(first_degree) - 1
+    for pack in range(len(place)):
+        some = order[offsets[pack]]
+        for module in range(modules):
+            count = 0
+            for spot in range(offsets[pack], offsets[pack + 1]):
+                row = order[spot] * modules + module
+                for unit in units[rows[row] : rows[row + 1]]:
+                    own[count] = unit
+                    count += 1
+            if count == 0:
+                continue
+            low, high = first_degree[module], first_degree[module + 1]
+            best, where = _split(own[:count], seconds[low:high], chunk_s[low:high], degree_width[low:high], width[some])
+            group = first_group[low + best] + first[some] // degree_width[low + best]
+            for index in range(count):
+                replica[own[index]] = group + where[index]
+                number[own[index]] = place[pack]
+    return replica, number
+
+
+@njit()
+def _binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
+    chosen, low = np.zeros(len(order), np.int64), 0
+    while low < len(order):
+        own, high = group[order[low]], low
+        while high < len(order) and group[order[high]] == own:
+            high += 1
+        bins = count[own]
+        while True:
+            filled = np.zeros(bins)
+            for sample in order[low:high]:
+                least = filled.argmin()
+                chosen[sample] = least
+                filled[least] += bytes_[sample]
+            if bins >= high - low or filled.max() <= room[own]:
+                break
+            bins += 1
+        low = high
+    return chosen
 
 
 @njit()
@@ -239,17 +304,20 @@ def _priced(width, chunk_s, columns, first_degree, offsets, units, widths, num_s
 
 @njit()
 def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untyped-def]
-    """First rank of each sample's group, and the load of each rank: every sample on the least loaded of its width."""
-    load, first = np.zeros(num_ranks), np.zeros(len(order), np.int64)
+    """First rank of each sample's group, and the load of each rank: every sample on the least loaded of its width.
+
+    Samples of one width follow each other in the order.
+    """
+    load, first, before = np.zeros(num_ranks), np.zeros(len(order), np.int64), -1
+    least = [(0.0, 0)]
     for sample in order:
         width = widths[level[sample]]
-        best, best_s = 0, np.inf
-        for start in range(0, num_ranks - width + 1, width):
-            own = 0.0
-            for rank in range(start, start + width):
-                own = max(own, load[rank])
-            if own < best_s:
-                best, best_s = start, own
+        if level[sample] != before:
+            before = level[sample]
+            least = [(load[start : start + width].max(), start) for start in range(0, num_ranks - width + 1, width)]
+            heapify(least)
+        best_s, best = least[0]
+        heapreplace(least, (best_s + seconds[sample], best))
         first[sample] = best
         load[best : best + width] = best_s + seconds[sample]
     return first, load
@@ -259,31 +327,55 @@ def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untype
 def _exchanged(own, seconds, start, rounds):  # type: ignore[no-untyped-def]
     """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
     own, load = own.copy(), start.copy()
-    for sample in range(len(own)):
+    # A group's samples are linked: its first one, and the next of each; -1: none.
+    head, after = np.full(len(load), -1), np.full(len(own), -1)
+    for sample in range(len(own) - 1, -1, -1):
         load[own[sample]] += seconds[sample]
+        after[sample], head[own[sample]] = head[own[sample]], sample
     for _ in range(rounds):
         top, low = load.argmax(), load.argmin()
         gain, one, other = 1e-9 * load[top], -1, -1
-        for sample in range(len(own)):
-            if own[sample] != top:
+        sample = head[top]
+        while sample >= 0:
+            less = load[top] - max(load[top] - seconds[sample], load[low] + seconds[sample])
+            if less > gain * (1 + 1e-9):
+                gain, one = less, sample
+            sample = after[sample]
+        for turn in range(-1, len(load)):
+            # The idlest group first: a swap gains half of the difference at most, which rules out most others.
+            group = low if turn < 0 else turn
+            room = load[top] - load[group]
+            if room < 2 * gain * (1 - 1e-6):
                 continue
-            after = max(load[top] - seconds[sample], load[low] + seconds[sample])
-            if load[top] - after > gain * (1 + 1e-9):
-                gain, one, other = load[top] - after, sample, -1
-            for partner in range(len(own)):
-                less = seconds[sample] - seconds[partner]
-                if own[partner] == top or less <= gain:
-                    continue
-                after = max(load[top] - less, load[own[partner]] + less)
-                if load[top] - after > gain * (1 + 1e-9):
-                    gain, one, other = load[top] - after, sample, partner
+            sample = head[top]
+            while sample >= 0:
+                partner = head[group]
+                while partner >= 0:
+                    less = seconds[sample] - seconds[partner]
+                    if min(less, room - less) > gain * (1 + 1e-9):
+                        gain, one, other = min(less, room - less), sample, partner
+                    partner = after[partner]
+                sample = after[sample]
         if one < 0:
             break
         goal = low if other < 0 else own[other]
-        moved = seconds[one] - (seconds[other] if other >= 0 else 0.0)
-        load[top] -= moved
-        load[goal] += moved
-        own[one] = goal
+        _relink(one, goal, own, load, seconds, head, after)
         if other >= 0:
-            own[other] = top
+            _relink(other, top, own, load, seconds, head, after)
     return own, load.max()
+
+
+@inlined
+def _relink(sample, goal, own, load, seconds, head, after):  # type: ignore[no-untyped-def]
+    """Move a sample to another group, with its load and links."""
+    source = own[sample]
+    before = head[source]
+    if before == sample:
+        head[source] = after[sample]
+    else:
+        while after[before] != sample:
+            before = after[before]
+        after[before] = after[sample]
+    after[sample], head[goal], own[sample] = head[goal], sample, goal
+    load[source] -= seconds[sample]
+    load[goal] += seconds[sample]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_iteration_s
@@ -15,7 +13,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .deal import Deal, Work, dealt, priced, split, work_of
+from .deal import Deal, Work, binned, dealt, labelled, priced, work_of
 
 # Limits of a sample's time, as shares of what an even deal takes.
 LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
@@ -45,13 +43,13 @@ def fastest_packs(
     found = (dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * even_s)) for share in LIMITS)
     each = {(deal.width.tobytes(), deal.first.tobytes()): deal for deal in found}
     deals = sorted(each.values(), key=lambda deal: decisive(deal.end_s))[: COMPARED if compare else 1]
-    known: dict[tuple[int, int, int], tuple[float, Assignment]] = {}
+    known: dict[tuple[int, bytes, int], tuple[float, Assignment]] = {}
 
     def end_s(index: int, stretch: float, first: int) -> float:
         deal = deals[index]
         own = np.searchsorted(widths, deal.width), np.arange(len(shapes))
         packs = packs_of(deal, seconds[own], kept[own], running[own], stretch * room, first)
-        key = index, len(packs), first
+        key = index, packs.tobytes(), first
         if key not in known:
             labels = labels_of(packs, deal, work, layout)
             program = packed_program(shapes, layout, labels, profile)
@@ -66,32 +64,24 @@ def fastest_packs(
     return min(known.values(), key=lambda each: each[0])
 
 
-def labels_of(packs: Sequence[Pack], deal: Deal, work: Work, layout: Layout) -> Assignment:
-    """Group and pack of every unit of the samples of each pack, whose order is the packs'."""
-    first_group = [offsets_from_counts(placed.num_groups) for placed in layout.modules]
-    counts, num_modules = np.diff(work.first_unit).tolist(), len(layout.modules)
-    replica, number = ([np.zeros(count, np.int64) for count in counts] for _ in range(2))
-    for index, samples in packs:
-        width, first = int(deal.width[samples[0]]), int(deal.first[samples[0]])
-        for module, placed in enumerate(layout.modules):
-            found = split(work, samples, module, num_modules, width)
-            if found is None:
-                continue
-            degree, units, place = found
-            own = int(np.prod(placed.degrees[degree]))
-            replica[module][units] = first_group[module][degree] + first // own + place
-            number[module][units] = index
-    return Assignment(tuple(ModuleAssignment(*each) for each in zip(replica, number, strict=True)))
-
-
-type Pack = tuple[int, IntArray]
-"""Place in the order of packs, and samples."""
+def labels_of(place: IntArray, deal: Deal, work: Work, layout: Layout) -> Assignment:
+    """Group and pack of every unit of samples whose packs have these places ``[samples]``."""
+    groups = [offsets_from_counts(placed.num_groups)[:-1] for placed in layout.modules]
+    order = np.lexsort((place, deal.first, deal.width))
+    key = np.stack([place, deal.first, deal.width])[:, order]
+    start = np.flatnonzero(np.append(True, np.any(key[:, 1:] != key[:, :-1], axis=0)))
+    offsets = np.append(start, len(order))
+    labels = labelled(work, order, offsets, deal, key[0, start], np.concatenate(groups))
+    modules = (slice(*work.first_unit[index : index + 2]) for index in range(len(groups)))
+    return Assignment(tuple(ModuleAssignment(*(own[units] for own in labels)) for units in modules))
 
 
 def packs_of(
     deal: Deal, seconds: FloatArray, bytes_: FloatArray, running: FloatArray, room: float, first: int
-) -> list[Pack]:
-    """Packs in the order in which ranks run them; of a group's packs the largest is last, to hide the reduction.
+) -> IntArray:
+    """Place of each sample's pack in the order in which ranks run them ``[samples]``.
+
+    Of a group's packs the largest is last, to hide the reduction.
 
     Args:
         deal: where samples go.
@@ -102,28 +92,17 @@ def packs_of(
         first: ``WIDE``: wide packs come first; ``NARROW``: narrow ones, so that wide packs, which take longest, hide
             the reduction; ``SHARED``: a rank's last packs of all widths share a place.
     """
-    packs: list[tuple[tuple[int, int], IntArray]] = []
-    groups, group = np.unique(np.stack([deal.width, deal.first]), axis=1, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    for width, mine in zip(
-        groups[0].tolist(), np.split(order, np.cumsum(np.bincount(group.ravel()))[:-1]), strict=True
-    ):
-        held = bytes_[mine]
-        falling = mine[np.argsort(-decisive(held), kind="stable")]
-        count = max(1, int(np.ceil(decisive(held.sum() / room))))
-        while True:
-            bins: list[list[int]] = [[] for _ in range(count)]
-            filled = np.zeros(count)
-            for sample in falling.tolist():
-                own = int(filled.argmin())
-                bins[own].append(sample)
-                filled[own] += bytes_[sample]
-            if count >= len(mine) or filled.max() + running[mine].max() <= room:
-                break
-            count += 1
-        own_packs = sorted(
-            (np.array(each) for each in bins if each), key=lambda each: decisive(float(seconds[each].sum()))
-        )
-        packs += [((first * width, place - len(own_packs)), each) for place, each in enumerate(own_packs)]
-    places = {key: place for place, key in enumerate(sorted({key for key, _ in packs}))}
-    return [(places[key], samples) for key, samples in packs]
+    groups, group = np.unique(deal.width * (1 + deal.first.max()) + deal.first, return_inverse=True)
+    most = np.zeros(len(groups))
+    np.maximum.at(most, group, running)
+    count = np.maximum(np.ceil(decisive(np.bincount(group, bytes_) / room)), 1).astype(np.int64)
+    own = binned(np.lexsort((-decisive(bytes_), group)), group, bytes_, room - most, count)
+    bins, pack = np.unique(group * len(group) + own, return_inverse=True)
+    of_pack = bins // len(group)
+    rising = np.lexsort((decisive(np.bincount(pack, seconds)), of_pack))
+    place = np.zeros(len(bins), np.int64)
+    place[rising] = np.arange(len(bins)) - np.cumsum(np.bincount(of_pack))[of_pack]
+    width = np.zeros(len(bins), np.int64)
+    width[pack] = first * deal.width
+    _, position = np.unique(width * (1 - place.min()) + place, return_inverse=True)
+    return np.asarray(position[pack])

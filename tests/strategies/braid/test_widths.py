@@ -16,7 +16,7 @@ from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench_strategies.braid.deal import Deal, dealt, priced, split, work_of
+from entrain_bench_strategies.braid.deal import Deal, dealt, labelled, priced, work_of
 from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, packs_of
 from entrain_bench_strategies.braid.planner import evenly_s
 
@@ -106,10 +106,11 @@ def packed(room: float, first: int) -> list[list[list[int]]]:
     """Packs by place, of a sample on ranks 0 and 1, two on rank 0 and three on 1, which keep 4, 2, 3, 1, 2 and 3."""
     deal = Deal(np.array([2, 1, 1, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1]), 0.0)
     bytes_ = np.array([4.0, 2.0, 3.0, 1.0, 2.0, 3.0])
-    packs = packs_of(deal, bytes_, bytes_, np.full(6, 0.5), room, first)
-    places = sorted({place for place, _ in packs})
-    assert places == [*range(len(places))]
-    return [sorted(sorted(samples.tolist()) for own, samples in packs if own == place) for place in places]
+    place = packs_of(deal, bytes_, bytes_, np.full(6, 0.5), room, first)
+    packs = [[0], [1, 2], [3, 4, 5]]
+    assert np.unique(place).tolist() == [*range(place.max() + 1)]
+    found = [[[one for one in own if place[one] == each] for own in packs] for each in range(place.max() + 1)]
+    return [[own for own in each if own] for each in found]
 
 
 def test_packs_are_few_the_largest_last_and_running_passes_count_once() -> None:
@@ -144,14 +145,16 @@ def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_
     layout = next(layouts_with_widths(own.job))
     shapes = own.source.batch(0, 32, 0)
     work = work_of(shapes, layout, own.profile)
-    samples = np.arange(6)
-    for module in range(len(layout.modules)):
-        found = split(work, samples, module, len(layout.modules), 4)
-        assert found is not None
-        degree, units, place = found
-        row = int(work.first_degree[module]) + degree
-        assert place.max() < 4 // work.width[row]
-        mine = units + int(work.first_unit[module])
+    # Groups are numbered by degree, a hundred each; the pack is on ranks 4 to 7.
+    deal, first_group = Deal(np.full(32, 4), np.full(32, 4), 0.0), 100 * np.arange(len(work.width))
+    replica, number = labelled(work, np.arange(6), np.array([0, 6]), deal, np.array([7]), first_group)
+    for module, own_module in enumerate(own.job.model.modules):
+        units = own_module.units(shapes)
+        mine = np.flatnonzero(own_module.owners(shapes, units) < 6) + int(work.first_unit[module])
+        (row,), place = np.unique(replica[mine] // 100), replica[mine] % 100
+        assert number[mine].tolist() == [7] * len(mine)
+        place -= 4 // work.width[row]
+        assert 0 <= place.min() <= place.max() < 4 // work.width[row]
         span = max(work.seconds[row, mine[place == one]].sum() for one in range(place.max() + 1)) + work.chunk_s[row]
         whole = [int(d) for d in range(*work.first_degree[module : module + 2]) if work.width[d] == 4]
         assert span <= min(work.seconds[d, mine].sum() + work.chunk_s[d] for d in whole) * (1 + 1e-9)
