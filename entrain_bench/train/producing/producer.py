@@ -1,8 +1,14 @@
-"""A producer: makes what ranks ask for, a bounded number of values ahead of each, into memory that they share."""
+"""A producer: makes what ranks ask for, a bounded number of values ahead of each, into memory that they share.
+
+Shared memory has no name: it is gone when the last process that maps it lets go of it, however that one ends. Python's
+own has a name in ``/dev/shm``, which stays if all who know it are killed, and counts against the few MiB that
+containers often allow there.
+"""
 
 from __future__ import annotations
 
-import json
+import mmap
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,13 +18,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from entrain_bench.train.messages.failure import Failure
 from entrain_bench.train.messages.wire import from_bytes, parts_of
-from entrain_bench.train.producing.blocks import Block, Ledger
 
 # Values that wait for a rank: inputs of forwards, of which the features of 5,000 tokens of 1,176 numbers take 24 MB.
 LOAD_AHEAD = 4
-# What one answer, with a descriptor, takes of a socket's buffer at most; half of it was measured on Linux 6.18.
+# What a descriptor takes of a socket's buffer at most; half of it was measured on Linux 6.18.
 ANSWER_BYTES = 4096
 
 # Makes one value that ``wire`` can hold.
@@ -47,21 +55,23 @@ def serve(lanes: list[Lane]) -> None:
             lines[line].listen(line)
         able = [lane for lane in lanes if lane.can_make]
         if able:
-            min(able, key=lambda lane: lane.ledger.num_waiting).make()
+            min(able, key=lambda lane: lane.num_waiting).make()
 
 
 @dataclass(slots=True)
 class Lane:
-    """Ranks that are handed the same values; ``lines`` are those to ``readers`` that are still open."""
+    """Ranks that are handed the same values, of which ``ahead`` at most wait for the slowest.
+
+    ``lines`` are those to ``readers`` that are still open.
+    """
 
     producer: int
     readers: list[Connection]
     ahead: int
     makers_of: MakersOf
-    ledger: Ledger = field(init=False)
     lines: list[Connection] = field(init=False)
     _makers: deque[Maker] = field(default_factory=deque)
-    _blocks: dict[int, Block] = field(default_factory=dict)
+    _waiting: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         for line in self.readers:
@@ -69,12 +79,17 @@ class Lane:
                 room = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             # One rank that is late must not keep the producer from all others.
             assert self.ahead * ANSWER_BYTES <= room, "net.core.wmem_default is too small: answers could block"
-        self.ledger, self.lines = Ledger(len(self.readers), self.ahead), [*self.readers]
+        self.lines, self._waiting = [*self.readers], [0] * len(self.readers)
+
+    @property
+    def num_waiting(self) -> int:
+        """Values that the slowest rank has not taken."""
+        return max(self._waiting)
 
     @property
     def can_make(self) -> bool:
         """Whether there is something to make, room for it, and somebody to take it."""
-        return bool(self._makers and self.lines and self.ledger.has_room)
+        return bool(self._makers and self.lines and self.num_waiting < self.ahead)
 
     def listen(self, line: Connection) -> None:
         """Hear what a rank has to say, once; one that is gone says so."""
@@ -86,10 +101,8 @@ class Lane:
         match from_bytes(said):
             case {"make": asked}:
                 self._makers.extend(self.makers_of(asked))
-            case {"released": block}:
-                self.ledger.release(block)
             case "taken":
-                self.ledger.take(self.readers.index(line))
+                self._waiting[self.readers.index(line)] -= 1
 
     def make(self) -> None:
         """Make the next value and hand it to all ranks."""
@@ -97,22 +110,25 @@ class Lane:
             parts = parts_of({"value": self._makers.popleft()()})
         except Exception as error:
             parts = parts_of({"failure": asdict(Failure.of(error, f"producer {self.producer}"))})
-        place = self.ledger.place(parts.size)
-        if place.dropped is not None:
-            del self._blocks[place.dropped]
-        if place.is_new:
-            self._blocks[place.block] = Block(place.size)
-        block = self._blocks[place.block]
-        parts.write(block.tensor().numpy())
-        for line in [*self.lines]:
-            try:
-                line.send_bytes(json.dumps(asdict(place)).encode())
-                if place.is_new:
-                    send_handle(line, block.descriptor, None)
-            except OSError:
-                self._lose(line)
+        self._waiting = [waiting + 1 for waiting in self._waiting]
+        descriptor = os.memfd_create("entrain-bench")
+        try:
+            os.ftruncate(descriptor, parts.size)
+            parts.write(mapped(descriptor))
+            for line in [*self.lines]:
+                try:
+                    send_handle(line, descriptor, None)
+                except OSError:
+                    self._lose(line)
+        finally:
+            os.close(descriptor)
 
     def _lose(self, line: Connection) -> None:
         # Its place among the readers stays: without it the run is about to end.
         self.lines.remove(line)
         line.close()
+
+
+def mapped(descriptor: int) -> NDArray[np.uint8]:
+    """All memory behind a descriptor ``[bytes]``; it lasts as long as the array and its views."""
+    return np.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), np.uint8)

@@ -5,14 +5,12 @@ Values lie in memory that the rank maps instead of copying.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
@@ -20,12 +18,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from torch import Tensor
-
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.train.messages.failure import Failure
 from entrain_bench.train.messages.wire import to_bytes, value_in
-from entrain_bench.train.producing.blocks import Block, Placement
+from entrain_bench.train.producing.producer import mapped
 
 RETRY_S = 0.01
 
@@ -78,11 +74,10 @@ class Reader:
         One rank ``leads`` its lane: it asks for what all are handed. It waits for a value for ``timeout_s`` at most.
         """
         self._lines, self._timeout_s, self._leads = lines, timeout_s, leads
-        self._blocks: list[dict[int, Block]] = [{} for _ in lines]
         # Lanes begin with different producers.
         self._next_asked = self._next_taken = lane or 0
-        # A tensor may be freed anywhere, in the middle of anything: whoever speaks leaves it to a thread. Each line has
-        # one: a producer that is not listening holds up neither the rank nor what the others are told.
+        # A thread of each line speaks: a producer that is not listening holds up neither the rank nor what the others
+        # are told.
         self._said: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in lines]
         for number, (line, said) in enumerate(zip(lines, self._said, strict=True)):
             self._say(number, {"lane": lane})
@@ -104,25 +99,19 @@ class Reader:
     def _take(self) -> Any:
         number = self._next_taken % len(self._lines)
         self._next_taken += 1
-        place = Placement(**json.loads(self._hear(number, Connection.recv_bytes)))
+        descriptor = self._hear(number)
         self._say(number, "taken")
-        made = value_in(self._memory(number, place).numpy())
+        made = value_in(mapped(descriptor))
+        os.close(descriptor)
         if "failure" in made:
             raise Failure(**made["failure"]).as_error()
         return made["value"]
 
-    def _memory(self, number: int, place: Placement) -> Tensor:
-        blocks = self._blocks[number]
-        if place.dropped is not None:
-            del blocks[place.dropped]
-        if place.is_new:
-            blocks[place.block] = Block(place.size, self._hear(number, recv_handle))
-        return blocks[place.block].tensor(partial(self._say, number, {"released": place.block}))
-
-    def _hear[T](self, number: int, receive: Callable[[Connection], T]) -> T:
+    def _hear(self, number: int) -> int:
+        """The descriptor of a producer's next value."""
         try:
             if self._lines[number].poll(self._timeout_s):
-                return receive(self._lines[number])
+                return recv_handle(self._lines[number])
         except (EOFError, OSError) as error:
             raise ExecutionError(f"producer {number}: closed its connection") from error
         raise ExecutionError(f"producer {number}: sent nothing for harness.timeout_s={self._timeout_s:g} s")

@@ -86,10 +86,7 @@ class ThreadLoader:
 
 
 class ProducerLoader:
-    """Has producers make inputs; where ranks compute on a GPU, a thread copies them to pinned memory.
-
-    A block is used again once nothing refers to it; copies to a GPU out of the block itself would still be under way.
-    """
+    """Has producers make inputs; where ranks compute on a GPU, a thread copies them to pinned memory."""
 
     pins = False
 
