@@ -16,7 +16,7 @@ import numpy as np
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
-from entrain_bench.balancing.planes import PlanePlanner, check_sharded, samples_at_once, sharded_degrees
+from entrain_bench.balancing.planes import PlanePlanner, samples_at_once, sharded_degrees, sharded_job
 from entrain_bench.balancing.planning import place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout
@@ -30,8 +30,7 @@ from entrain_bench.specs.shapes import SampleShapes
 class FsdpPlanner:
     """One stage, weights sharded over all data- and context-parallel ranks; TP, CP and recomputation by trial runs.
 
-    Ranks that a pipeline of the requested replicas would take as stages are data-parallel, too: DP is what TP and CP
-    leave of the ranks, a multiple of ``layout.dp``.
+    DP is what TP and CP leave of the ranks: ``layout.dp`` if CP is fixed, too, otherwise a multiple of it.
 
     Attributes:
         widths: whether layouts whose samples may take CP groups of any width compete as well.
@@ -54,7 +53,7 @@ class FsdpPlanner:
         Raises:
             IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
         """
-        check_sharded(profile.job)
+        profile = profile.for_job(sharded_job(profile.job))
         samples, later = profile.draw(self.profile_samples), getattr(make_program, "choose_recomputation", False)
         others = []
         if self.widths:

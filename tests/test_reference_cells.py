@@ -15,7 +15,7 @@ from entrain_bench.records.records import new_record
 from entrain_bench.records.tables import table_of
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
-from support.wide import FEW, wide_unless
+from support.wide import FEW, WITHOUT_STAGES, wide_unless
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.parquet"
 
@@ -42,7 +42,10 @@ def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
 
 
 CELLS = [
-    *((f"strategy={name}", "workload=coco") for name in in_figures("all", "main")),
+    *(
+        (f"strategy={name}", "workload=coco", *(FREE if name in WITHOUT_STAGES else ()))
+        for name in in_figures("all", "main")
+    ),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
     ("strategy=entrain", "workload=opencqa_ocr", *FREE),
     ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3", "tuning=own"),

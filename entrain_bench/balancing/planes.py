@@ -17,7 +17,7 @@ from entrain_bench.balancing.planning import average_layer_s, recompute_choices,
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import even_layers, plane_layout
 from entrain_bench.balancing.tuning import Candidates, chosen_layout
-from entrain_bench.balancing.widths import plane_degrees
+from entrain_bench.balancing.widths import TENSOR_PARALLEL, is_plane_fixed, plane_degrees, without_stages
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program
@@ -54,17 +54,14 @@ class PlanePlanner:
 
         Raises:
             UserError: if there is none; says why.
-        """
-        return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
-
-    def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
-        """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate.
-
-        Raises:
             IncompatibleError: if the job asks for what sharded weights cannot have.
         """
         if self.sharded:
-            check_sharded(profile.job)
+            profile = profile.for_job(sharded_job(profile.job))
+        return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
+
+    def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
+        """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
         samples, batch = profile.draw(self.profile_samples), profile.draw(profile.job.global_batch)
         known = Known(samples, batch, getattr(make_program, "draft", make_program))
         later = bool(getattr(make_program, "choose_recomputation", False))
@@ -154,14 +151,28 @@ def rounds_of(program: Program) -> int:
     return 1 + int(program.chunks[program.model.llm_index].microbatch.max())
 
 
-def check_sharded(job: Job) -> None:
-    """Raise ``IncompatibleError`` for stages, and for optimizer states shared by parts of the ranks."""
-    if job.request.pp not in (None, 1):
-        raise IncompatibleError(f"layout.pp={job.request.pp}: must be 1 or null with sharded weights")
+def sharded_job(job: Job) -> Job:
+    """The job ``without_stages``.
+
+    Raises:
+        IncompatibleError: if it asks for stages, or for optimizer states shared by parts of the ranks.
+    """
+    asked = job.request
+    if asked.pp not in (None, 1):
+        raise IncompatibleError(f"layout.pp={asked.pp}: must be 1 or null with sharded weights")
     if job.framework.encoder_optimizers > 1:
         raise IncompatibleError(
             f"encoder_optimizers={job.framework.encoder_optimizers}: must be 1 with sharded weights"
         )
+    job = without_stages(job)
+    if is_plane_fixed(asked := job.request) and not plane_degrees(job, TENSOR_PARALLEL):
+        tps = [asked.tp] if asked.tp else [tp for tp in TENSOR_PARALLEL if job.cluster.gpus_per_node % tp == 0]
+        allowed = " or ".join(str(job.cluster.num_ranks // (tp * (asked.cp or 1))) for tp in tps)
+        raise IncompatibleError(
+            f"layout.dp={asked.dp}: must be null or {allowed} with layout.cp={asked.cp} and sharded weights, "
+            "which have no stages"
+        )
+    return job
 
 
 def sharded_degrees(job: Job) -> list[Degrees]:
@@ -172,7 +183,8 @@ def sharded_degrees(job: Job) -> list[Degrees]:
     """
     asked = job.request
     job.check_request()
-    free = replace(job, request=replace(asked, pp=1, dp=None), microbatch_size=1)
+    dp = asked.dp if is_plane_fixed(asked) else None
+    free = replace(job, request=replace(asked, pp=1, dp=dp), microbatch_size=1)
     found = [
         degrees
         for degrees in free.degrees()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, group_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.job import Job
+from entrain_bench.specs.job import Job, LayoutRequest
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -26,6 +27,7 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
     Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, .... A requested
     TP is that of all groups of the LLM.
     """
+    job = without_stages(job)
     num_ranks, node, asked = job.cluster.num_ranks, job.cluster.gpus_per_node, job.request.tp
     for least in plane_degrees(job, TENSOR_PARALLEL):
         modules = []
@@ -49,18 +51,31 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             yield Layout(tuple(modules), 1)
 
 
+def without_stages(job: Job) -> Job:
+    """The job as layouts without stages take it: a requested CP and DP together are all positions, so PP is 1."""
+    asked = job.request
+    return replace(job, request=replace(asked, pp=asked.pp or 1)) if asked.cp and asked.dp else job
+
+
+def is_plane_fixed(request: LayoutRequest) -> bool:
+    """Whether a request states all positions (TP groups) of one stage: as many as its DP x CP."""
+    return bool(request.cp and request.dp and request.pp == 1)
+
+
 def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
     """TP of the layouts without stages that a request allows, of some degrees; none if it asks for stages.
 
-    One rule for all strategies that choose widths: a requested TP and PP hold for every group. A requested CP and DP
-    are those of the static layout: its ``dp x cp`` divides the ranks of a stage, which form CP groups of any width.
+    One rule for all strategies without stages: a requested TP and PP hold for every group. A requested CP and DP are
+    together the positions of a stage, which form CP groups of any width. One of them alone divides the positions.
     """
     asked, num_ranks = job.request, job.cluster.num_ranks
     copies = (asked.dp or 1) * (asked.cp or 1)
     return [
         tp
         for tp in ([asked.tp] if asked.tp else degrees)
-        if asked.pp in (None, 1) and job.cluster.gpus_per_node % tp == 0 and num_ranks % (tp * copies) == 0
+        if asked.pp in (None, 1)
+        and job.cluster.gpus_per_node % tp == num_ranks % (tp * copies) == 0
+        and (num_ranks == tp * copies or not is_plane_fixed(asked))
     ]
 
 

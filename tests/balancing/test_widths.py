@@ -20,9 +20,13 @@ def job_of(*overrides: str) -> Job:
     ("asked", "expected"),
     [
         (["layout.tp=null", "layout.cp=null", "layout.dp=null"], [1, 2, 4]),
-        (["layout.tp=2", "layout.cp=1", "layout.dp=4"], [2]),
-        (["layout.tp=2", "layout.cp=2", "layout.dp=4", "layout.pp=1"], [2]),
-        # Neither 16 positions of TP 2, nor stages.
+        (["layout.tp=2", "layout.cp=null", "layout.dp=4"], [2]),
+        (["layout.tp=2", "layout.cp=1", "layout.dp=null"], [2]),
+        (["layout.tp=2", "layout.cp=2", "layout.dp=4"], [2]),
+        (["layout.tp=null", "layout.cp=2", "layout.dp=4", "layout.pp=1"], [2]),
+        # A CP and a DP that leave ranks for stages, or none; stages.
+        (["layout.tp=2", "layout.cp=1", "layout.dp=4"], []),
+        (["layout.tp=2", "layout.cp=1", "layout.dp=4", "layout.pp=1"], []),
         (["layout.tp=2", "layout.cp=4", "layout.dp=4"], []),
         (["layout.tp=1", "layout.dp=2", "layout.pp=2"], []),
     ],
@@ -41,7 +45,14 @@ def test_a_requested_tp_binds_all_groups_of_the_llm_and_cp_and_dp_their_position
         assert {cp for tp, cp in llm.widths if tp == llm.tp} >= {1, 2, 4}
 
 
-@pytest.mark.parametrize("asked", [(), ("layout.dp=2",), ("layout.tp=1", "layout.cp=4", "layout.pp=1")])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("layout.dp=null",),
+        ("layout.cp=null", "layout.dp=2"),
+        ("layout.tp=1", "layout.cp=4", "layout.dp=4"),
+    ],
+)
 @pytest.mark.parametrize("strategy", ["hybrid_cp", "flexsp", "fsdp"])
 def test_one_rule_for_all_who_choose_widths(strategy: str, asked: tuple[str, ...]) -> None:
     widths = ("strategy.planner.widths=true", "layout.recompute=[vision,audio,llm]") if strategy == "fsdp" else ()

@@ -17,7 +17,7 @@ from entrain_bench.conformance.suite import PARTS, require_blind, require_repeat
 from entrain_bench.records.records import METRICS
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
-from support.wide import each_strategy
+from support.wide import each_strategy, own_dp
 
 NEEDS_AUDIO = ("librispeech", "synthetic_av")
 # Without those that need a file of the user's.
@@ -92,7 +92,7 @@ def composed(*overrides: str) -> RunConfig:
 def config(**chosen: str) -> RunConfig:
     """The run with the given choice of each group, each composed once: composing takes longer than a tiny run."""
     groups = {group: getattr(composed(f"{group}={name}"), group) for group, name in chosen.items()}
-    return replace(composed(), **groups)
+    return replace(composed(*own_dp(chosen.get("strategy", ""))), **groups)
 
 
 def drawn(check: str, quick: int, wide: int, slow: int) -> list[object]:
@@ -183,9 +183,9 @@ def test_parts_can_be_mixed(planner: str, assigner: str, scheduler: str) -> None
     parts: Mapping[str, Any] = {
         part: composed(f"strategy/{part}={name}").strategy[part] for part, name in chosen.items()
     }
-    run = config(model="tiny", cluster="a40x16")
+    run = replace(composed("model=tiny", "cluster=a40x16", *own_dp(planner)), strategy={"name": "mixed", **parts})
     try:
-        require_valid(replace(run, strategy={"name": "mixed", **parts}))
+        require_valid(run)
     except IncompatibleError:
         assert len({planner, assigner, scheduler}) > 1, "the parts of one system fit together"
 

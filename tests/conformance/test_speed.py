@@ -12,7 +12,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import Speed
-from support.wide import each_strategy
+from support.wide import each_strategy, own_dp
 
 SMALL = ("model=tiny", "workload=chartqa", "cluster=a40x16", "global_batch=16", "microbatch_size=2", "iterations=1",
          "layout.tp=2", "layout.dp=2", "tuning=own")  # fmt: skip
@@ -22,7 +22,7 @@ WORSE = {each.name: 0.25 for each in fields(Speed)} | {"launch": 4.0, "overlap":
 
 @pytest.mark.parametrize("name", each_strategy())
 def test_every_factor_makes_a_program_slower_or_larger(name: str) -> None:
-    setting = prepare(compose(f"strategy={name}", *SMALL))
+    setting = prepare(compose(f"strategy={name}", *SMALL, *own_dp(name)))
     feed = Feed(setting, setting.plan(), 0)
     program, _ = feed.program(feed.batch(0))
     job, device = setting.job, setting.job.cluster.device
@@ -47,4 +47,4 @@ def test_every_factor_makes_a_program_slower_or_larger(name: str) -> None:
 @pytest.mark.parametrize("name", each_strategy())
 def test_plans_under_all_factors_are_valid(name: str) -> None:
     changed = [f"speed.{factor}={value}" for factor, value in (WORSE | {"memory": 4.0}).items()]
-    require_valid(compose(f"strategy={name}", *SMALL, *changed))
+    require_valid(compose(f"strategy={name}", *SMALL, *own_dp(name), *changed))

@@ -23,7 +23,7 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import TRAINING_FLOPS
 from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
-from support.wide import each_strategy
+from support.wide import each_strategy, own_dp
 
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", "layout.tp=1", "layout.dp=2")
 MODEL = tiny_model(encoder=4, llm=4)
@@ -119,7 +119,7 @@ def setting(*overrides: str) -> tuple[RunContext, Layout]:
 def test_every_strategy_trains_the_rest_in_less_time_and_memory(strategy: str, frozen: str) -> None:
     seconds = {}
     for freeze in ("[]", f"[{frozen}]"):
-        made, layout = setting(f"strategy={strategy}", f"freeze={freeze}")
+        made, layout = setting(f"strategy={strategy}", *own_dp(strategy), f"freeze={freeze}")
         shapes = made.source.batch(0, made.job.global_batch, 0)
         program = made.strategy.program(shapes, layout, made.profile)
         timeline = made.executor.execute(program)  # type: ignore[union-attr]

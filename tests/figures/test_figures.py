@@ -20,7 +20,7 @@ from entrain_bench.figures._runner import render
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FONT_PT, SINGLE_COLUMN_IN, SMALL_PT, message_of
 from entrain_bench.run.cells import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
-from support.wide import each
+from support.wide import WITHOUT_STAGES, each
 
 EXPERIMENTS = config_tree()
 SEEDS = re.compile(r"range\(\d+\)")
@@ -39,7 +39,7 @@ def test_every_figure_is_found_and_cites_what_it_corresponds_to() -> None:
 
 
 # All choices of a group; of the strategies those that the figure shows.
-GLOB = re.compile(r"glob\(\*\)")
+GLOB = re.compile(r"glob\(\*(?:,exclude=\[(.*)\])?\)")
 
 
 def sweep_of(experiment: str) -> dict[str, Any]:
@@ -53,9 +53,15 @@ def content(name: str) -> dict[str, Any]:
 
 
 def shown(experiment: str) -> list[str]:
-    """The strategies that ``glob(*)`` means in a figure."""
+    """The strategies that ``glob(*)`` means in a figure, without those that it excludes."""
+    found = GLOB.fullmatch(sweep_of(experiment)["strategy"])
+    left_out = ((found and found[1]) or "").split(",")
     wanted = content(f"figure/{experiment}").get("figure", {}).get("strategies", ["all"])
-    return [name for name in choices("strategy") if content(f"strategy/{name}").get("in_figures", "all") in wanted]
+    return [
+        name
+        for name in choices("strategy")
+        if name not in left_out and content(f"strategy/{name}").get("in_figures", "all") in wanted
+    ]
 
 
 @pytest.mark.wide
@@ -75,7 +81,8 @@ def test_every_sweep_composes(experiment: str) -> None:
 
 def test_figures_leave_out_strategies_whose_yaml_says_so() -> None:
     assert "megatron_rigid" not in {*shown("iteration_time"), *shown("misprediction")}
-    assert {*shown("misprediction")} < {*shown("entrain_setting")} == {*shown("iteration_time")}
+    assert {*shown("misprediction")} < {*shown("entrain_setting")}
+    assert {*shown("entrain_setting")} == {*shown("robustness")} == {*shown("iteration_time")} - {*WITHOUT_STAGES}
 
 
 @pytest.mark.parametrize(

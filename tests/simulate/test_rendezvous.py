@@ -22,7 +22,7 @@ from entrain_bench.simulate.rendezvous import AHEAD, BATCHED, RULES, SEPARATE, s
 from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import chain_layout, tiny_cluster, uniform_batch
 from support.programs import MODEL, handmade_layout, random_program, swap_entries
-from support.wide import each_strategy
+from support.wide import each_strategy, own_dp
 
 FRAMEWORK, CLUSTER = FrameworkOptions(), tiny_cluster()
 # Without collectives between grids on the same ranks.
@@ -164,7 +164,7 @@ def ranks_of(program: Program, action: int) -> frozenset[int]:
 
 @pytest.mark.parametrize("name", each_strategy())
 def test_strategies_need_the_transfers_that_their_facts_state(name: str) -> None:
-    found = {transfers_of(compose(f"strategy={name}", *COMMON, *job)) for job in JOBS}
+    found = {transfers_of(compose(f"strategy={name}", *COMMON, *job, *own_dp(name))) for job in JOBS}
     (stated,) = (facts.transfers for facts in strategy_facts() if facts.name == name)
     assert max(found, key=RULES.index) == stated
 

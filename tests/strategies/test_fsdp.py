@@ -16,7 +16,7 @@ from entrain_bench.costs.sharding import collective_passes, layers_of, passes_of
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.job import Job
-from entrain_bench_strategies.fsdp import FsdpPlanner, sharded_degrees
+from entrain_bench_strategies.fsdp import FsdpPlanner, sharded_degrees, sharded_job
 from entrain_bench_strategies.veomni import EncoderBalance
 
 SMALL = (
@@ -44,9 +44,11 @@ def test_dp_is_what_tp_and_cp_leave_and_a_multiple_of_what_is_asked_for() -> Non
     assert triples(job) == [(1, 1, 4), (2, 1, 2), (4, 1, 1)]
     asked = replace(job, request=replace(job.request, dp=2))
     assert triples(asked) == [(1, 1, 4), (2, 1, 2)]
-    # The default job's TP 2 and DP 4 on 64 ranks: four replicas of 16, each of 8 data-parallel pairs.
     default = prepare(compose_cells(["strategy=fsdp"])[0].config).job
-    assert triples(default) == [(2, 1, 32)]
+    with pytest.raises(IncompatibleError, match=r"^layout\.dp=4: must be null or 32 with layout.cp=1"):
+        sharded_job(default)
+    free_tp = sharded_job(replace(default, request=replace(default.request, tp=None, dp=32)))
+    assert triples(free_tp) == [(2, 1, 32)]
 
 
 def test_a_small_batch_makes_smaller_microbatches() -> None:
@@ -63,7 +65,16 @@ def test_a_small_batch_makes_smaller_microbatches() -> None:
     [
         (["layout.pp=2"], IncompatibleError, r"layout.pp=2: must be 1 or null with sharded weights"),
         (["encoder_optimizers=2"], IncompatibleError, r"encoder_optimizers=2: must be 1 with sharded weights"),
-        (["layout.tp=2", "layout.dp=4", "layout.cp=1"], UserError, r"layout.dp=4 .*must be a multiple of layout.dp"),
+        (
+            ["layout.tp=2", "layout.dp=4", "layout.cp=1"],
+            IncompatibleError,
+            r"layout.dp=4: must be null or 2 with",
+        ),
+        (
+            ["layout.dp=3", "layout.cp=1"],
+            IncompatibleError,
+            r"layout.dp=3: must be null or 4 or 2 or 1 with",
+        ),
         (["strategy.planner.num_trials=0"], UserError, r"strategy.planner.num_trials=0: must be at least 1"),
     ],
 )
@@ -85,7 +96,11 @@ def test_every_module_is_sharded_on_all_ranks_in_one_stage() -> None:
 
 
 def test_ties_layer_by_layer_would_add_little_to_ties_pass_by_pass() -> None:
-    made = prepare(compose_cells(["strategy=orchmllm", "workload=chartqa", "strategy.planner.num_trials=1"])[0].config)
+    made = prepare(
+        compose_cells(["strategy=orchmllm", "workload=chartqa", "layout.dp=32", "strategy.planner.num_trials=1"])[
+            0
+        ].config
+    )
     layout = made.strategy.plan(made.profile)
     program, _ = Feed(made, layout, 0).program(Feed(made, layout, 0).batch(0))
     group, by_layer, by_pass = collective_passes(program), 0.0, 0.0

@@ -16,7 +16,7 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.specs.job import Job, LayoutRequest
 from support.builders import tiny_job, tiny_model
-from support.wide import each, each_strategy
+from support.wide import each, each_strategy, own_dp
 
 SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", "layout.tp=1", "layout.dp=2")
 
@@ -31,7 +31,7 @@ def planned(*overrides: str) -> Layout:
 @pytest.mark.parametrize("asked", ["[]", "[vision]", "[llm]", "[vision,llm]"])
 @pytest.mark.parametrize("strategy", each_strategy())
 def test_every_planner_recomputes_what_is_asked_for_and_nothing_else(strategy: str, asked: str) -> None:
-    layout = planned(f"strategy={strategy}", f"layout.recompute={asked}")
+    layout = planned(f"strategy={strategy}", *own_dp(strategy), f"layout.recompute={asked}")
     assert {placed.module for placed in layout.modules if placed.recompute} == {*filter(None, asked[1:-1].split(","))}
 
 
@@ -69,7 +69,7 @@ SEVERAL_SETS = ("braid", "megatron_schedules")
 def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: str) -> None:
     # Launches are so dear that the least microbatches are the worst, which trials tell if estimates do not.
     dear = ("cluster.device.kernel_launch_s=1e-2", "strategy.planner.num_trials=5")
-    (cell,) = compose_cells([*SMALL, f"strategy={strategy}", "microbatch_size=null", *dear])
+    (cell,) = compose_cells([*SMALL, *own_dp(strategy), f"strategy={strategy}", "microbatch_size=null", *dear])
     setting = prepare(cell.config)
     layout = setting.strategy.plan(setting.profile)
     llm = setting.job.model.llm_index

@@ -23,6 +23,7 @@ from entrain_bench.specs.variants import with_options
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
 from support.programs import random_layout, random_program
+from support.wide import own_dp
 
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32", "microbatch_size=2")
 SMALL += ("layout.tp=2", "layout.dp=2")
@@ -71,7 +72,7 @@ class Case:
 @cache
 def decided(strategy: str, *overrides: str) -> Case:
     """A strategy's program; planned once, for any program may be executed under any settings."""
-    (cell,) = compose_cells([*overrides, f"strategy={strategy}"])
+    (cell,) = compose_cells([*overrides, *own_dp(strategy), f"strategy={strategy}"])
     setting = prepare(cell.config)
     layout = setting.strategy.plan(setting.profile)
     shapes = setting.source.batch(0, cell.config.global_batch, 0)

@@ -10,6 +10,8 @@ from entrain_bench.config.tree import choices
 
 # One of every kind: a list schedule, deferral, encoders on all ranks, a chain, sharded weights.
 FEW = ("braid", "entrain", "hetero_colocated", "megatron", "orchmllm")
+# Whose TP x CP x DP is all ranks.
+WITHOUT_STAGES = ("flexsp", "fsdp", "orchmllm", "veomni")
 
 
 def wide_unless(quick: bool) -> list[pytest.MarkDecorator]:
@@ -25,3 +27,8 @@ def each(names: Iterable[str], few: Collection[str] = FEW) -> list[object]:
 def each_strategy(few: Collection[str] = FEW) -> list[object]:
     """Every strategy as a parameter, few of them in every run of the tests."""
     return each(choices("strategy"), few)
+
+
+def own_dp(strategy: str) -> tuple[str, ...]:
+    """Overrides that leave DP to a strategy without stages."""
+    return ("layout.dp=null",) if strategy in WITHOUT_STAGES else ()

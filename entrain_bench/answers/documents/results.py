@@ -10,6 +10,8 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
+from entrain_bench.answers.documents.table import Lead, lead_markdown
+from entrain_bench.answers.documents.tables import load_tables
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
 from entrain_bench.answers.posterior import Chance, chances_by_job, interval, posterior_sentences
@@ -32,13 +34,15 @@ POSTERIOR = "Under draws of the hardware constants"
 TEXT = Path(__file__).parent / "templates" / "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
 HEADLINE = "tables/headline.md"
+# The lead whose sentences follow those of the first heading: further rivals in the same jobs.
+WITH_RIVALS = "braid_main"
 # What keys that the tuner chooses cost against those of the second heading.
 FREE_KEYS, COSTLY = "tables/free_keys.md", 0.01
 
 
 def results_output() -> Output:
     """The document of all tables."""
-    sweeps = [(f"figure={experiment}",) for experiment in TABLES.values()]
+    sweeps = [*((f"figure={experiment}",) for experiment in TABLES.values()), *with_rivals().sweeps]
     return Output(
         "results", sweeps, write_results, ["results.md"], files=[HEADLINE, FREE_KEYS], further=posterior_sweeps
     )
@@ -52,7 +56,11 @@ def write_results(study: Study) -> str:
         table = run_table(study.cells(f"figure={experiment}"), study.results)
         read.append(table)
         odds = chances_by_job(posterior_runs(study)) if experiment == read_plan().sweep else {}
-        seeds, told = table["seed"].nunique(), " ".join(lead_sentences(table, [*odds.values()]))
+        sentences = lead_sentences(table, [*odds.values()])
+        if not headline:
+            sentences.append(rivals_sentence(with_rivals(), study))
+            problems += [study.problem(*sweep) for sweep in with_rivals().sweeps]
+        seeds, told = table["seed"].nunique(), " ".join(sentences)
         jobs, strategies = len(table[CASE[:2]].drop_duplicates()), table["strategy"].nunique()
         compared_words = (count(strategies, "strategy", "strategies"), count(jobs, "job"), count(seeds, "seed"))
         headline = headline or f"Compared: {listing(compared_words)}. {told}"
@@ -64,6 +72,21 @@ def write_results(study: Study) -> str:
     write_atomically(study.results.root / FREE_KEYS, f"{free_keys_sentence(*read)}\n".encode())
     write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
     return "; ".join(filter(None, problems))
+
+
+def with_rivals() -> Lead:
+    """The lead over the strategies of the first heading and further rivals."""
+    (found,) = (table for table in load_tables() if isinstance(table, Lead) and table.name == WITH_RIVALS)
+    return found
+
+
+def rivals_sentence(lead: Lead, study: Study) -> str:
+    """Return which strategies compete in further ways, and the sentences of the lead over all of them."""
+    job, ways = next(iter(lead.rows)), list[str]()
+    for label in filter(None, lead.rivals):
+        runs = run_table(study.cells(*lead.of_rival(job, label)), study.results)
+        ways.append(f"{listing([*names(runs, 'strategy').values()])} {label}")
+    return f"Including {listing(ways)}: {lead_markdown(lead, study)[1]}"
 
 
 def free_keys_sentence(free: pd.DataFrame, fixed: pd.DataFrame) -> str:

@@ -178,7 +178,8 @@ class Lead(Definition):
     Attributes:
         leader: overrides of that strategy.
         strategies: names of the strategies that it is compared with.
-        rivals: overrides that each of them gets, by a label; several labels are rivals of their own.
+        rivals: overrides that each of them gets, by a label; several labels are rivals of their own. ``strategy=...``
+            takes the place of the names.
     """
 
     leader: SweepOverrides
@@ -191,7 +192,9 @@ class Lead(Definition):
 
     def of_rival(self, row: str, label: str) -> SweepOverrides:
         """The overrides of the runs of all strategies in a job, with what a label stands for."""
-        return (f"strategy={','.join(self.strategies)}", *self.common, *self.rows[row], *self.rivals[label])
+        given = (*self.common, *self.rows[row], *self.rivals[label])
+        named = any(text.startswith("strategy=") for text in given)
+        return given if named else (f"strategy={','.join(self.strategies)}", *given)
 
     @property
     def sweeps(self) -> list[SweepOverrides]:

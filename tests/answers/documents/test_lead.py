@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from entrain_bench.answers.documents.results import rivals_sentence
 from entrain_bench.answers.documents.table import Lead, lead_markdown, parse_lead
 from entrain_bench.answers.documents.tables import load_tables, write_tables
 from entrain_bench.base.errors import UserError
@@ -105,13 +106,14 @@ def test_a_leader_that_is_behind_is_told_as_well(tmp_path: Path) -> None:
 
 
 def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
-    rivals = {"": [], "more of them": ["strategy.planner.num_trials=3"]}
+    rivals = {"": [], "more of them": ["strategy=dip", "strategy.planner.num_trials=3"]}
     lead = lead_with(rows={"one": ["workload=chartqa"]}, rivals=rivals, strategies=["entrain"])
     study = Study(Results(tmp_path))
     write_runs(study, lead.of_leader("one"), {"megatron": [1.0, 1.0]})
     write_runs(study, lead.of_rival("one", ""), {"entrain": [3.0, 3.0]})
-    write_runs(study, lead.of_rival("one", "more of them"), {"entrain": [2.0, 2.0]})
-    assert rows_of(lead_markdown(lead, study)[0])[0][:3] == ["one", "Entrain, more of them", "2.000"]
+    write_runs(study, lead.of_rival("one", "more of them"), {"dip": [2.0, 2.0]})
+    assert rows_of(lead_markdown(lead, study)[0])[0][:3] == ["one", "DIP, more of them", "2.000"]
+    assert rivals_sentence(lead, study).startswith("Including DIP more of them: Megatron is the fastest.")
     assert len(lead.sweeps) == 3
 
 
@@ -134,6 +136,7 @@ def test_every_row_composes(lead: Lead) -> None:
         composer.run([text for text in lead.of_leader(row) if not text.startswith("seed=")])
     for label in lead.rivals:
         (row, *_) = lead.rows
-        _, *others = lead.of_rival(row, label)
-        composer.run([f"strategy={lead.strategies[0]}", *(text for text in others if not text.startswith("seed="))])
+        of_all = [text for text in lead.of_rival(row, label) if not text.startswith("seed=")]
+        for name in {text for text in of_all if text.startswith("strategy=")}:
+            composer.run([*(text for text in of_all if text != name), name.partition(",")[0]])
     composer.save()

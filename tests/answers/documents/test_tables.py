@@ -243,7 +243,8 @@ def test_every_table_is_on_exactly_one_page() -> None:
     assert {DOCS / "tuning.md", DOCS / "../README.md"} < {*pages}
     pages.pop(DOCS / "../README.md")
     named = [name for text in pages.values() for name in re.findall(r"<!-- table: (.*?) -->", text)]
-    assert Counter(named) == Counter([Path(FREE_KEYS).stem, *(table.name for table in load_tables())])
+    told = [name for name in named if name.endswith(SENTENCES)]
+    assert Counter(named) == Counter([Path(FREE_KEYS).stem, *told, *(table.name for table in load_tables())])
     assert len(named) > 8
     spliced = [splice(text, dict.fromkeys(named, "| new |")) for text in pages.values()]
     assert "".join(spliced).count("| new |") == len(named)

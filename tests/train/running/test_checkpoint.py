@@ -88,7 +88,7 @@ def test_half_precision_continues_exactly(tmp_path: Path) -> None:
 OTHERS = {
     "pp4": ("layout.dp=1", "layout.pp=4"),
     "tp2": ("layout.tp=2", "layout.pp=1", "distributed_optimizer=false"),
-    "fsdp": ("strategy=fsdp", "layout.tp=1", "layout.dp=1", "layout.pp=null"),
+    "fsdp": ("strategy=fsdp", "layout.tp=1", "layout.dp=4", "layout.pp=null"),
     "first": (),
 }
 

@@ -75,7 +75,7 @@ QUICK: list[Case] = [
     ("entrain", "pp2_dp2", SPLIT),
     ("megatron", "zb_v_recomputed", ""),
     ("hetero_colocated", "sharded_optimizer", ""),
-    ("fsdp", "dp1", ""),
+    ("fsdp", "single", ""),
     ("megatron", "cp2_labelled", ""),
     ("megatron", "cp4_pack", ""),
 ]

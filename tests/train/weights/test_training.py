@@ -24,7 +24,7 @@ SETTINGS = ("model=tiny", f"iterations={STEPS}", "harness.warmup_iterations=2", 
 LAYOUTS = {
     "tp2_pp2": ("strategy=megatron", "layout.tp=2", "layout.pp=2", "layout.dp=1", "layout.recompute=[llm]"),
     "dp2_pp2": ("strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2", "distributed_optimizer=true"),
-    "fsdp": ("strategy=fsdp", "layout.tp=1", "layout.dp=1"),
+    "fsdp": ("strategy=fsdp", "layout.tp=1", "layout.dp=4"),
 }
 
 
