@@ -27,7 +27,6 @@ from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first
 from entrain_bench.config.given import Given, given_of, with_value
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.groups import Groups
-from entrain_bench.config.known import KnownRuns
 from entrain_bench.config.overrides import check_overrides, group_of, is_inside, is_plain, parse
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import (
@@ -86,9 +85,7 @@ class Composer:
         # Hash of all that compositions depend on, besides their overrides.
         self.version = _tree_hash(config_dir)
         self._store = Store("compositions", self.version)
-        self._known = KnownRuns(self.version)
         self._groups = Groups(self._search)
-        self._sweeps = False
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
         """The run that the overrides describe.
@@ -98,8 +95,6 @@ class Composer:
         """
         with one_line_errors([*self._search, *overrides]):
             overrides = with_plan(overrides)
-            if self._sweeps and (known := self._known.get(overrides)):
-                return known
             check_overrides(overrides)
             chosen, given = given_of(overrides, self._folders)
             plain = dict(_plain(text) for text in chosen if is_plain(parse(text)))
@@ -107,12 +102,7 @@ class Composer:
             for group in NESTED:
                 usual = values[group].items()
                 values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in usual}}
-            resolved, by_itself = _resolved(values | plain)
-            check_targets({group: resolved[group] for group in GROUP_KEYS})
-            config = given.checked(RunConfig.from_values(resolved))
-        if self._sweeps and by_itself and not given.reads_files:
-            self._known.put(overrides, resolved)
-        return config
+            return given.checked(RunConfig.from_values(_resolved(values | plain)))
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
         """Return the runs of a sweep, including those of a figure's ``hydra.sweeper.params``, and its launcher.
@@ -120,7 +110,7 @@ class Composer:
         Raises:
             UserError: for unknown choices, invalid overrides, and a sweep without runs.
         """
-        self._sweeps, key = True, ["sweep", *overrides]
+        key = ["sweep", *overrides]
         stored = self._store.get(key)
         if stored is None:
             with one_line_errors([*self._search, *overrides]), in_tree():
@@ -135,7 +125,6 @@ class Composer:
     def save(self) -> None:
         """Store what was composed for the next process."""
         self._store.save()
-        self._known.save()
 
     def _choices(self, overrides: tuple[str, ...], given: Given) -> dict[str, Any]:
         """Return what Hydra composes of overrides that choose, with interpolations unresolved, plus ``given``.
@@ -312,27 +301,32 @@ def _typed() -> DictConfig:
     return typed
 
 
-def _resolved(values: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the values with interpolations resolved, and whether they depend on the configuration tree only.
-
-    Runs share the mappings of equal groups, resolved or not.
-    """
+def _resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with interpolations resolved and targets checked; runs share the mappings of equal groups."""
     texts = {group: json.dumps(values[group]) for group in GROUP_KEYS}
-    interpolated = {group: text for group, text in texts.items() if INTERPOLATION in text}
-    named = {*INTERPOLATED.findall("".join(interpolated.values()))}
-    values = values | {group: _parsed(text) for group, text in texts.items()}
+    interpolated = {group for group, text in texts.items() if INTERPOLATION in text}
+    named = {*INTERPOLATED.findall("".join(texts[group] for group in interpolated))}
     rest = json.dumps({key: value for key, value in values.items() if key not in GROUP_KEYS})
     if named <= GROUP_KEYS.keys() and INTERPOLATION not in rest:
-        return values | _resolved_text(json.dumps({group: values[group] for group in {*interpolated} | named})), True
-    return plain_values(OmegaConf.create(values)), False
+        values = values | {group: _checked(group, text) for group, text in texts.items() if group not in interpolated}
+        return values | _resolved_text(json.dumps({group: values[group] for group in sorted(interpolated | named)}))
+    resolved = plain_values(OmegaConf.create(values))
+    check_targets({group: resolved[group] for group in GROUP_KEYS})
+    return resolved
 
 
-_parsed = cache(json.loads)
+@cache
+def _checked(group: str, text: str) -> Any:
+    values = json.loads(text)
+    check_targets(values, group)
+    return values
 
 
 @cache
 def _resolved_text(text: str) -> dict[str, Any]:
-    return plain_values(OmegaConf.create(json.loads(text)))
+    resolved = plain_values(OmegaConf.create(json.loads(text)))
+    check_targets(resolved)
+    return resolved
 
 
 def _num_processes(launcher: DictConfig) -> int:
@@ -353,7 +347,7 @@ def _keys_of(file: Path) -> frozenset[str]:
 def _tree_hash(config_dir: str | None) -> str:
     """Hash of all that compositions depend on, besides their overrides."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "given.py", "groups.py", "known.py", "overrides.py", "parts.py", "schema.py"):
+    for module in ("compose.py", "given.py", "groups.py", "overrides.py", "parts.py", "schema.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
         digest.update(str(folder).encode() + b"\0")

@@ -49,11 +49,6 @@ class Given:
         """Whether every group is a choice of the configuration."""
         return self.model is None and self.num_gpus is None
 
-    @property
-    def reads_files(self) -> bool:
-        """Whether a run follows from more than overrides and the configuration."""
-        return self.model is not None
-
     def put_into(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Replace groups of a run by the given model and cluster, and apply their changes.
 
