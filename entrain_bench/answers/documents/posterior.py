@@ -77,13 +77,11 @@ class JobDraws:
     """Sweeps and tables of a job under posterior draws, as far as they are known.
 
     Attributes:
-        job: model and workload.
         draws: the sweeps under draws, in order.
         table: the run table of the draws, with the column ``constants``; None if any run is missing. Then no further
             sweeps are known.
     """
 
-    job: tuple[str, ...]
     draws: Sequence[SweepOverrides]
     table: pd.DataFrame | None
 
@@ -115,27 +113,23 @@ def jobs_of(study: Study, plan: PosteriorPlan, known: Known = MappingProxyType({
     if _missing(study, plan):
         return []
     comparisons = compared(run_table(cells, study.results), JOB)
-    close = {job: _close(comparisons[job], plan.within) for job in jobs}
-    return [_job(study, plan, known, job, mine, close[job]) for job, mine in jobs.items()]
+    return [_job(study, plan, known, job, mine, _close(comparisons[job], plan.within)) for job, mine in jobs.items()]
 
 
-def has_draws(config: RunConfig, number: int) -> bool:
-    """Whether the device of a run has so many draws."""
+def lacks_draws(config: RunConfig, number: int) -> str:
+    """Why the device of a run has fewer draws; empty if it has all."""
     try:
         speed_of(replace(config, constants=number))
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _missing(study: Study, plan: PosteriorPlan) -> str:
     """Why no posterior run can start (no draws of the device, no results of the sweep); empty if all is there."""
-    for config in {str(cell.config.cluster): cell.config for cell in study.cells(f"figure={plan.sweep}")}.values():
-        try:
-            speed_of(replace(config, constants=plan.draws))
-        except UserError as error:
-            return str(error)
-    return study.problem(f"figure={plan.sweep}")
+    clusters = {str(cell.config.cluster): cell.config for cell in study.cells(f"figure={plan.sweep}")}
+    lacking = [*filter(None, (lacks_draws(config, plan.draws) for config in clusters.values()))]
+    return lacking[0] if lacking else study.problem(f"figure={plan.sweep}")
 
 
 def posterior_sweeps(study: Study) -> list[SweepOverrides]:
@@ -214,7 +208,7 @@ def _job(
     done, tables = list[SweepOverrides](), list[pd.DataFrame]()
     if not names:
         # No strategy has all results without draws.
-        return JobDraws(job, (), pd.DataFrame())
+        return JobDraws((), pd.DataFrame())
 
     def sweep(*changed: str) -> SweepOverrides:
         chosen = ",".join(filter(None, (choices[name] for name in names)))
@@ -226,11 +220,11 @@ def _job(
         done += asked
         table = _table(study, asked, known)
         if table is None:
-            return JobDraws(job, done, None)
+            return JobDraws(done, None)
         tables.append(table)
         found = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
         names = contenders({name: found[name] for name in names}, limit)
-    return JobDraws(job, done, pd.concat(tables, ignore_index=True))
+    return JobDraws(done, pd.concat(tables, ignore_index=True))
 
 
 def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:

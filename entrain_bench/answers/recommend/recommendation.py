@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from entrain_bench.answers.comparison import FAILED, FASTEST, TIME, Comparison, Times, with_result
-from entrain_bench.answers.documents.posterior import has_draws, read_plan
+from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
 from entrain_bench.answers.documents.sides import FREE
 from entrain_bench.answers.posterior import KEY, Chance, chances
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, StrategyVariant, standings
@@ -291,7 +291,7 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
     Empty without a rival, if the user gave ``constants``, and for a device without draws.
     """
     config, seeds = judge.config(names[0], judge.first_seed), judge.fresh_seeds(NUM_DRAWS)
-    if len(names) < 2 or KEY in given or not has_draws(config, NUM_DRAWS):
+    if len(names) < 2 or KEY in given or lacks_draws(config, NUM_DRAWS):
         return {}
     noise = () if "action_noise" in given else (f"action_noise={read_plan().action_noise:g}",)
     changed = {draw: (f"{KEY}={draw}", *noise) for draw in range(1, NUM_DRAWS + 1)}
