@@ -269,7 +269,7 @@ def search_set(  # type: ignore[no-untyped-def]
             if group_place[its_group] < 0:
                 group_place[its_group] = num_seen
                 num_seen += 1
-        wish = Wish(group_place[group], place[element] * spread + rank, held, True)
+        wish = Wish(group_place[group], place[element] * spread + rank, held, True, False)
         end_s, _ = list_schedule(actions, wish, state, turn)
         if learn(tree, end_s):
             best_place[:] = turn
