@@ -81,7 +81,7 @@ OPTIONS = {"cache", "nogil", "forceinline", "_nrt"}
 
 
 def outcomes(changed: dict[str, str]) -> list[dict[str, object]]:
-    """What the cells come to in a process of its own under other settings of the environment."""
+    """Outcomes of the cells in a process of its own, under other settings of the environment."""
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "support.outcomes"],

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def outside(folder: Path, *command: str | Path) -> str:
-    """What a command prints in a folder, with nothing of the repository on its path; fails the test if it fails."""
+    """Output of a command in a folder, without the repository on its path; fails the test if it fails."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     kept["XDG_CACHE_HOME"] = str(folder / "cache")
     done = subprocess.run([*map(str, command)], cwd=folder, env=kept, capture_output=True, text=True)

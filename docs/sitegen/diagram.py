@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.labels import spell
-from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells, run_one
 
@@ -69,18 +68,13 @@ def schedule_of(strategy: str, results: Results) -> Schedule:
         timeline = results.timeline(record)
     assert timeline is not None
     row = record.row()
-    return Schedule(
-        timeline, _sides(cell), float(row["iteration_time_s"]), float(row["bubble_ratio"]), str(row["layout"])
-    )
+    sides = {name: str(module["role"]) for name, module in cell.config.model["modules"].items()}
+    return Schedule(timeline, sides, float(row["iteration_time_s"]), float(row["bubble_ratio"]), str(row["layout"]))
 
 
 def command_of(strategy: str) -> str:
     """The command that simulates a strategy's iteration."""
     return " ".join(("entrain-bench", f"strategy={strategy}", *JOB))
-
-
-def _sides(cell: Cell) -> dict[str, str]:
-    return {name: str(module["role"]) for name, module in cell.config.model["modules"].items()}
 
 
 def svg(schedule: Schedule, longest_s: float, baseline_s: float) -> str:
@@ -155,7 +149,7 @@ def _row(gpu: int, place: str) -> str:
 
 
 def _legend(schedule: Schedule) -> list[str]:
-    """What the colours mean, in one line above the rows."""
+    """Legend of the colours, in one line above the rows."""
     present = {(str(m), str(k)) for m, k in zip(schedule.actions["module"], schedule.actions["pass"], strict=True)}
     found, x = [], float(LABEL)
     for module in sorted({m for m, k in present if k in PASSES}, key=lambda name: schedule.sides[name]):

@@ -40,7 +40,7 @@ def executed(text: str, source: str, folder: Path) -> str:
 
 
 def _output(code: str, source: str, names: dict[str, Any]) -> str:
-    """What a block prints, and what its last expression shows, as HTML; nothing for neither."""
+    """Output of a block and its last expression as HTML; empty without either."""
     tree, printed, value = ast.parse(code), StringIO(), None
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     try:

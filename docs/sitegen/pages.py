@@ -231,7 +231,7 @@ def _relative(page: Page, place: str) -> str:
 
 
 def _label(page: Page) -> str:
-    """What the navigation calls a page."""
+    """Return the page's name in the navigation."""
     return "Overview" if page.source == STRATEGY_OVERVIEW else _title(page)
 
 

@@ -176,7 +176,7 @@ def _composed(override: str) -> Any:
 
 @cache
 def _settings() -> dict[str, Any]:
-    """What the other keys of a run are by default, by their columns."""
+    """Defaults of the other keys of a run, by their columns."""
     aside = {*JOB.values(), "seed", "strategy", "harness", "figure", "results_dir", "retry"}
     keys = [key for key in documented_keys() if key.name not in aside and not key.name.startswith("mlflow")]
     values = {key.name.removesuffix(".*").replace(".", "_"): yaml.safe_load(key.default) for key in keys}

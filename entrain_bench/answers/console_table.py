@@ -157,7 +157,7 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]
 
 
 def _legend(headings: Sequence[str], baseline: str) -> str:
-    """What columns mean that do not say so themselves."""
+    """Explain the columns whose headings need it."""
     meanings = {
         "±": "±: half of the 95% interval over seeds",
         SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed",

@@ -84,12 +84,6 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
 
 
-def encoder_stages(layout: str, encoder: str) -> int | None:
-    """Stages of the encoder in a run's ``layout`` (``llm tp2 cp1 pp2 ...; vision tp2 cp1 pp6 ...``)."""
-    found = re.search(rf"\b{re.escape(encoder)} tp\d+ cp\d+ pp(\d+)", layout)
-    return int(found.group(1)) if found else None
-
-
 def encoder_degrees(layout: str, encoder: str) -> tuple[float, float] | None:
     """Stages of the encoder in a run's ``layout``, and GPUs of one stage (TP x CP)."""
     found = re.search(rf"\b{re.escape(encoder)} tp(\d+) cp(\d+) pp(\d+)", layout)

@@ -241,7 +241,7 @@ def _recomputing(
 
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
-    """What layouts have in common that differ in recomputation and in the layers of stages."""
+    """Key shared by layouts that differ only in recomputation and in the layers of stages."""
     return layout.num_microbatches, tuple((own.tp, own.cp, own.pp, own.dp, own.sharded) for own in layout.modules)
 
 

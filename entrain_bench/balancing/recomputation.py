@@ -238,7 +238,7 @@ def _bounding(lane: Lane) -> BoolArray:
 
 
 def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[list[Lane], list[IntArray]]:
-    """What every lane may buy, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
+    """Offers of every lane, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
     sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
     num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
@@ -260,7 +260,7 @@ def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) 
 
 
 def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
-    """What a layer of each forward takes when it is kept, at most, and what it saves ``[actions]``, in units."""
+    """Most units that a kept layer of each forward takes, and units that it saves ``[actions]``."""
     sizes, gains = (np.zeros(program.num_actions, np.int64) for _ in range(2))
     for index, (module, placed, rows) in enumerate(
         zip(program.model.modules, program.layout.modules, program.chunks, strict=True)

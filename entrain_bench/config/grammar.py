@@ -204,17 +204,14 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
     for text in line.overrides:
         found = TOP.match(text)
         if found and found[1] not in verb.known:
-            raise unknown_key(text, verb.known, _nested(found[1].lower(), verb))
+            # The key of a run that ends so: ``layout.tp`` for ``tp``.
+            name = found[1].lower()
+            nested = (f"{group}.{name}" for group in verb.passed if name in NESTED_KEYS.get(group, ()))
+            raise unknown_key(text, verb.known, next(nested, ""))
         if found and found[1] in mine:
             texts.append(text)
     overrides = tuple(text for text in line.overrides if text not in texts)
     return Request(_values(name, verb.keys, texts), line.words, with_data(overrides), line.options)
-
-
-def _nested(name: str, verb: Verb[Any]) -> str:
-    """The key of a run that ends with a name: ``layout.tp`` for ``tp``; empty if there is none."""
-    found = (f"{group}.{name}" for group in verb.passed if name in NESTED_KEYS.get(group, ()))
-    return next(found, "")
 
 
 def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
@@ -242,7 +239,7 @@ def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
 
 
 def _no_verb(word: str, verbs: Iterable[str]) -> str:
-    """What to say of a first word that is no verb: the nearest verb, or the key whose choice it is."""
+    """Return the error for a first word that is no verb: the nearest verb, or the key whose choice it is."""
     if word == "figure":
         return "unknown verb figure. Use figures NAME key=value"
     near = nearest(word, verbs)
@@ -257,7 +254,7 @@ def _choice_hint(word: str) -> str:
 
 
 def _no_option(option: str, value: str, verb: Verb[Any]) -> str:
-    """What to say of an unknown option: the key that it is, or the nearest option."""
+    """Return the error for an unknown option: the key that it is, or the nearest option."""
     name = option.lstrip("-").replace("-", "_")
     if name == "retry_failed":
         return f"{option}: is a key. Write retry=failed"

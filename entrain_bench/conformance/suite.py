@@ -223,7 +223,7 @@ def difference(one: object, other: object, path: str = "") -> str:
 
 
 def _parts(value: object) -> dict[str, object]:
-    """What a value is made of, by name; nothing if it is plain."""
+    """Parts of a value by name; none if it is plain."""
     if isinstance(value, tuple | list):
         return {str(index): part for index, part in enumerate(value)}
     if is_dataclass(value):

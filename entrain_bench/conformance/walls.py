@@ -43,7 +43,7 @@ def trespasses(modules: Collection[str]) -> list[str]:
 
 
 def _closed(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
-    """What a statement imports of this suite that is closed to strategies, by where it is defined."""
+    """Yield imports of this suite that are closed to strategies, by where they are defined."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if _is_ours(alias.name) and not _is_open(alias.name))
         return

@@ -82,7 +82,7 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
 
 
 def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
-    """What of a module's step nothing can hide; weights that no forward waits for are gathered by the optimizer."""
+    """Seconds of a module's step that nothing hides; the optimizer gathers weights that no forward waits for."""
     exposed = truth.step_costs.exposed(module, placed)
     if truth.framework.overlap_param_gather:
         return exposed

@@ -69,7 +69,7 @@ class Packs:
         return np.asarray(self._of_ranks(cp, count).max(axis=1), np.float64)
 
     def _of_ranks(self, cp: int, before: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
-        """What each rank has of every chunk ``[chunks, cp]``.
+        """Each rank's share of every chunk ``[chunks, cp]``.
 
         ``before`` says how much tokens of a sequence before a place in it have.
         """

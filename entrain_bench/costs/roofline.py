@@ -343,7 +343,7 @@ class Roofline:
         return forward, backward, sum_in_order(hidden if overlaps else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
-        """What communication adds to compute, a part of it hidden by its place, ``tp_overlap`` of the rest besides.
+        """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest.
 
         Each second that hides costs the computation beside it ``overlap_cost`` seconds. No more hides than there is
         compute.

@@ -176,7 +176,7 @@ class StepCosts:
         return ExposedStep(gather_s, sync_s, least.optimizer_s)
 
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
-        """What buckets add to a pass, of which ``exposed_s`` do not fit beside it; the rest slows it ``[passes]``."""
+        """Seconds that buckets add to a pass: ``exposed_s`` do not fit beside it, the rest slows it ``[passes]``."""
         return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:

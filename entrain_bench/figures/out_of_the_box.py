@@ -80,7 +80,7 @@ def gains(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _word(row: Mapping[Hashable, Any] | None) -> str:
-    """What stands in the place of a mark; empty where there is one."""
+    """Text in place of a mark; empty if there is a mark."""
     if row is None:
         return NO_CELL
     return WORDS[str(row["status"])] if pd.isna(row["speedup"]) else ""

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import encoder_stages, interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.answers.tables import encoder_degrees, interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.answers.text import count
 from entrain_bench.figures._bars import draw_lines, line_handles
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels, say
@@ -44,7 +44,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
         if module["role"] == Role.ENCODER
     }
     chosen = [
-        encoder_stages(str(layout), encoders[model])
+        degrees[0] if (degrees := encoder_degrees(str(layout), encoders[model])) else None
         for layout, model in zip(table.get("layout", pd.Series("", table.index)), table["model"], strict=True)
     ]
     return table.assign(encoder_stages=table["forced_stages"].fillna(pd.Series(chosen, table.index)))

@@ -61,7 +61,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def _message(grid: Grid, table: pd.DataFrame, ticks: Sequence[str]) -> str:
-    """What the last number of forwards changes against the first, by strategy and mean over the jobs."""
+    """Change from the first number of forwards to the last, by strategy, mean over the jobs."""
     keys, said = ["workload", "model"], []
     for name, rows in table.groupby("strategy", sort=False):
         first, last = (rows[rows["max_extra_forwards"] == tick].set_index(keys) for tick in (ticks[0], ticks[-1]))

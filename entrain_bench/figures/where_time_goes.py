@@ -116,7 +116,7 @@ def _draw_panel(
 
 
 def _handles(table: pd.DataFrame) -> list[Artist]:
-    """What the colours and numbers are; classes that nobody has any of are left out."""
+    """Legend of colours and numbers, without classes that no strategy has."""
     patches: list[Artist] = []
     for name, colour in LOOKS.items():
         if (table[name] > 0).any():

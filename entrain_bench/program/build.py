@@ -176,7 +176,7 @@ def _dependencies(
     first_action: IntArray,
     num_actions: int,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """What each action waits for, as CSR, with the bytes that travel along."""
+    """Dependencies of each action as CSR, with the transferred bytes."""
     waits, needs, sizes = [], [], []
     llm = model.llm_index
     consumer = chunk_of_unit(chunks[llm], len(shapes))

@@ -86,7 +86,7 @@ def current_commit() -> Commit:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git says; empty where it fails, or is not there."""
+    """Return git's output; empty if git fails or is not installed."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)

@@ -195,8 +195,9 @@ def new_record(
     """The record of a finished, skipped or failed run."""
     result: dict[str, Any] = {}
     if outcome:
+        chosen = {"microbatches": str(outcome.layout.num_microbatches)} if cell.config.microbatch_size is None else {}
         result = {
-            "layout": outcome.layout.describe() | _microbatches(cell.config, outcome),
+            "layout": outcome.layout.describe() | chosen,
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
             "samples": outcome.samples,
@@ -208,11 +209,6 @@ def new_record(
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
     result |= made_by()
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
-
-
-def _microbatches(config: RunConfig, outcome: RunResult) -> dict[str, str]:
-    """The number of a replica's microbatches, where it was the planner's to choose."""
-    return {"microbatches": str(outcome.layout.num_microbatches)} if config.microbatch_size is None else {}
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:

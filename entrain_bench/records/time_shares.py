@@ -126,7 +126,7 @@ def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
 
 
 def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
-    """What occupies a rank of every lane between the first and the last pass of any, in seconds ``[4, lanes]``.
+    """Seconds that a rank of each lane is occupied between the first and the last pass of any ``[4, lanes]``.
 
     Computation, that of recomputation, communication, and synchronisation of gradients after the lane's last pass.
     """

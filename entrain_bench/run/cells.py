@@ -116,7 +116,7 @@ def run_cells(
 
 
 def _after_death(cell: Cell, died: Died, results: Results) -> Done:
-    """What is left of a cell whose process died: the result, if it was written before, or a record of the death."""
+    """Outcome of a cell whose process died: its result if already written, else a record of the death."""
     try:
         record = results.read(cell.key)
         if record is None or record.status == "failed":

@@ -252,7 +252,7 @@ def run_experiment(
 
 
 def _believable(outcome: RunResult) -> RunResult:
-    """What a run found, unless its numbers cannot be: as a record they would count as no run."""
+    """Return the result of a run; raises if its numbers are impossible, for such a record would count as no run."""
     try:
         check_results(outcome.metrics, outcome.iterations)
     except ValueError as error:

@@ -71,7 +71,7 @@ def _call(pickled: bytes, search: Sequence[str], folder: Path) -> Any:
 
 
 def _result(ray: Any, done: Any, field: str) -> Any:
-    """What a task returned, or ``Died``."""
+    """Return the task's result, or ``Died``."""
     errors = ray.exceptions
     try:
         return ray.get(done)
@@ -116,5 +116,5 @@ def _import_ray(address: str | None, field: str) -> Any:
 
 
 def _last_line(error: Exception) -> str:
-    """What was wrong, without the places that it went through."""
+    """Return the last line of an error's message."""
     return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__

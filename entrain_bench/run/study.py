@@ -210,5 +210,5 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
 
 
 def _job_of(cell: Cell) -> tuple[str, ...]:
-    """What a cell has in common with others of its job: a worker that has run one of them knows half of the next."""
+    """Sort key that puts cells of a job together: a worker that has run one of them knows half of the next."""
     return tuple(sorted(text for text in cell.overrides if not text.startswith("strategy")))

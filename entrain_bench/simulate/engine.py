@@ -291,7 +291,7 @@ def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
 
 @inlined
 def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-def]
-    """What a lane's next action cannot run without yet: an action, or itself as long as not all its lanes are here.
+    """Return the action that a lane's next one waits for; itself while not all its lanes are here.
 
     Returns -1 if nothing is missing. The search goes on where it ended the last time.
     """

@@ -265,7 +265,7 @@ def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
 def _work(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, room_bytes: float
 ) -> FloatArray:
-    """What each unit adds to each stage ``[units, stages]``.
+    """Load that each unit adds to each stage ``[units, stages]``.
 
     A unit that does not fit memory by itself will be recomputed, one that takes half will not; in between a share.
     """

@@ -109,7 +109,7 @@ def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _ModuleWork:
-    """What an iteration asks of a module with given degrees, all replicas together.
+    """Work of an iteration for a module with given degrees, all replicas together.
 
     Attributes:
         units_s: seconds of each layer by its units ``[layers]``.

@@ -124,7 +124,7 @@ def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profil
 def _believed(
     program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None = None
 ) -> tuple[dict[str, Any], IntArray]:
-    """What recomputation decides about actions, by name, and ``room_bytes`` (``Actions``).
+    """Recomputation's decisions on actions, by name, and ``room_bytes`` (``Actions``).
 
     Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
     """

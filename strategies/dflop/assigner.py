@@ -304,7 +304,7 @@ def unit_s(
 
 
 def _observation(program: Program, index: int, seconds: FloatArray, profile: Profile) -> Observation:
-    """What one module's microbatches took on a stage, on average over its stages, and what was predicted for them."""
+    """Measured and predicted times of one module's microbatches on a stage, means over its stages."""
     shapes, placed, chunks = program.shapes, program.layout.modules[index], program.chunks[index]
     module = program.model.modules[index]
     believed = unit_s(module, shapes, placed, program.layout.num_microbatches, profile)

@@ -115,7 +115,7 @@ def test_slots_of_a_lane_are_a_permutation_in_1f1b_order(num_microbatches: int, 
 
 
 class RecordingStage:
-    """What ``Schedule1F1B`` needs of a stage; remembers the order of passes."""
+    """A stage as ``Schedule1F1B`` needs it; remembers the order of passes."""
 
     def __init__(self, stage_index: int, num_stages: int) -> None:
         self.stage_index, self.num_stages = stage_index, num_stages

@@ -53,7 +53,7 @@ def requested(**values: int | None) -> Job:
 
 @dataclass
 class Caught:
-    """What the tuner is asked with."""
+    """Arguments of the tuner."""
 
     sets: list[object] = field(default_factory=list)
 

@@ -130,14 +130,14 @@ def alone(layout: Layout, shapes: SampleShapes) -> list[tuple[FloatArray, FloatA
 
 
 def steps_s(layout: Layout) -> list[FloatArray]:
-    """What of each module's stages follows their last backward."""
+    """Seconds of each module's stages after their last backward."""
     pairs = zip(GENERATING.modules, layout.modules, strict=True)
     exposed = [TRUTH.step_costs.exposed(module, own) for module, own in pairs]
     return [own.sync_s + own.optimizer_s for own in exposed]
 
 
 def gathers_s(layout: Layout) -> list[FloatArray]:
-    """What of the gather of each module's weights precedes their first forward."""
+    """Seconds of gathering each module's weights before their first forward."""
     pairs = zip(GENERATING.modules, layout.modules, strict=True)
     return [TRUTH.step_costs.exposed(module, own).gather_s for module, own in pairs]
 

@@ -43,7 +43,7 @@ def of_travelling(program: Program, link_s: float, fixed_s: float) -> tuple[Floa
 
 
 def held_by(program: Program, hold_s: FloatArray) -> dict[str, float]:
-    """What holds lanes after each pass, by a short name."""
+    """Holds of lanes after each pass, by a short name."""
 
     def name(view: ActionView) -> str:
         return f"{view.module} {'FB'[int(view.kind)]}{view.microbatch}"

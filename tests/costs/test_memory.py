@@ -168,7 +168,7 @@ def test_a_1f1b_stage_holds_as_many_microbatches_as_stages_follow_and_one(
 
 
 def handed_bytes(program: Program) -> tuple[list[float], list[float], list[float]]:
-    """What every action receives and sends, and what a forward has from another module, by hand."""
+    """Bytes that every action receives and sends, and that a forward has from another module, by hand."""
     received, sent, held = ([0.0] * program.num_actions for _ in range(3))
     layout = program.layout
     for target in range(program.num_actions):

@@ -255,7 +255,7 @@ COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "tota
 
 
 def monotone(times: PassTimes) -> dict[str, Any]:
-    """What never falls as work grows; what is exposed of a backward's communication may, as more can hide it."""
+    """Times that never fall as work grows; exposed communication of a backward may, as more can hide it."""
     columns = {name: getattr(times, name) for name in ("forward_s", "forward_comm_s", "backward_s", "total_s")}
     return columns | {"backward": times.backward_s + times.backward_comm_s}
 

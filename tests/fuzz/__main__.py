@@ -43,12 +43,12 @@ def main() -> int:
 
 
 def _name(case: Case, number: int) -> str:
-    """What a case is called; ``number`` is its place behind the command lines."""
+    """The name of a case; ``number`` is its place behind the command lines."""
     return shlex.join(case.words) or (f"trace {number}" if case.sweep is None else f"sweep {case.sweep}")
 
 
 def cases(seed: int, num_lines: int, num_traces: int, num_sweeps: int, folder: str) -> list[Case]:
-    """What is tried: the same for the same seed."""
+    """All cases; the same for the same seed."""
     lines = [Case(folder, command_line(np.random.default_rng([seed, 0, i]))) for i in range(num_lines)]
     traces = [Case(folder, trace=trace(np.random.default_rng([seed, 1, i]))) for i in range(num_traces)]
     return [*lines, *traces, *(Case(folder, sweep=seed + number) for number in range(num_sweeps))]

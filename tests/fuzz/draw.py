@@ -113,7 +113,7 @@ def _like(rng: np.random.Generator, value: Any) -> str:
 
 @cache
 def _keys() -> dict[str, Any]:
-    """What may be overridden, with the values of ``SMALL``."""
+    """Keys that may be overridden, with the values of ``SMALL``."""
     inside = flatten(compose(*SMALL).content())
     known = {**dict.fromkeys(key.name for key in documented_keys()), **inside}
     return {name: value for name, value in known.items() if name.partition(".")[0] not in KEPT}

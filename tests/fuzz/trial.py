@@ -27,7 +27,7 @@ MEMORY_BYTES = 12 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried in a folder: the words of a command line, the bytes of a trace, or the commands of a sweep."""
+    """A trial in a folder: the words of a command line, the bytes of a trace, or the commands of a sweep."""
 
     folder: str
     words: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ def in_limits(case: Case) -> tuple[str, float]:
 
 
 def try_case(case: Case) -> str:
-    """What is wrong with how the command ended; empty if nothing is."""
+    """The problem with how the command ended; empty if there is none."""
     folder, words = Path(case.folder), case.words
     if case.sweep is not None:
         with TemporaryDirectory(dir=folder) as here, chdir(here):
@@ -81,7 +81,7 @@ def _problem(words: Sequence[str]) -> str:
 
 
 def _wrong_words(said: str) -> str:
-    """What is wrong with what bad input was answered with: more or less than one line of ours."""
+    """The problem with the answer to bad input: more or less than one line of ours."""
     *before, last = said.splitlines() or [""]
     if not last.startswith("entrain-bench: "):
         return f"exit code 2 and no line of ours: {last}"

@@ -69,7 +69,7 @@ def run_tests(copy: Path, tests: Sequence[str], timeout_s: float | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a mutant is put through.
+    """The tests of a mutant.
 
     Attributes:
         copy: the repository without mistakes, with what it compiled.

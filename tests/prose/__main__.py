@@ -115,7 +115,7 @@ def grown(counts: Mapping[str, int], known: Mapping[str, int]) -> dict[str, int]
 
 
 def summary(counts: Mapping[str, int]) -> str:
-    """What remains, most first."""
+    """Remaining hits, most first."""
     files = {name: count for name, count in counts.items() if name != HAND_WRITTEN}
     lines = [f"{count:6} {name}" for name, count in sorted(files.items(), key=lambda one: (-one[1], one[0]))]
     words = f"{HAND_WRITTEN}: {counts[HAND_WRITTEN]:,} (limit {LIMIT:,})"

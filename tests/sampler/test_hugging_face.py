@@ -86,7 +86,7 @@ def error(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
 
 
 def join(rank: int) -> None:
-    """What torchrun tells processes."""
+    """The environment that torchrun gives to processes."""
     sys.path.insert(0, str(FOLDER))
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -108,7 +108,7 @@ def one_lane_of_a_pass_decides(patch: pytest.MonkeyPatch) -> None:
     neighbours = sharding._neighbours
 
     def of_one_lane(program: Program, sharded: IntArray) -> list[IntArray]:
-        """What the last lane of each action comes from and goes on to."""
+        """Actions before and after each action on its last lane."""
         found = []
         for each in neighbours(program, sharded):
             last = np.zeros(program.num_actions, np.int64)

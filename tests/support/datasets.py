@@ -141,6 +141,6 @@ def write_repeated(path: Path, entries: int, column: str = "texts", value: str |
 
 
 def scan_report(source: Any, output: Path) -> scan_module.ScanReport:
-    """What a scan in this process finds."""
+    """Result of a scan in this process."""
     with patch.object(scan_module.workers, "Crew", Here):
         return scan_module.Scan(source=source, workers=1).run(output)

@@ -64,7 +64,7 @@ def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Se
 
 
 def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Single:
-    """What the interleaver is given of segments, with these priorities and groups."""
+    """The interleaver's input for segments, with these priorities and groups."""
     return Single(
         found.actions.lanes,
         found.actions.is_backward,

@@ -131,7 +131,7 @@ def random_actions(rng: np.random.Generator) -> tuple[Single, IntArray, IntArray
 
 
 class Reference:
-    """What stands in the interleaver's docstrings, without queues, caches or compilation."""
+    """The interleaver as its docstrings state it, without queues, caches or compilation."""
 
     def __init__(self, actions: Single, lane_set: IntArray, room_bytes: IntArray) -> None:
         self.actions, self.room = actions, room_bytes

@@ -87,7 +87,7 @@ def draw(seed: int) -> DrawnSweep:
 
 
 def sweep_problem(seed: int) -> str:
-    """What is wrong with the commands of a drawn sweep, and of half of its runs; empty if nothing is.
+    """The problem with the commands of a drawn sweep, and of half of its runs; empty if there is none.
 
     The current folder is one of ``make_folder``.
     """

@@ -112,7 +112,7 @@ def _changed(chance: np.random.Generator, root: Path) -> str:
 
 
 def _check(folder: Folder, root: Path) -> None:
-    """What the folder says is what it said before, or named, or gone."""
+    """Check that everything in the folder is as before, named, or gone."""
     problems = Verification(root, "")
     problems.read_all()
     named = dict[Path, str]()

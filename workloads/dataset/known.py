@@ -94,7 +94,7 @@ def _check_read(kind: str, chosen: str | None, rows: Sequence[Mapping[str, Any]]
 
 
 def _file_name(value: Any) -> str:
-    """What may be a file's name in a value: itself, the first of a list, a ``path``; empty if there is none."""
+    """The file name in a value: itself, the first of a list, or its ``path``; empty if there is none."""
     value = value[0] if isinstance(value, list) and value else value
     name = value.get("path") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) and "." in name else ""

@@ -134,7 +134,7 @@ def _pieces(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[
 
 
 def _unpacked_bytes(values: pa.Array) -> int:
-    """What values take as objects of Python's, at most."""
+    """Upper bound of the bytes that values take as Python objects."""
     kind = values.type
     if pa.types.is_dictionary(kind):
         longest = max(map(len, filter(None, values.dictionary.to_pylist())), default=0)

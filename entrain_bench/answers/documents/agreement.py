@@ -173,7 +173,7 @@ def _same(ours: str, theirs: str) -> bool:
 
 
 def _wrongly_open(claim: Claim) -> Iterator[str]:
-    """What the texts call open though a cell states it."""
+    """Yield sentences that call a setting open though a cell states it."""
     stated = claim.paper_setting
     for cell in (*claim.cells, *claim.per):
         stated = stated.replace(cell.words, "")

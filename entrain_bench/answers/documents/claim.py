@@ -198,16 +198,19 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
     measure = _measure(values["measure"])
     published = published_side(_setting(PUBLISHED, values[PUBLISHED], values))
     relative = bool(published.to)
-    judged_by = values.get("judged_by", _kind_of(measure, relative or published.is_of_two))
+    compared = relative or published.is_of_two
+    # Numbers that are compared with nothing are levels, and so is memory; anything else is a gain.
+    usual = LEVEL if not compared or measure.metric == "peak_memory_bytes" else GAIN
+    judged_by = values.get("judged_by", usual)
     require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
     given = "value" in values
     stated, stated_unit = ((), "") if given or not cells else value_of(cells, per, judged_by, relative)
-    numbers = _numbers(values["value"]) if given else stated
+    listed = values["value"] if given and isinstance(values["value"], list) else [values.get("value")]
+    numbers = tuple(float(number) for number in listed if number is not None) if given else stated
     unit = "x" if cells and not numbers else values.get("unit", stated_unit)
     require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
     require(unit not in BARE or not relative, "published.to", [*published.to], f"empty for {unit}")
     require(judged_by == GAIN or bool(numbers), "judged_by", judged_by, "gain for an order")
-    compared = relative or published.is_of_two
     require(unit != "x" or compared, "published.to", [], "given for a ratio, or at and against")
     require(
         unit == "x" or (bool(numbers) and not published.is_of_two), "unit", unit, "x for an order and two situations"
@@ -244,11 +247,6 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
     return claim
 
 
-def _kind_of(measure: Measure, compared: bool) -> str:
-    """Numbers that are compared with nothing are levels, and so is memory; anything else is a gain."""
-    return LEVEL if not compared or measure.metric == "peak_memory_bytes" else GAIN
-
-
 def value_of(
     cells: Sequence[PublishedCell], per: tuple[PublishedCell, ...], judged_by: str, relative: bool
 ) -> tuple[tuple[float, ...], str]:
@@ -269,10 +267,6 @@ def value_of(
         return (), "x"
     require(len(units) == 1, "cells", ", ".join(sorted(units)), "of one unit")
     return tuple(dict.fromkeys((min(numbers), max(numbers)))), units.pop()
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    return tuple(float(number) for number in (value if isinstance(value, list) else [] if value is None else [value]))
 
 
 def _fair(published: ClaimSide, values: Mapping[str, Any], measure: Measure) -> ClaimSide | None:

@@ -166,7 +166,7 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
 
 
 def _words(claim: Claim) -> dict[str, str]:
-    """What a claim's row states before anything is measured."""
+    """Return the texts of a claim's row that need no run."""
     sweeps, assumed = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps), ""
     if claim.assumption:
         where = " (fair)" if claim.assumption.of_setting == FAIR else ""

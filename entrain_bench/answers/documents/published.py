@@ -183,7 +183,8 @@ def _parsed(source: str, row: Mapping[str, str]) -> PublishedCell:
     require(row["how"] in HOW, "how", row["how"], f"one of {', '.join(HOW)}")
     low, high, value = (_number(row[key]) for key in ("low", "high", "value"))
     require(low is None or high is None or low <= high, "low", low, f"at most high={high}")
-    setting = dict(_pair(text) for text in row["setting"].split(";") if text)
+    pairs = [text.partition("=") for text in row["setting"].split(";") if text]
+    setting = {key.strip(): value.strip() for key, _, value in pairs}
     texts = {key: row[key] for key in _TEXTS}
     return PublishedCell(source=source, setting=setting, value=value, printed=row["value"], low=low, high=high, **texts)
 
@@ -192,11 +193,6 @@ _TEXTS = (
     *("id", "where", "system", "baseline", "model", "data", "gpus", "gpu_type"),
     *("metric", "unit", "kind", "how", "note"),
 )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, _, value = text.partition("=")
-    return key.strip(), value.strip()
 
 
 def _number(text: str) -> float | None:

@@ -270,7 +270,7 @@ def _speedup(reference: Mapping[int, float], own: Mapping[int, float], iteration
 def _firmness(
     judge: StrategyRace, plans: Mapping[str, TrainingPlan], fresh: Mapping[int, float], given: Mapping[str, str]
 ) -> list[Firm]:
-    """What changed assumptions do to frozen plans, the fastest's first, at the first fresh seeds."""
+    """Effects of changed assumptions on frozen plans, the fastest's first, at the first fresh seeds."""
     folder = judge.results.root / FROZEN
     best, variants = next(iter(plans)), dict[str, StrategyVariant]()
     for name, plan in plans.items():
@@ -307,7 +307,7 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
 def _knob_costs(
     judge: StrategyRace, best: str, refuse: Refuse, fresh: Mapping[int, float], given: Mapping[str, str]
 ) -> list[KnobCost]:
-    """What the user's values of free keys cost the fastest strategy, if that is more than ``COSTLY``.
+    """Slowdowns of the fastest strategy by the user's values of free keys, if above ``COSTLY``.
 
     It is tuned with all of them free, and only if that is much faster, with each of them free.
     """

@@ -67,7 +67,9 @@ def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_di
     yield from (INDENT + line for line in spent_lines(answer.spent, width - len(INDENT)))
     yield from _hung(loss_words(answer.spent), width)
     yield ""
-    yield from _section("Lower bounds", [_bounds(answer)], width)
+    bound_s, gain = _bound_words(answer, "lower_bound_s")
+    own = f"{_cluster_bound(answer)} Lower bound for this layout: {bound_s} s ({gain})."
+    yield from _section("Lower bounds", [own], width)
     if answer.firm:
         rivals = [*answer.firm[0].rivals]
         among = f", against {listing(rivals)}" if rivals else ""
@@ -262,11 +264,6 @@ def _memory(answer: Recommendation) -> str:
         f"Peak {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%), {budget - peak:.1f} GiB below "
         f"the budget of {budget:.1f} (memory_fraction={answer.config.memory_fraction:g})."
     )
-
-
-def _bounds(answer: Recommendation) -> str:
-    bound_s, gain = _bound_words(answer, "lower_bound_s")
-    return f"{_cluster_bound(answer)} Lower bound for this layout: {bound_s} s ({gain})."
 
 
 def _cluster_bound(answer: Recommendation) -> str:

@@ -116,7 +116,7 @@ def answer_page(answer: Answer, results_dir: str, standings: bytes | None = None
 
 
 def _decision(main: Answer, results_dir: str, standings: bytes | None) -> Section:
-    """What a reader needs who reads nothing else."""
+    """Return the part for readers who read nothing else."""
     blocks: list[Block] = [decision(main, results_dir)]
     if standings is not None:
         caption = "Iteration time: means over seeds, with 95% confidence intervals; the runs of the table below."
@@ -181,7 +181,7 @@ def _probable(answer: Answer, case: Case) -> str:
 
 
 def _verdict(answer: Answer, case: Case) -> Iterator[str | Text]:
-    """What to use, its speedup, what is as good, and why."""
+    """Yield the strategy to use, its speedup, those that are as good, and the reason."""
     outcome, first, good = outcome_of(answer, case)
     words = {NO_RESULT: "none", NOT_DECIDED: f"not decided: {' or '.join(first)}"}
     yield Text(words.get(outcome) or first[0], strong=True)

@@ -66,11 +66,6 @@ def runs_link(base: str, experiment: str) -> str:
     return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"
 
 
-def run_link(base: str, experiment: str, run_id: str) -> str:
-    """Address of one of its runs."""
-    return f"{base}/#/experiments/{experiment}/runs/{run_id}?{urlencode(WORKFLOW)}"
-
-
 def answer_link(base: str, experiment: str, run_id: str) -> str:
     """Address of the answer of a sweep, a page in the artifacts of its parent run."""
     return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{ANSWER_PAGE}?{urlencode(WORKFLOW)}"
@@ -217,7 +212,7 @@ def entries_of(
 
 
 def _split(texts: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What all of some mappings hold, and what each holds beside that; which configuration it is only for lone runs."""
+    """Split mappings into their shared items and the rest of each; lone runs keep their configuration."""
     shared = {name: text for name, text in texts[0].items() if all(each.get(name) == text for each in texts)}
     aside = {*shared, CONFIGURATION_TAG}
     return shared, [{name: text for name, text in each.items() if name not in aside} for each in texts]

@@ -156,7 +156,7 @@ def _curves(group: _Group) -> LayerCurves:
 
 
 def _kept_bytes_per_token(group: _Group) -> tuple[float, float]:
-    """What a layer keeps, without and with recomputation, of the pack of most tokens."""
+    """Bytes that a layer keeps of the pack of most tokens, without and with recomputation."""
     top = max(group.points, key=lambda point: (sum(point.lengths), point.labelled))
     largest, same = top.lengths, (top.lengths, top.labelled)
     alike = sorted(

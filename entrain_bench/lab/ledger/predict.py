@@ -186,7 +186,7 @@ def model_of(job: LedgerJob) -> ModelSpec:
 
 
 def _of_products(job: LedgerJob, layer: Layer) -> dict[str, Any]:
-    """What a job changes of a block's products, and of the communication and inputs of the column-parallel ones.
+    """A job's changes to a block's products, and to communication and inputs of the column-parallel ones.
 
     Without sequence parallelism PyTorch's products each all-reduce their input gradient. With it they keep the gathered
     inputs, of which megatron-core keeps a rank's part.
@@ -225,7 +225,7 @@ def _with_accumulation(job: LedgerJob, layer: Layer) -> Layer:
 
 
 def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
-    """What a job changes of a layer with attention: its mask, and kernels that others fuse.
+    """A job's changes to a layer with attention: its mask, and kernels that others fuse.
 
     Eager attention scales and masks scores in kernels of their own. Dropout is another kernel, of scores and of the
     results of attention and MLP. All read and write what they work on in both passes, dropout a byte of its mask, too;

@@ -154,7 +154,7 @@ def posterior(ledger: Ledger, error: float) -> Draws:
 
 
 def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit:
-    """What is unknown around the configured constants.
+    """Ranges of the unknown around the configured constants.
 
     Where these contradict what a source has measured on a device, that source does not narrow the device's constants.
     """

@@ -73,7 +73,7 @@ class WorkFeed:
 
 
 def _in_thread[T](call: Callable[[], T]) -> Future[T]:
-    """What a call will return or raise; a thread of a pool would keep a rank that failed from ending."""
+    """A call's future result or error; a thread of a pool would keep a failed rank from ending."""
     future: Future[T] = Future()
 
     def run() -> None:

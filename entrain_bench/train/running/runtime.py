@@ -238,7 +238,7 @@ class _Iteration:
         return None if graph.leaf is None else graph.leaf.grad
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
-        """What a forward starts from: features, received hidden states, or projected tokens from several encoders."""
+        """Inputs of a forward: features, received hidden states, or projected tokens from several encoders."""
         features = inputs.features_on(self.runtime.device, self._stage(step).stage.module)
         if features is not None:
             return features

@@ -40,7 +40,7 @@ def test_devices_options_tests_and_configuration_are_part_of_it(
 
 
 def test_strategies_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs the sections does not import them."""
+    """The process that runs the sections does not import them."""
     found = identity_of(SETUP, [])
     monkeypatch.setattr(command, "OWN_PACKAGES", frozenset({"entrain_bench"}))
     assert identity_of(SETUP, []) != found

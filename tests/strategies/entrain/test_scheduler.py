@@ -67,7 +67,7 @@ def chosen_warmup(
 def handed_bytes(
     shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool
 ) -> tuple[FloatArray, FloatArray]:
-    """What tensors between actions take at most on every lane."""
+    """Most bytes of tensors between actions on every lane."""
     return MEMORY.handed_bytes(chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split))
 
 

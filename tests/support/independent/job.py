@@ -108,7 +108,7 @@ class Job:
         return [action for action in map(self.named, self.program.lane_actions[entries].tolist()) if action]
 
     def named(self, number: int) -> Action | None:
-        """What a program's action is; None for steps."""
+        """Description of a program's action; None for steps."""
         program = self.program
         if program.chunk[number] < 0:
             return None
@@ -267,7 +267,7 @@ class Job:
 
     @cached_property
     def offload_s(self) -> dict[Action, float]:
-        """What the host link adds to the last forward and the first backward of an offloaded module on a lane."""
+        """Seconds that the host link adds to an offloaded module's last forward and first backward on a lane."""
         added: dict[Action, float] = {}
         bandwidth = self.cluster["device"]["host_bandwidth_bytes_per_s"]
         for order in self.orders:

@@ -145,7 +145,7 @@ def _block(get: Mapping[str, Any], norm: int, causal: bool, window: int) -> Laye
 
 
 def mlp_of(config: Mapping[str, Any]) -> Layer:
-    """What selective recomputation runs again of a block: the second norm, the products of its MLP, the activation."""
+    """Parts of a block that selective recomputation runs again: second norm, products of the MLP, activation."""
     h, f = config["hidden_size"], config["ffn_hidden_size"]
     up = f * (2 if config.get("gated_mlp") else 1)
     products = [Product(h, up), Product(f, h, 1.0, True)]

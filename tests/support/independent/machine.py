@@ -219,7 +219,7 @@ class Machine:
         return ahead, back, hidden if layer.learns else 0.0
 
     def _exposed_s(self, comm: float, hidden: float, compute: float) -> float:
-        """What is left when the framework has overlapped the rest, which slows computation; at most that hides."""
+        """Seconds left after the framework's overlap, which slows computation; at most that hides."""
         left = (1 - self.framework["tp_overlap"]) * (comm - hidden)
         return max(left + self.slowing * (comm - left), comm - compute)
 

@@ -23,7 +23,7 @@ from support.train.runs import features_of
 
 @dataclass(frozen=True)
 class TinyPublished:
-    """What ``model=tiny`` is, in ``transformers``: Qwen2.5-VL's vision tower and Llama, which see items before text."""
+    """``model=tiny`` in ``transformers``: Qwen2.5-VL's vision tower and Llama, which see items before text."""
 
     vision: torch.nn.Module
     llm: torch.nn.Module

@@ -99,7 +99,7 @@ def test_a_data_set_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path
 def test_list_entries_that_python_has_no_room_for_are_refused_before_it_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Arrow takes for an entry fits, what Python's objects take does not."""
+    """An entry that fits as Arrow, but not as Python objects."""
     monkeypatch.setattr(parquet_module, "BUDGET", Budget(2**26))
     source = ParquetSource(path=str(write_repeated(tmp_path / "a.parquet", 500_000)), text=["texts"])
     with pytest.raises(BadSampleError, match=r"1 rows of row group 1 would take .*, at most 0.0625") as error:

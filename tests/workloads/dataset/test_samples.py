@@ -36,7 +36,7 @@ LIMITS = Limits()
 
 
 def content(record: RawSample | BadRecord) -> Any:
-    """What two records must share; media by what they are of."""
+    """Content that two records must share, media by their kind."""
     return record if isinstance(record, RawSample) else (record.key, str(record.error))
 
 

@@ -37,7 +37,7 @@ def sizes(source: Source) -> list[Sizes]:
 
 
 def bad(source: Source) -> dict[str, str]:
-    """What is wrong, by sample."""
+    """Problems by sample."""
     return {name: str(record.error) for name, record in records(source) if isinstance(record, BadRecord)}
 
 
