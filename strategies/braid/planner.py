@@ -124,7 +124,9 @@ class BraidPlanner:
             if least_s[index] > WORST * best_s:
                 break
             shape = shapes[index]
-            rating_s = decisive(max(split_layers(work, shape).busiest_s, work.longest_s(shape)))
+            found = split_layers(work, shape)
+            step_s = profile.step_s(place(job, shape, found.layers))
+            rating_s = decisive(max(found.busiest_s, work.longest_s(shape)) + step_s)
             best_s = min(best_s, rating_s)
             rated.append((rating_s, index))
         return [(rating_s, shapes[index]) for rating_s, index in sorted(rated) if rating_s <= WORST * best_s]
