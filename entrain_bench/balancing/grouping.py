@@ -204,11 +204,14 @@ def room_bytes(layout: Layout, profile: Profile) -> float:
     return FILLED * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
 
 
-def step_assignment(shapes: SampleShapes, layout: Layout, profile: Profile, balanced: Collection[str]) -> Assignment:
-    """Micro-steps of arrival on groups of several widths: of ``balanced`` modules ``grouped``, of others ``joined``.
+def step_assignment(
+    shapes: SampleShapes, layout: Layout, profile: Profile, balanced: Collection[str], step: IntArray | None = None
+) -> Assignment:
+    """Micro-steps on groups of several widths: of ``balanced`` modules ``grouped``, of others ``joined``.
 
     Every module has groups of its own, because collectives end every pass of a micro-step together. A module may fill
-    the share of the memory that it has of all bytes.
+    the share of the memory that it has of all bytes. Without ``step``, micro-steps ``[samples]``, they are those of
+    arrival; with it all modules must be balanced.
 
     Raises:
         IncompatibleError: for stages.
@@ -220,7 +223,8 @@ def step_assignment(shapes: SampleShapes, layout: Layout, profile: Profile, bala
     if llm.pp > 1:
         raise IncompatibleError(f"layout.pp={llm.pp}: must be 1 for micro-steps on groups of several widths")
     share = -(-count // layout.num_microbatches)
-    step, place = np.divmod(np.arange(count), share)
+    arrival, place = np.divmod(np.arange(count), share)
+    step = arrival if step is None else step
     modules = list(zip(model.modules, layout.modules, strict=True))
     costs = [unit_costs(module, placed, shapes, profile) for module, placed in modules]
     total_bytes, room = sum(float(bytes_.sum()) for _, bytes_, _ in costs), room_bytes(layout, profile)

@@ -9,6 +9,7 @@ import numpy as np
 
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
+from entrain_bench.balancing.rounds import plane_layout
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, group_chunks
@@ -25,7 +26,7 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
     """Layouts on all ranks with groups of any width that the request allows (``plane_degrees``).
 
     Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, .... A requested
-    TP is that of all groups of the LLM.
+    TP is that of all groups of the LLM. Layouts with sharded weights (``plane_layout``) come last, in one round.
     """
     job = without_stages(job)
     num_ranks, node, asked = job.cluster.num_ranks, job.cluster.gpus_per_node, job.request.tp
@@ -49,6 +50,13 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             )
         else:
             yield Layout(tuple(modules), 1)
+    whole = [(len(module.layers),) for module in job.model.modules]
+    for tp in plane_degrees(job, TENSOR_PARALLEL) if job.framework.encoder_optimizers == 1 else ():
+        positions = num_ranks // tp
+        if positions & (positions - 1) or not all(splits(module, tp) for module in job.model.modules):
+            continue
+        recomputed = [module.name in (job.request.recompute or ()) for module in job.model.modules]
+        yield plane_layout(job, tp, whole, False, recomputed, 1, sharded=True)
 
 
 def without_stages(job: Job) -> Job:

@@ -13,7 +13,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
@@ -57,9 +57,15 @@ class BraidAssigner:
 
         Raises:
             IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
+            OutOfMemoryError: if no number of rounds of sharded weights fits.
         """
         if layout.modules[0].widths:
-            return fastest_packs(shapes, layout, profile, self.compare)[1]
+            found = fastest_packs(shapes, layout, profile, self.compare)[1]
+            if not found.modules:
+                raise OutOfMemoryError(
+                    f"assignment: {len(shapes)} samples do not fit in memory in any number of rounds"
+                )
+            return found
         model, index_of_llm = profile.job.model, profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())

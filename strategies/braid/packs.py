@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.filling import lpt_with_exchange
+from entrain_bench.balancing.grouping import room_bytes, step_assignment
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.widths import packed_program, widths_of
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
@@ -20,7 +26,7 @@ LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 # Share of the memory beside states that packs may keep; the rest is for what passes need while they run.
 KEPT = 0.97
 # Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more of the traffic of
-# weights and gradients.
+# weights and gradients. With sharded weights rounds are so many times as many as they could be.
 STRETCHES = (1.0, 1.25, 1.6, 2.5)
 # Deals, those that end first, whose programs are compared.
 COMPARED = 2
@@ -33,8 +39,11 @@ def fastest_packs(
 ) -> tuple[float, Assignment]:
     """Of several deals, sizes of packs and orders those whose program ends first, and when by belief.
 
-    Infinite if none fits memory. Without ``compare`` packs fit memory, wide ones come first.
+    Infinite if none fits memory. Without ``compare`` packs fit memory, wide ones come first. Sharded weights have
+    rounds instead.
     """
+    if layout.modules[0].sharded:
+        return fastest_rounds(shapes, layout, profile)
     work, widths = work_of(shapes, layout, profile), widths_of(layout)
     room = KEPT * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
     seconds, kept, running = priced(work, widths, len(shapes), room)
@@ -52,9 +61,7 @@ def fastest_packs(
         key = index, packs.tobytes(), first
         if key not in known:
             labels = labels_of(packs, deal, work, layout)
-            program = packed_program(shapes, layout, labels, profile)
-            fits = float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes
-            known[key] = decisive(packed_iteration_s(program, profile)) if fits else np.inf, labels
+            known[key] = ended_s(shapes, layout, labels, profile), labels
         return known[key][0]
 
     stretch = min(STRETCHES if compare else (1.0,), key=lambda each: end_s(0, each, WIDE))
@@ -62,6 +69,38 @@ def fastest_packs(
         for first in ORDERS if compare and len(np.unique(deal.width)) > 1 else (WIDE,):
             end_s(index, stretch, first)
     return min(known.values(), key=lambda each: each[0])
+
+
+def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[float, Assignment]:
+    """Rounds that all ranks begin together, as gathers of sharded weights need it, and when they end by belief.
+
+    All have equal shares of encoders and LLM; a module's units go to the groups that end first. Of the least number of
+    rounds, if they recompute all that they can, and of larger numbers that which ends first; infinite if none fits.
+    """
+    model, work = profile.job.model, work_of(shapes, layout, profile)
+    asked = profile.job.request.recompute is not None
+    lean = replace(layout, modules=tuple(replace(own, recompute=own.recompute or not asked) for own in layout.modules))
+    cost, bytes_ = np.zeros((len(shapes), 2)), 0.0
+    for index, module in enumerate(model.modules):
+        row, units = int(work.first_degree[index]), slice(*work.first_unit[index : index + 2])
+        owner = module.owners(shapes, module.units(shapes))
+        cost[:, int(module is model.llm)] += np.bincount(owner, work.seconds[row, units], len(shapes))
+        bytes_ += float(work.lean_bytes[row, units].sum() * work.width[row])
+    least = decisive(bytes_ / max(room_bytes(lean, profile) * layout.num_ranks, 1.0))
+    best: tuple[float, Assignment] = np.inf, Assignment(())
+    for count in dict.fromkeys(int(np.ceil(stretch * least)) for stretch in STRETCHES):
+        with suppress(OutOfMemoryError):
+            step = lpt_with_exchange(cost, min(count, len(shapes)))
+            labels = step_assignment(shapes, lean, profile, [module.name for module in model.modules], step)
+            best = min(best, (ended_s(shapes, layout, labels, profile), labels), key=lambda each: each[0])
+    return best
+
+
+def ended_s(shapes: SampleShapes, layout: Layout, labels: Assignment, profile: Profile) -> float:
+    """When the program of labelled units ends by belief; infinite if it does not fit memory."""
+    program = packed_program(shapes, layout, labels, profile)
+    fits = float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes
+    return decisive(packed_iteration_s(program, profile)) if fits else np.inf
 
 
 def labels_of(place: IntArray, deal: Deal, work: Work, layout: Layout) -> Assignment:

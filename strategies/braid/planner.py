@@ -26,10 +26,10 @@ from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best.
 WORST = 1.3
-# Layouts with widths are compared on so many drawn batches, fewer if they have more samples than that, and dropped if
-# they are so many times as slow as the best; no pipelines are planned if the best takes at most so many times its work
-# evenly shared.
-BATCHES, SAMPLES, NEAR, PIPELINED = 3, 6144, 1.05, 1.5
+# Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number,
+# on fewer if they have more than the second. From the first number on, a layout is dropped if it takes so many times as
+# long as the best; no pipelines are planned if the best takes at most so many times its work evenly shared.
+BATCHES, FEW, MANY, NEAR, PIPELINED = 3, 512, 6144, 1.05, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +95,27 @@ class BraidPlanner:
     def _with_widths(self, profile: Profile) -> tuple[list[Candidate], float]:
         """Layouts whose groups have several widths, by rising estimate, and seconds of their work evenly shared.
 
-        An estimate is the mean over drawn batches; only layouts near the best of the first batch have more than one.
+        An estimate is the mean over drawn batches; only layouts near the best have more than a few.
         """
-        start, even_s = profile.place, np.inf
-        found = [(list[float](), layout) for layout in layouts_with_widths(profile.job) if has_room(profile, layout)]
-        count = max(1, min(BATCHES, SAMPLES // profile.job.global_batch))
-        for _ in range(count if self.widths else 0):
-            samples = profile.draw(profile.job.global_batch)
-            for seconds, layout in found:
-                seconds.append(fastest_packs(samples, layout, profile)[0])
-            even_s = min(even_s, evenly_s(samples, profile))
-            best_s = min((float(np.mean(seconds)) for seconds, _ in found), default=np.inf)
-            found = [each for each in found if np.mean(each[0]) <= NEAR * best_s < np.inf]
+        start, size, offers = profile.place, profile.job.global_batch, list[Candidate]()
+        count = min(max(BATCHES, FEW // size), max(1, MANY // size)) if self.widths else 0
+        batches = [profile.draw(size) for _ in range(count)]
         profile.go_back(start)
-        offers = [Candidate(float(np.mean(seconds)), layout) for seconds, layout in found if seconds]
+        best = np.full(count, np.inf)
+        for layout in layouts_with_widths(profile.job) if count else ():
+            # No round is shorter than its gathers.
+            if not has_room(profile, layout) or gathers_s(profile, layout) > NEAR * best.mean():
+                continue
+            seconds = np.zeros(0)
+            for samples in batches:
+                seconds = np.append(seconds, fastest_packs(samples, layout, profile)[0])
+                is_near = seconds.mean() <= NEAR * best[: len(seconds)].mean()
+                if np.isinf(seconds[-1]) or (len(seconds) * size >= FEW and not is_near):
+                    break
+            else:
+                offers.append(Candidate(float(seconds.mean()), layout))
+                best = min(best, seconds, key=np.mean)
+        even_s = min((evenly_s(samples, profile) for samples in batches), default=np.inf)
         return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
     def rated(self, profile: Profile, work: Work, recompute_later: bool) -> list[tuple[float, Shape]]:
@@ -145,6 +152,13 @@ def evenly_s(samples: SampleShapes, profile: Profile) -> float:
         added = packed_units_s(module, samples, 1, 1, profile).sum(axis=(0, 1))
         work_s += float(matmul(added, np.bincount(module.layer_kind, minlength=len(module.kinds))))
     return work_s / profile.job.cluster.num_ranks
+
+
+def gathers_s(profile: Profile, layout: Layout) -> float:
+    """Seconds that a round's gathers and scatters of sharded weights take; 0 if they are not sharded."""
+    pairs = [pair for pair in zip(profile.job.model.modules, layout.modules, strict=True) if pair[1].sharded]
+    traffic = [profile.layer_traffic(*pair) for pair in pairs]
+    return float(sum((own.gather_s + own.again_s + own.scatter_s).sum() for own in traffic))
 
 
 def has_room(profile: Profile, layout: Layout) -> bool:

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.widths import layouts_with_widths, packed_program, widths_of
 from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid.deal import Deal, dealt, labelled, priced, work_of
 from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, packs_of
-from entrain_bench_strategies.braid.planner import evenly_s
+from entrain_bench_strategies.braid.planner import evenly_s, has_room
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -138,6 +139,57 @@ def test_packs_that_recompute_hide_more_than_packs_that_fit() -> None:
     llm = labels.modules[-1]
     assert len(np.unique(np.stack([llm.replica, llm.microbatch]), axis=1).T) == 64
     assert sum(int(remade.sum()) for remade in program.remade) > 0
+
+
+def test_rounds_of_sharded_weights_share_the_work_evenly() -> None:
+    own = setting("workload=coco", "model=qwen25vl_llama3_3b", "global_batch=256")
+    layouts = [*layouts_with_widths(own.job)]
+    layout = next(each for each in layouts if each.modules[0].sharded)
+    shapes = own.source.batch(0, 256, 0)
+    believed_s, labels = fastest_packs(shapes, layout, own.profile)
+    program = packed_program(shapes, layout, labels, own.profile)
+    assert believed_s == decisive(packed_iteration_s(program, own.profile))
+    assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
+    numbers = np.unique(labels.modules[-1].microbatch)
+    assert numbers.tolist() == [*range(len(numbers))]
+    timeline = Simulator(own.profile._truth, 1e18).execute(program)
+    for number in numbers:
+        rows = program.forward_actions(1)[program.chunks[1].microbatch == number].ravel()
+        # All ranks begin a round together, so a pass lasts as long as its slowest group.
+        assert np.ptp(timeline.start_s[rows]) == pytest.approx(0.0, abs=1e-9)
+        seconds = (timeline.end_s - timeline.start_s)[rows]
+        assert seconds.max() < 1.25 * seconds.mean()
+    # Gathers over the network of A40 take longer than passes.
+    assert believed_s > fastest_packs(shapes, layouts[0], own.profile)[0]
+
+
+@pytest.mark.parametrize(
+    ("job", "fits_whole"),
+    [
+        (("model=gpt_1b", "workload=long_tail_text", "cluster=h100x8", "global_batch=16"), True),
+        (("model=llavaov_llama3_70b", "workload=dflop_mixed", "cluster=h100x64", "global_batch=512"), False),
+    ],
+)
+def test_weights_are_sharded_where_that_hides_more_traffic_or_alone_fits(
+    job: tuple[str, ...], fits_whole: bool
+) -> None:
+    own = setting(*job)
+    layout = own.strategy.plan(own.planning)
+    assert layout.modules[-1].sharded
+    assert any(
+        has_room(own.profile, each) and not each.modules[0].sharded for each in layouts_with_widths(own.job)
+    ) == (fits_whole)
+    program = own.strategy.program(own.source.batch(0, own.job.global_batch, 0), layout, own.profile)
+    assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
+    # What keeps its activations takes more rounds than what recomputes them.
+    assert (len(np.unique(program.chunks[-1].microbatch)) == 1) == fits_whole
+
+
+def test_rounds_that_exceed_memory_whatever_their_number_are_refused() -> None:
+    own = setting("workload=coco", "model=qwen25vl_llama3_3b", "memory_fraction=0.05")
+    layout = next(each for each in layouts_with_widths(own.job) if each.modules[0].sharded)
+    with pytest.raises(OutOfMemoryError, match="32 samples do not fit in memory in any number of rounds"):
+        own.strategy.assigner.assign(own.source.batch(0, 32, 0), layout, own.profile)
 
 
 def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_all_widths() -> None:
