@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -64,18 +65,59 @@ class PackedAttention(torch.nn.Module):
         Keys and values have key-value heads.
         """
         segments = mask.segments
+        remade: AbstractContextManager[None] = nullcontext()
         if mask.rotation is not None:
             query, key = mask.rotation.apply(query), mask.rotation.apply(key)
-        if mask.cp.size() > 1:
-            both = torch.cat([key, value], dim=-1)
-            both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=mask.cp)
-            if segments.keys is not None:
-                both = both.index_select(0, segments.keys)
-            key, value = both.chunk(2, dim=-1)
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
-        query, key, value = (tensor.squeeze(1).contiguous() for tensor in (query, key, value))
-        output = packed_attention(query, key, value, segments, causal=self.causal, kernel=self.kernel)
+        query = query.squeeze(1).contiguous()
+        if mask.cp.size() > 1:
+            own = torch.cat([key, value], dim=-1)
+            key, value = _gathered(own, mask)
+            remade = _gathered_again(own.detach(), (key, value), mask)
+        else:
+            key, value = (rows.squeeze(1).contiguous() for rows in (key, value))
+        with remade:
+            output = packed_attention(query, key, value, segments, causal=self.causal, kernel=self.kernel)
         return output.reshape(len(query), 1, -1)
+
+
+def _gathered(own: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[keys, heads, head_dim]`` of all ranks, of this rank's side by side."""
+    both = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=True, group=mask.cp)
+    if mask.segments.keys is not None:
+        both = both.index_select(0, mask.segments.keys)
+    key, value = (rows.squeeze(1).contiguous() for rows in both.chunk(2, dim=-1))
+    return key, value
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Stands for keys (0) or values (1) of all ranks, which backward gathers again."""
+
+    place: int
+
+
+@contextmanager
+def _gathered_again(own: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) -> Iterator[None]:
+    """Inside, autograd keeps this rank's keys and values, and not those of all ranks, as Megatron-Core's kernels do."""
+    # Hooks do not nest: those around, such as a checkpoint's, get all that is kept.
+    pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (lambda kept: kept,) * 2
+    places = {rows.untyped_storage().data_ptr(): place for place, rows in enumerate(gathered) if len(rows)}
+    held, made = pack(own), dict[int, Tensor]()
+
+    def keep(tensor: Tensor) -> Any:
+        place = places.get(tensor.untyped_storage().data_ptr())
+        return pack(tensor) if place is None else _Gathered(place)
+
+    def take(kept: Any) -> Any:
+        if not isinstance(kept, _Gathered):
+            return unpack(kept)
+        if kept.place not in made:
+            made.update(enumerate(_gathered(unpack(held), mask)))
+        return made.pop(kept.place)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, take):
+        yield
 
 
 def packed_attention(

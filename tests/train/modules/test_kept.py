@@ -57,6 +57,22 @@ def test_the_backward_of_a_block_needs_what_is_predicted(alone: StageGroups, rec
     assert ready.counted()["backward"] == pytest.approx(ready.predicted()[1], rel=0.2)
 
 
+def kept_by_blocks(rank: int) -> list[tuple[float, float]]:
+    """Counted and predicted bytes of the LLM's block, kept and recomputed, with each sample cut over all ranks."""
+    prepare_platform()
+    groups = [dist.new_group([other]) for other in range(dist.get_world_size())]
+    own = StageGroups(groups[rank], dist.group.WORLD, groups[rank])
+    cases = [one_layer(MODEL, MODEL.llm, 1, own, torch.float32, recompute) for recompute in (False, True)]
+    return [(ready.saved(), ready.predicted()[0]) for ready in cases]
+
+
+@pytest.mark.wide
+def test_context_parallel_ranks_keep_their_own_keys_and_values() -> None:
+    for found in run_ranks(kept_by_blocks, 4):
+        for counted, predicted in found:
+            assert counted == pytest.approx(predicted, rel=TOLERANCE)
+
+
 def kept_on_ranks(rank: int, tp: int) -> dict[str, tuple[float, float]]:
     """Counted and predicted bytes on this rank, by case."""
     prepare_platform()
