@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from entrain_bench.figures import _style as style
 from entrain_bench.figures._style import FAINT, GRID, INK, Colour
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
-from entrain_bench.lab.fidelity.programs import STRATEGIES
+from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
 
 NUM_NAMED = 3
 MISSED = "#d55e00"
@@ -30,7 +30,7 @@ QUANTITIES = {
 def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
     # In the order in which other figures show them.
-    colours = style.strategy_colours({name: place for place, name in enumerate(STRATEGIES)})
+    colours = style.strategy_colours({name: place for place, name in enumerate((*STRATEGIES, *SPLIT))})
     markers = style.marker_of(rows["num_ranks"].unique())
     figure, (times, gains, errors) = style.panels(1, 3, style.DOUBLE_COLUMN_IN, 3.0)
     _draw_times(times, rows, colours, markers)

@@ -58,8 +58,9 @@ def predict_group(
         for one in programs:
             waits: Timeline | None = None
             for _ in range(2):
-                # All lanes at the same time, with the waits of the timeline before.
-                tasks = [pool.submit(_measured, one, links, lane) for lane in lane_orders(one.program, waits)]
+                # All ranks at the same time, with the waits of the timeline before.
+                lanes = lane_orders(one.program, waits)
+                tasks = [pool.submit(_measured, one, links, lane) for lane in lanes for _ in range(lane.num_ranks)]
                 emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
                 prices = emulator.price(one.program)
                 waits = timeline = _placed(one, prices, emulator.truth, cores)
@@ -115,7 +116,7 @@ def _placed(one: FidelityProgram, prices: Prices, truth: CostTruth, cores: Seque
 
 def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
     return {
-        "work_s": prices.duration_s.tolist(),
+        "work_s": (prices.duration_s - prices.comm_s).tolist(),
         "start_s": timeline.start_s.tolist(),
         "end_s": timeline.end_s.tolist(),
         "peak_bytes": float(timeline.peak_memory_bytes.max()),

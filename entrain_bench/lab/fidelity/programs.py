@@ -15,6 +15,8 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.messages.wire import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
+# Besides, on four ranks: a group that splits weights and sequences.
+SPLIT = {"megatron_tp2_cp2": ("strategy=megatron", "layout.tp=2", "layout.cp=2", "layout.dp=1")}
 NUM_RANKS = (2, 4)
 SEEDS = (0, 1)
 # Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer holds a
@@ -81,14 +83,16 @@ def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> lis
         DEGREES[num_ranks],
         f"cluster.gpus_per_node={num_ranks}",
         f"harness.num_ranks={num_ranks}",
-        f"strategy={strategy}",
         f"seed={seed}",
+        *SPLIT.get(strategy, (f"strategy={strategy}",)),
     ]
 
 
 def all_programs() -> Iterator[FidelityProgram]:
     """Yield every program, those of a group one after the other."""
-    for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, STRATEGIES):
+    for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, (*STRATEGIES, *SPLIT)):
+        if strategy in SPLIT and (num_ranks, seed) != (NUM_RANKS[-1], SEEDS[0]):
+            continue
         (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))
         _, program = first_program(cell.config)
         # Training sends from block to block, whatever relay the layout asks for.

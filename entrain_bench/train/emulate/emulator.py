@@ -83,16 +83,18 @@ def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """The passes of a lane, and the idle seconds before each."""
+    """The passes of a lane, the idle seconds before each, and the ranks that run them together."""
 
     actions: IntArray
     waits_s: FloatArray
+    num_ranks: int = 1
 
 
 def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
     """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
     orders = []
-    for actions in np.split(program.lane_actions, program.lane_offsets[1:-1]):
+    lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
+    for actions, num_ranks in zip(lanes, program.layout.lane_width.tolist(), strict=True):
         passes = actions[program.is_pass[actions]]
         if not len(passes):
             continue
@@ -100,7 +102,7 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
         if timeline is not None:
             before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
             waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        orders.append(LaneOrder(passes, waits_s))
+        orders.append(LaneOrder(passes, waits_s, num_ranks))
     return orders
 
 

@@ -15,13 +15,15 @@ from entrain_bench.lab.fidelity.programs import (
     COMMON,
     NUM_RANKS,
     SEEDS,
+    SPLIT,
     STRATEGIES,
     WORKLOADS,
     FidelityProgram,
     first_program,
+    overrides_of,
 )
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.train.emulate.emulator import Measured, PassSeconds
+from entrain_bench.train.emulate.emulator import Measured, PassSeconds, lane_orders
 
 SMALL = ("model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]", "global_batch=4")
 
@@ -43,6 +45,14 @@ def small_program(strategy: str) -> FidelityProgram:
 
 def test_there_are_enough_programs() -> None:
     assert len(NUM_RANKS) * len(WORKLOADS) * len(SEEDS) * len(STRATEGIES) >= 24
+
+
+@pytest.mark.parametrize("strategy", SPLIT)
+def test_every_rank_of_a_group_that_splits_weights_and_sequences_is_emulated(strategy: str) -> None:
+    (cell,) = compose_cells(overrides_of(4, "text", 0, strategy))
+    _, program = first_program(cell.config)
+    assert {(placed.tp, placed.cp) for placed in program.layout.modules} == {(2, 2)}
+    assert [order.num_ranks for order in lane_orders(program)] == [4]
 
 
 def test_a_program_is_named_by_what_it_runs() -> None:
