@@ -14,10 +14,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
-import numpy as np
-from hydra.utils import get_method
-
-from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Results
@@ -82,47 +78,6 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
                 "peak_rss_gb": peak_rss_gb(),
             },
         )
-
-
-def solver_limit(limits_s: Sequence[float], job: Sequence[str], num_samples: int = 512) -> Iterator[Measure]:
-    """The longest of several assignments as a share of the solver's time limit, with too much work for any limit."""
-    for limit_s in limits_s:
-        given = (f"strategy.assigner.solver_seconds={limit_s}", "strategy.assigner.solver_work_per_sample=1e9")
-        setting = prepare(compose_cells([*job, *given, f"global_batch={num_samples}"])[0].config)
-        layout = setting.plan()
-        batches, assign = _batches(setting, WARM_UPS + 3), setting.strategy.assigner.assign
-        assign_s = max(seconds_of(lambda i: assign(batches[i], layout, setting.profile), 3))  # noqa: B023
-        yield f"solver_limit_{limit_s}_s", {"assign_s": assign_s, "share": assign_s / limit_s}
-
-
-def lpt(
-    workloads: Sequence[str], job: Sequence[str], target: str, num_samples: int = 2048, repeats: int = REPEATS
-) -> Iterator[Measure]:
-    """A function that fills buckets ``[samples]`` by costs ``[samples, 2]``; encoder and LLM have one DP."""
-    fill: Callable[[FloatArray, int], IntArray] = get_method(target)
-    for workload in workloads:
-        setting = prepare(compose_cells([*job, f"global_batch={num_samples}", f"workload={workload}"])[0].config)
-        layout = setting.plan()
-        encoder, llm = layout.modules[0], layout.modules[-1]
-        # A pipeline advances at the pace of its stages: cost of a sample on one stage.
-        costs = [
-            np.stack(setting.profile.estimate_samples(shapes, llm.tp, llm.cp), axis=1) / [encoder.pp, llm.pp]
-            for shapes in _batches(setting, WARM_UPS + repeats)
-        ]
-        count = layout.num_microbatches * llm.dp
-        times = seconds_of(lambda i: fill(costs[i], count), repeats)  # noqa: B023
-        gap = max(bucket_gap(cost, fill(cost, count), count) for cost in costs)
-        sizes = {"num_samples": num_samples, "num_buckets": count}
-        yield f"lpt_{workload}", {**sizes, "fill_s": median(times), "worst_gap": gap}
-
-
-def bucket_gap(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
-    """Relative excess of the fullest bucket, by either cost ``[samples, 2]``, over the trivial lower bound.
-
-    No bucket can hold less than the mean of all buckets or the largest sample.
-    """
-    fullest = max(float(np.bincount(bucket, weights=column).max()) for column in cost.T)
-    return fullest / max(float(cost.max()), float(cost.sum(axis=0).max()) / num_buckets) - 1.0
 
 
 def _batches(setting: RunContext, count: int) -> list[SampleShapes]:
@@ -236,9 +191,6 @@ SHARED = (
     ("workload=coco", "model=qwen25vl_llama3_3b"),
     ("workload=chartqa", "model=qwen25vl_llama3_8b", "cluster=h100x64"),
 )
-# 16 samples per bucket, 128 buckets for 2,048 samples.
-BUCKETS = ("strategy=dflop", "strategy/planner=megatron", "microbatch_size=16")
-LPT = "entrain_bench.balancing.filling.lpt_with_exchange"
 # The cheapest run there is.
 TINY = (
     "strategy=megatron",
@@ -293,8 +245,6 @@ CASES = {
         "assign_s <= 0.5, schedule_s + execute_s <= 2, peak_rss_gb <= 4",
         partial(parts, ("megatron", "entrain"), WIDE, repeats=3),
     ),
-    "lpt": Case("fill_s <= 0.100, worst_gap <= 0.01", partial(lpt, ("opencqa_ocr", "synthetic"), BUCKETS, LPT)),
-    "solver": Case("share <= 1.1", partial(solver_limit, (0.2, 1.0), BUCKETS)),
     "training_against_megatron": Case("ratio <= 1.05, loss_difference <= 1e-5", partial(against_megatron, TRAINED)),
 }
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from entrain_bench.config.tree import choices
@@ -15,13 +14,10 @@ from entrain_bench.lab.bench import cases as measures
 from entrain_bench.lab.bench.__main__ import main, measure_apart
 from entrain_bench.lab.bench.cases import (
     CASES,
-    LPT,
     TINY,
     WARM_UPS,
     Case,
     Measure,
-    bucket_gap,
-    lpt,
     parts,
     seconds_of,
 )
@@ -34,32 +30,6 @@ def test_every_part_of_a_run_is_measured() -> None:
     assert (megatron, entrain) == ("megatron", "entrain")
     for values in (first, second):
         assert all(values[name] > 0 for name in ("plan_s", "assign_s", "schedule_s", "execute_s", "iteration_time_s"))
-
-
-def test_buckets_are_filled_on_as_many_samples_as_the_case_says() -> None:
-    ((label, values),) = lpt(["synthetic"], ["strategy=megatron", *SMALL], LPT, num_samples=32, repeats=3)
-    assert label == "lpt_synthetic"
-    assert (values["num_samples"], values["num_buckets"]) == (32, 8)
-    assert values["fill_s"] > 0
-    assert values["worst_gap"] >= 0
-
-
-@pytest.mark.parametrize(
-    ("bucket", "gap"),
-    [
-        ([0, 1, 1, 0], 0.0),  # encoder 4 + 1 and 3 + 2, LLM 1 + 1 and 1 + 1: both halves of 10
-        ([0, 0, 1, 1], 7 / 5 - 1),  # encoder 4 + 3
-        ([1, 1, 1, 1], 10 / 5 - 1),  # an empty bucket
-    ],
-)
-def test_the_gap_of_buckets_by_hand(bucket: list[int], gap: float) -> None:
-    cost = np.array([[4.0, 1.0], [3.0, 1.0], [2.0, 1.0], [1.0, 1.0]])
-    assert bucket_gap(cost, np.array(bucket), 2) == pytest.approx(gap)
-
-
-def test_the_gap_is_over_the_largest_sample_where_that_is_more_than_the_mean() -> None:
-    assert bucket_gap(np.array([[1.0, 9.0], [1.0, 1.0]]), np.array([0, 1]), 2) == 0.0
-    assert bucket_gap(np.array([[1.0, 9.0], [1.0, 1.0]]), np.array([0, 0]), 2) == pytest.approx(10 / 9 - 1)
 
 
 def test_warm_ups_are_not_timed_and_long_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,16 +56,19 @@ def test_a_case_that_fails_is_named_and_the_others_are_printed_and_written(
         out, err = capsys.readouterr()
         assert "assign_s=0.5" in out
         errors.append(err)
-        if name == "lpt":
+        if name == "sweep":
             raise RuntimeError("out of luck")
 
     monkeypatch.setattr(command, "measure_apart", measure)
     assert main(["--results-dir", str(tmp_path)]) == 1
-    assert "lpt: failed: out of luck\n" in errors
+    assert "sweep: failed: out of luck\n" in errors
     written = json.loads((tmp_path / "bench.json").read_text())
     assert written["machine"]["python"]
-    assert set(written["cases"]) == set(CASES) - {"lpt"}
-    assert written["cases"]["solver"] == {"target": "share <= 1.1", "measures": {"first": {"assign_s": 0.5}}}
+    assert set(written["cases"]) == set(CASES) - {"sweep"}
+    assert written["cases"]["shared_cells"] == {
+        "target": CASES["shared_cells"].target,
+        "measures": {"first": {"assign_s": 0.5}},
+    }
 
 
 @pytest.mark.wide
