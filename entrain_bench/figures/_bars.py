@@ -80,8 +80,9 @@ def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
     """A hatched place with the reason, where a strategy has no result."""
     span = (position - 0.45 * width, position + 0.45 * width)
     panel.axvspan(*span, facecolor="white", edgecolor="#b0b0b0", hatch="////", linewidth=0.5, zorder=0.5)
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-    panel.text(position, 0.5, status, transform=panel.get_xaxis_transform(), **UPRIGHT, va="center", bbox=box)
+    # Narrow, for a neighbor's box begins where the place ends.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.2, "alpha": 0.8}
+    panel.text(position, 0.97, status, transform=panel.get_xaxis_transform(), **UPRIGHT, va="top", bbox=box)
 
 
 def interval_handle(table: pd.DataFrame) -> list[Artist]:

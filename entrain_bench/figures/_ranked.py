@@ -36,7 +36,7 @@ ROW_IN, TITLE_IN, HEAD_IN = 0.085, 0.26, 1.0
 # Lines of message and legend that this leaves room for, and the height of each further one.
 HEAD_LINES, LINE_IN = 4, 0.12
 # Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
-NUMBER_ENDS_PT = (16.5, 45, 61)
+NUMBER_ENDS_PT = (16.5, 46.5, 60.5)
 BAR = 0.82
 LEGEND_PT = 6.0
 # From here half widths are whole percents, and numbers whole.

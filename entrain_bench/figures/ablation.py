@@ -67,7 +67,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     figure.supxlabel("assigner", fontsize="medium")
     unfit = Patch(facecolor="white", edgecolor="#b0b0b0", hatch="////", label="parts do not fit together")
     number = Patch(facecolor="none", label="number: speedup over the first of each; italics: interval includes 1")
-    legend_above(figure, [unfit, number])
+    legend_above(figure, [*([unfit] if table["speedup"].isna().any() else []), number])
     say(figure, _message(table))
     return figure, table
 

@@ -39,9 +39,11 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         panel.xaxis.set_major_locator(FixedLocator(lengths))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens / KIBI:g}K"))
-        panel.set_ylim(bottom=0)
         if share == shares[0]:
             panel.set_ylabel("TFLOP/s of a GPU")
+    # After all lines: panels of a row share limits.
+    for _, _, panel in axes:
+        panel.set_ylim(bottom=0)
     figure.supxlabel("Context length (tokens)", fontsize="medium")
     legend_above(figure, line_handles(grid.colours, grid.strategies))
     say(figure, _message(grid, table))

@@ -47,7 +47,7 @@ BOX_PERCENT, BOX_ENDS = (5, 25, 50, 75, 95), ("whislo", "q1", "med", "q3", "whis
 # How far a whisker reaches down at most: a logarithmic axis has no 0.
 MOST_BELOW = 10
 # An axis from a value to less than so many times as much would have one power of ten, or none.
-FEW_DECADES = 30
+FEW_DECADES = 100
 # Distance between two traces at the bottom, in models.
 TRACE_GAP = 0.6
 
@@ -176,6 +176,6 @@ def _label_logarithms(panel: Axes) -> None:
     panel.set_yscale("log")
     low, high = panel.get_ylim()
     if high < FEW_DECADES * low:
-        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
     panel.yaxis.set_major_formatter(NUMBER_FORMAT)
     panel.yaxis.set_minor_locator(NullLocator())

@@ -113,14 +113,15 @@ def _draw_stack(
     share = TRACE_IN / (TRACE_IN * len(grid.workloads) + GAP_IN)
     for place, strategy in enumerate(balancers):
         texts = {workload: _word(rows.get((strategy, workload))) for workload in grid.workloads}
+        clear: dict[str, Any] = {"facecolor": "white", "edgecolor": "none"}
         if len({*texts.values()}) == 1 and (word := texts[next(iter(texts))]):
-            clear: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-            panel.text(0.02, place, word, transform=beside, va="center_baseline", color=FAINT, bbox=clear)
+            look: dict[str, Any] = {"va": "center_baseline", "color": FAINT, "bbox": {**clear, "pad": 1.0}}
+            panel.text(0.02, place, word, transform=beside, **look)
             continue
         for step, (workload, marker) in enumerate(marker_of(grid.workloads).items()):
             height = place + share * (step - (len(grid.workloads) - 1) / 2)
             if texts[workload]:
-                look: dict[str, Any] = {"va": "center_baseline", "color": colours[workload]}
+                look = {"va": "center_baseline", "color": colours[workload], "bbox": {**clear, "pad": 0.2}}
                 panel.text(0.02, height, texts[workload], transform=beside, **look)
                 continue
             row = rows[strategy, workload]

@@ -53,7 +53,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     _draw_winners(left, table[table["workload"] != ALL], grid, rows)
     _draw_correlations(right, table[table["workload"] == ALL].set_index("row"), rows)
     slower = Patch(facecolor="white", edgecolor=INK, label="first row's fastest is significantly slower")
-    legend_above(figure, [slower])
+    number = Patch(facecolor="none", label="number: rank correlation with the first row")
+    legend_above(figure, [slower, number])
     say(figure, _message(table, grid.strategies))
     return figure, table
 

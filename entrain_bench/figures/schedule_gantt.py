@@ -19,6 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from entrain_bench.answers.labels import names, spell
 from entrain_bench.answers.tables import Runs, run_actions, run_table
+from entrain_bench.answers.text import seconds
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -94,10 +95,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     legend_above(figure, handles, columns=-(-len(handles) // LEGEND_ROWS))
     ends = {name: float(rows["end_s"].max()) for name, rows in bars.items()}
     least, most = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
-    say(
-        figure,
-        f"The same batch takes {ends[least]:.3g} s with {labels[least]} and {ends[most]:.3g} s with {labels[most]}.",
-    )
+    said = " and ".join(f"{seconds(ends[name])} s with {labels[name]}" for name in (least, most))
+    say(figure, f"The same batch takes {said}.")
     columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
     shown = pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])
     return figure, shown[[*columns, *["group"] * ("group" in shown)]]

@@ -28,6 +28,8 @@ from entrain_bench.records.records import Results
 EXPERIMENT = "twins"
 RUNS = True
 SETTINGS = {"path": "workload.path", "kind": "workload._target_"}
+# A cap on images makes another workload of a trace.
+IMAGES = "max_image_tokens"
 SIDES = TRACE, TWIN = "trace", "twin"
 COLUMNS = ["model", "trace", "strategy", "side", "speedup", "tau"]
 
@@ -52,7 +54,7 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for panel, trace in zip(axes, traces, strict=True):
         rows = table[table["trace"] == trace]
         both = rows[["trace_speedup", "twin_speedup"]].to_numpy()
-        margin = 0.05 * (both.max() - both.min() or 1.0)
+        margin = 0.08 * (both.max() - both.min() or 1.0)
         ends = [both.min() - margin, both.max() + margin]
         panel.plot(ends, ends, color=INK, linewidth=0.7, linestyle="--", zorder=1)
         panel.set(xlim=ends, ylim=ends)
@@ -77,11 +79,11 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def stated_labels() -> dict[str, str]:
-    """The labels of our workloads by the file that they read as it is."""
-    found = {}
+    """The labels of our workloads by the file that they read as it is, with images as large as in ``trace.yaml``."""
+    found, usual = {}, yaml.safe_load((config_tree() / "workload" / "trace.yaml").read_text())[IMAGES]
     for name in choices("workload"):
         values = yaml.safe_load((config_tree() / "workload" / f"{name}.yaml").read_text())
-        if values.keys() >= {"path", "label"} and "text" not in values:
+        if values.keys() >= {"path", "label"} and "text" not in values and values.get(IMAGES, usual) == usual:
             found[str(values["path"])] = str(values["label"])
     return found
 

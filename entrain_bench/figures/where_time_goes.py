@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from entrain_bench.answers.labels import families
+from entrain_bench.answers.labels import FAMILIES, families
 from entrain_bench.answers.tables import over_seeds, run_table
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures._bars import Grid
@@ -73,7 +73,8 @@ def by_family(data: pd.DataFrame) -> dict[str, float]:
     """Position of every strategy from the top: in the order of the table, half a bar between families."""
     # The first is what the others are compared with, beside the family that follows.
     (first, _), *others = families(data).items()
-    groups, found = list(dict.fromkeys(family for _, family in others)), {first: 0.0}
+    present = {family for _, family in others}
+    groups, found = [family for family in FAMILIES if family in present], {first: 0.0}
     for name, family in sorted(others, key=lambda pair: groups.index(pair[1])):
         found[name] = len(found) + 0.5 * groups.index(family)
     return found

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 import pandas as pd
 import pytest
+import yaml
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from entrain_bench.answers.labels import spell
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.tables import ALL
-from entrain_bench.figures._ranked import change, number
-from entrain_bench.figures._style import FAMILY_COLOURS, TINT, lighter, message_of
+from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.figures._ranked import Row, change, draw_ranked, number, ranked_panels
+from entrain_bench.figures._style import FAMILY_COLOURS, TINT, lighter, message_of, styled
 from entrain_bench.figures.iteration_time import with_all
 from support.figures import MANY, MODELS, TRACES, drawn, errors, table, written
 
@@ -127,3 +130,19 @@ def test_errors_of_estimates_show_every_strategy_by_name() -> None:
 def test_changes_are_written_with_half_the_width_of_their_interval(interval: Sequence[float], text: str) -> None:
     mean, low, high, seeds = interval
     assert change(Interval(mean, low, high, int(seeds))) == text
+
+
+def test_no_name_of_ours_and_no_number_touches_another() -> None:
+    files = [config_tree() / "strategy" / f"{name}.yaml" for name in choices("strategy")]
+    labels = [yaml.safe_load(file.read_text())["label"] for file in files]
+    with styled():
+        figure, axes = ranked_panels(4, len(labels))
+        for panel in axes:
+            rows = [Row(f"{label}*", (0.0, 0.4, 0.7), 1.0, ["4.44", "+129 ±0.5", "0.00"]) for label in labels]
+            draw_ranked(panel, "COCO", ("s", "% slower", "P"), rows)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        renderer = canvas.get_renderer()
+        boxes = [text.get_window_extent(renderer) for panel in axes for text in panel.texts if text.get_text()]
+    for place, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[:place])

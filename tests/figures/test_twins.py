@@ -43,8 +43,13 @@ def test_a_strategy_without_a_result_on_one_side_is_left_out() -> None:
 
 
 def test_traces_have_the_labels_of_the_workloads_that_read_them() -> None:
-    files = ["coco_captions_val2017_by_image.parquet", "chartqa_test_by_image.parquet", "mine_2.parquet"]
+    files = [
+        "coco_captions_val2017_by_image.parquet",
+        "opencqa_ocr.parquet",
+        "chartqa_test_by_image.parquet",
+        "mine_2.parquet",
+    ]
     stated = stated_labels()
     table = pd.DataFrame({"trace": [file.removesuffix(".parquet") for file in files] * 2})
     table["trace_label"] = [stated.get(file, "") for file in files] * 2
-    assert [*labels_of(table).values()] == ["COCO", "ChartQA", "Mine"]
+    assert [*labels_of(table).values()] == ["COCO", "OpenCQA OCR", "ChartQA", "Mine"]
