@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -140,7 +141,7 @@ def test_no_name_of_ours_and_no_number_touches_another() -> None:
         for panel in axes:
             rows = [Row(f"{label}*", (0.0, 0.4, 0.7), 1.0, ["4.44", "+129 ±0.5", "0.00"]) for label in labels]
             draw_ranked(panel, "COCO", ("s", "% slower", "P"), rows)
-        canvas = FigureCanvasAgg(figure)
+        canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
         renderer = canvas.get_renderer()
         boxes = [text.get_window_extent(renderer) for panel in axes for text in panel.texts if text.get_text()]
