@@ -36,7 +36,6 @@ BAD_INPUT = [
     ("--multirn seed=0,1", "--multirn: unknown option. Did you mean --multirun?"),
     ("--results-dir x", "--results-dir: is a key. Write results_dir=x"),
     ("--seed=1", "--seed: is a key. Write seed=1"),
-    ("--cfg nope", "--cfg=nope: must be job, hydra or all"),
     ("--shell-completion nope", "--shell-completion: unknown option"),
     ("layout.tpp=1", "layout"),
     ("strategy.planner.foo=1", "profile_samples"),

@@ -16,17 +16,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from entrain_bench.answers.tracking.words import sweep_name
-from entrain_bench.base.errors import UnwritableError, UserError, require
+from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, one_line_errors
+from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir
 from entrain_bench.config.compose import Composer, Sweep
-from entrain_bench.config.given import given_of
-from entrain_bench.config.grammar import CFG, CONFIG_DIR, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
-from entrain_bench.config.overrides import check_overrides
+from entrain_bench.config.grammar import CONFIG_DIR, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.schema import GROUP_KEYS, RunConfig, plain_values, register_schema
 from entrain_bench.config.targets import check_targets
-from entrain_bench.config.tree import CONFIG_MODULE, config_tree
+from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
@@ -41,20 +39,11 @@ BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 RAY = "entrain_bench.run.ray_workers.work_off"
 LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
-VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR, CFG))
+VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
 
 def main(request: Request[NoKeys]) -> int:
     """Run what is asked for; returns 0, or 1 if a run failed; ``UserError`` for bad input."""
-    if CFG in request.options:
-        shown = request.options[CFG]
-        require(shown in ("job", "hydra", "all"), CFG, shown, "job, hydra or all")
-        with one_line_errors(request.overrides):
-            check_overrides(request.overrides)
-            _, given = given_of(request.overrides, [config_tree()])
-            require(given.is_nothing, CFG, shown, "left out, because model or cluster has no YAML file")
-        _hand_to_hydra(request)
-        return 0
     if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
         raise UserError("figure: is a sweep. Add --multirun")
     if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
@@ -143,7 +132,7 @@ def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done
 
 
 def _hand_to_hydra(request: Request[NoKeys]) -> None:
-    """Let Hydra do it: what it knows of itself, and sweeps whose launcher runs cells on other machines."""
+    """Let Hydra run a sweep whose launcher runs cells on other machines."""
     register_schema()
     add_config_dir(request.config_dir)
     before = sys.argv

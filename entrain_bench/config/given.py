@@ -44,11 +44,6 @@ class Given:
     num_gpus: int | None
     changes: tuple[Override, ...]
 
-    @property
-    def is_nothing(self) -> bool:
-        """Whether every group is a choice of the configuration."""
-        return self.model is None and self.num_gpus is None
-
     def put_into(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Replace groups of a run by the given model and cluster, and apply their changes.
 

@@ -20,11 +20,8 @@ from entrain_bench.specs.parse import parse as parse_values
 
 RUN = "run"
 MULTIRUN, CONFIG_DIR, HELP, VERSION = "--multirun", "--config-dir", "--help", "--version"
-# Hydra itself answers it.
-CFG = "--cfg"
-# Every option by what may be typed; those of the second line take a value.
+# Every option by what may be typed.
 FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
-VALUED = {CONFIG_DIR: CONFIG_DIR, CFG: CFG, "-c": CFG}
 HELP_OPTIONS = (HELP, "-h")
 # Top-level keys of a run, and those that traces, plans and Hydra add to them.
 RUN_KEYS = (*ConfigSchema.__dataclass_fields__, DATA, "plan", "hydra")
@@ -156,9 +153,9 @@ def split(arguments: Sequence[str]) -> Line:
             options[HELP] = value if given or not follows else rest.pop(0)
         elif text in FLAGS:
             options[FLAGS[text]] = ""
-        elif name in VALUED:
-            options[VALUED[name]] = value if given or not follows else rest.pop(0)
-            if not options[VALUED[name]]:
+        elif name == CONFIG_DIR:
+            options[name] = value if given or not follows else rest.pop(0)
+            if not options[name]:
                 raise UserError(f"{name}: needs a value")
         else:
             unknown[name] = value if given else "" if "=" in follows else follows

@@ -181,12 +181,6 @@ def test_a_command_takes_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "workload.path=nowhere.parquet: does not exist" in capsys.readouterr().err
 
 
-def test_hydra_shows_choices_that_are_files_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in (f"model={folder}", "cluster=16xh100"):
-        assert run_command(["--cfg", "job", text]) == 2
-        assert "--cfg=job: must be left out, because model or cluster" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "model", ["hf:Qwen/Qwen3-VL-8B", "hf:Qwen/Qwen3-VL-8B@v1", "/models/a_b-c.d/config.json", "./x"]
 )

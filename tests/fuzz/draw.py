@@ -40,7 +40,7 @@ WORDS = (
     *("results_dir=/dev/null/x", "results_dir=a,b", "tp=4", "retry=all", "port=-1", "within=x", "seconds=nan"),
     *("nothing", "chartqa", "'"),
 )
-FLAGS = ("--multirun", "-m", "--help", "--cfg", "--config-name=x", "--config-dir=/nope", "--version", "--", "verifi")
+FLAGS = ("--multirun", "-m", "--help", "--config-name=x", "--config-dir=/nope", "--version", "--", "verifi")
 COLUMNS = ("sample_id", "n_images", "image_widths", "image_heights", "audio_seconds", "video_seconds", "text_tokens")
 CELLS: tuple[Any, ...] = (0, 1, -1, 7, 1.5, 1e308, -1e308, float("nan"), float("inf"), 2**62, None, "x", b"x", True)
 
