@@ -15,6 +15,7 @@ from entrain_bench.answers.labels import names, orders
 from entrain_bench.answers.tables import relative_over_seeds, run_table
 from entrain_bench.figures._style import (
     INK,
+    SMALL_PT,
     Colour,
     marker_of,
     show_reason,
@@ -25,7 +26,6 @@ from entrain_bench.records.records import Results
 
 # Of the distance between two models, the share that their strategies fill.
 FILLED = 0.8
-UPRIGHT: Any = {"rotation": 90, "ha": "center"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ def mark_gap(panel: Axes, position: float, width: float, status: str) -> None:
     """A hatched place with the reason, where a strategy has no result."""
     span = (position - 0.45 * width, position + 0.45 * width)
     panel.axvspan(*span, facecolor="white", edgecolor="#b0b0b0", hatch="////", linewidth=0.5, zorder=0.5)
-    # Narrow, for a neighbor's box begins where the place ends.
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.2, "alpha": 0.8}
-    panel.text(position, 0.97, status, transform=panel.get_xaxis_transform(), **UPRIGHT, va="top", bbox=box)
+    # Small and without a background: neighbors begin where the place ends.
+    look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "top", "size": SMALL_PT}
+    panel.text(position, 0.98, status, transform=panel.get_xaxis_transform(), **look)
 
 
 def interval_handle(table: pd.DataFrame) -> list[Artist]:
