@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from entrain_bench.train.modules.packing import Segments
+from entrain_bench.train.modules.packing import Segments, Shares
 from entrain_bench.train.modules.positions import Rotation
 
 
@@ -41,8 +41,13 @@ class Mask:
     """The mask argument that megatron-core passes to a layer's attention."""
 
     segments: Segments
-    cp: dist.ProcessGroup
+    shares: Shares
     rotation: Rotation | None = None
+
+    @property
+    def cp(self) -> dist.ProcessGroup:
+        """Ranks that hold the other tokens."""
+        return self.shares.cp
 
 
 class PackedAttention(torch.nn.Module):

@@ -32,7 +32,6 @@ from entrain_bench.train.modules.blocks import Norm
 from entrain_bench.train.modules.grids import Arrangement, merge_tokens
 from entrain_bench.train.modules.packing import (
     Pack,
-    Share,
     Shares,
     StageGroups,
     places_in,
@@ -339,13 +338,13 @@ class LanguageHead(torch.nn.Module):
             tp_group=groups.tp,
         )
 
-    def forward(self, hidden: Tensor, pack: Pack, share: Share, weight: Parameter | None) -> Tensor:
+    def forward(self, hidden: Tensor, pack: Pack, shares: Shares, weight: Parameter | None) -> Tensor:
         """``[tokens of this rank, hidden_size]`` to the summed cross entropy of labelled positions, a float32 scalar.
 
-        ``share`` is the tokens whose logits this rank has, ``weight`` a tied input embedding on this stage.
+        ``weight`` is a tied input embedding on this stage.
         """
         assert pack.labels is not None
-        labels = share.pad(pack.labels, -1)
+        labels = shares.products.pad(pack.labels, -1)
         hidden = self.norm(hidden)
         if not self.chunk_tokens:
             return self._loss(hidden, to_device(labels, hidden.device), weight)

@@ -96,7 +96,7 @@ class Stage(torch.nn.Module):
         if isinstance(head, Projector):
             return head(hidden, pack, shares, arrangement)  # type: ignore[no-any-return]
         weight = self.tied_embedding() if self._is_first else None
-        return head(hidden, pack, shares.products, weight)  # type: ignore[no-any-return]
+        return head(hidden, pack, shares, weight)  # type: ignore[no-any-return]
 
     def backward_inputs(
         self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None
@@ -149,7 +149,7 @@ class Stage(torch.nn.Module):
                     runs = arrangement.windows if arrangement else consecutive_windows(pack.lengths, window)
                 causal, gathered = layer.attention.causal, shares.cp.size() > 1
                 segments = segments_of(runs, shares.products, causal=causal, device=hidden.device, gathered=gathered)
-                masks[window] = Mask(segments, shares.cp, rotation)
+                masks[window] = Mask(segments, shares, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()
             block.remakes_mlp = again and layer.remade is not None
             inputs = (block, hidden, masks[window])

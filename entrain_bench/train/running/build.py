@@ -51,11 +51,10 @@ def build_runtime(
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
             job.framework.check_executable(module, cp, "train")
-            if tp != given.tp and (given.sharded or (module.is_encoder and given.tp > 1)):
-                held = "sharded weights" if given.sharded else f"an encoder's weights split over TP {given.tp}"
+            if module.is_encoder and given.tp not in (1, tp):
                 raise IncompatibleError(
-                    f"layout.{given.module}.widths: harness=train cannot slice {held} for groups of TP {tp}. Use "
-                    "harness=simulate, or groups of one TP"
+                    f"layout.{given.module}.widths: harness=train cannot slice an encoder's weights split over TP "
+                    f"{given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
                 )
         if given.offload:
             raise IncompatibleError(

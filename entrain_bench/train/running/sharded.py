@@ -24,6 +24,7 @@ from torch.nn import Parameter
 
 from entrain_bench.specs.framework import BF16
 from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
+from entrain_bench.train.modules.slices import slice_layers, slice_stages
 from entrain_bench.train.running.step import OptimizerSettings, Part
 
 # What megatron-core notes at parameters; sharded ones are other objects.
@@ -162,6 +163,7 @@ def shard_stage(
         betas=settings.betas,
         eps=settings.epsilon,
     )
+    slice_layers(stage, slice_stages(stage, widths or {}))
     return ShardedStage(stage, adam, groups, widths or {})
 
 

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from entrain_bench.specs.framework import FP32, FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
-from entrain_bench.train.modules.slices import SlicedStage, slice_stage
+from entrain_bench.train.modules.slices import SlicedStage, slice_stages
 from entrain_bench.train.modules.split import WeightPass
 
 if TYPE_CHECKING:
@@ -243,9 +243,7 @@ def train_stage(
     )
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
     optimizer.tp_group = groups.tp
-    sliced = {each.tp.size(): each for each in (widths or {}).values() if each.tp.size() != groups.tp.size()}
-    slices = {tp: slice_stage(stage, each) for tp, each in sliced.items()}
-    return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slices)
+    return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slice_stages(stage, widths or {}))
 
 
 def global_norm(

@@ -21,12 +21,12 @@ from support.train.handover import config_from_json
 from support.train.parity import SPLIT, compare, train_reference
 from support.train.ranks import run_ranks
 from support.train.runs import AUDIO, configuration
-from support.train.widths import EVERY, HALVED, SLICED
+from support.train.widths import EVERY, HALVED, SHARDED, SLICED
 
 RANKS = 4
 BRAID = ("strategy=braid", "layout.tp=1")
 PIPELINED = ("strategy=hybrid_cp", "layout.pp=2")
-SHARDED = ("strategy=flexsp",)
+FLEXSP = ("strategy=flexsp",)
 TINY = ("model=tiny",)
 # A few samples are far longer than the others, and attention is so slow that they decide the iteration.
 SKEWED = (
@@ -39,13 +39,14 @@ SKEWED = (
 )
 # Overrides, and a change of the program (``support.train.parity``).
 type Case = tuple[tuple[str, ...], str]
-QUICK: list[Case] = [(SLICED, ""), (HALVED, ""), (PIPELINED, ""), (SHARDED, "")]
+QUICK: list[Case] = [(SLICED, ""), (HALVED, ""), (SHARDED, ""), (PIPELINED, ""), (FLEXSP, "")]
 WIDE: list[Case] = [
     (EVERY, ""),
     ((*SLICED, "sequence_parallel=false"), ""),
     ((*SLICED, "layout.recompute=[vision,llm]"), ""),
     (SLICED, SPLIT),
     ((*HALVED, "sequence_parallel=false"), SPLIT),
+    ((*SHARDED, "sequence_parallel=false", "layout.recompute=[vision,llm]", "head_tokens=labelled"), ""),
     ((*SLICED, "distributed_optimizer=true"), ""),
     ((*SLICED, "cp_split=pack", "head_tokens=labelled"), ""),
     (("strategy=hybrid_cp",), ""),
@@ -101,7 +102,7 @@ def test_settings_train_like_one_process_in_groups(reference: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", [("model=tiny_av", AUDIO), (*TINY, "freeze=[vision]"), (*TINY, "freeze=[llm]")])
 def test_models_train_like_one_process_in_groups(model: tuple[str, ...], tmp_path: Path) -> None:
-    cases = [(SLICED, ""), (PIPELINED, ""), (SHARDED, "")]
+    cases = [(SLICED, ""), (SHARDED, ""), (PIPELINED, ""), (FLEXSP, "")]
     check(cases, model, reference_of(model, tmp_path))
 
 
@@ -122,7 +123,7 @@ def test_braid_trains_long_samples_in_wide_groups_and_short_ones_in_narrow_group
 @pytest.mark.parametrize("fault", ["counted_twice", "other_slices", "reversed_rows"])
 def test_planted_faults_are_caught(fault: str, reference: Path) -> None:
     # Ranks that hold all tokens each have the whole gradient of a norm.
-    overrides = HALVED if fault == "other_slices" else (*SLICED, "sequence_parallel=false")
+    overrides = SHARDED if fault == "other_slices" else (*SLICED, "sequence_parallel=false")
     given = configuration(*TINY, *overrides)
     assert max(run_ranks(gradient_error, RANKS, given, fault, reference)) > 1
 
@@ -149,7 +150,7 @@ def test_a_step_has_widths_1_2_and_4_and_samples_of_text_alone() -> None:
     halved = program_of(*TINY, *HALVED)
     placed, chunks = halved.layout.modules[-1], halved.chunks[-1]
     assert {placed.degrees[degree] for degree in placed.degree_of_copy[chunks.replica].tolist()} == {*placed.widths}
-    widths = [len({*placed.degree_of_copy[chunks.replica].tolist()}) for placed, chunks in _llm_of(PIPELINED, SHARDED)]
+    widths = [len({*placed.degree_of_copy[chunks.replica].tolist()}) for placed, chunks in _llm_of(PIPELINED, FLEXSP)]
     assert widths == [2, 2]
 
 
@@ -171,16 +172,14 @@ def test_ranks_are_in_one_group_of_each_width_and_blocks_are_consecutive() -> No
         assert lane_of_rank(layout, rank) == rank
 
 
-@pytest.mark.parametrize("held", ["sharded", "split"])
-def test_slices_of_sharded_weights_and_split_encoders_are_refused_in_one_line(held: str) -> None:
+def test_slices_of_split_encoders_are_refused_in_one_line() -> None:
     setting = prepare(config_from_json(configuration(*TINY, *SLICED)))
     layout = setting.strategy.plan(setting.profile)
-    own = {"sharded": True} if held == "sharded" else {"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2)}
-    modules = tuple(replace(placed, **own, widths=((2, 1), (4, 1))) for placed in layout.modules)
+    own = {"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}
+    modules = tuple(replace(placed, **own) for placed in layout.modules)
     with pytest.raises(IncompatibleError) as refused:
         build_runtime(setting.job, replace(layout, modules=modules), setting.executor, torch.device("cpu"), 0, None)
-    what, tp = ("sharded weights", 2) if held == "sharded" else ("an encoder's weights split over TP 2", 4)
     assert str(refused.value) == (
-        f"layout.vision.widths: harness=train cannot slice {what} for groups of TP {tp}. Use harness=simulate, or "
-        "groups of one TP"
+        "layout.vision.widths: harness=train cannot slice an encoder's weights split over TP 2 for groups of TP 4. Use "
+        "harness=simulate, or groups of one TP"
     )
