@@ -11,11 +11,11 @@ from entrain_bench.answers.documents.definition import GROUP, OVERRIDES, merge_o
 from entrain_bench.answers.documents.published import PublishedCell, find_cells
 from entrain_bench.answers.documents.sides import SIDES, Change, ClaimSide, fair_side, published_side
 from entrain_bench.answers.statistics import Interval
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.records.records import METRICS
 
 TEXTS = ("claim", "paper", "where", "paper_setting")
-PUBLISHED, FAIR = SETTINGS = ("published", "fair")
+PUBLISHED, FAIR = "published", "fair"
 REQUIRED = {"claim", "paper", "measure", PUBLISHED}
 # What a claim without cells must state itself.
 OF_CELLS = {"where", "value", "unit", "paper_setting"}
@@ -86,11 +86,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """An assumption of a setting that decides a claim, and overrides that change it."""
+    """An assumption of the published setting that decides a claim, and overrides that change it."""
 
     text: str
     otherwise: str
-    of_setting: str
     change: Change
 
 
@@ -147,8 +146,7 @@ class Claim:
     @property
     def toggled(self) -> ClaimSide | None:
         """The setting in which the assumption is otherwise; None without an assumption."""
-        setting = self.fair if self.assumption and self.assumption.of_setting == FAIR else self.published
-        return setting.changed(self.assumption.change) if self.assumption and setting else None
+        return self.published.changed(self.assumption.change) if self.assumption else None
 
     def under(self, setting: ClaimSide) -> Claim:
         """The claim with what a setting measures otherwise."""
@@ -240,8 +238,6 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
         **texts,
     )
     claim.under(published)
-    if claim.assumption and claim.assumption.of_setting == FAIR:
-        require(claim.fair is not None, "assumption.of_setting", FAIR, f"{PUBLISHED}: there is no fair setting")
     judged = judged_by != GAIN or all(claim.gain(v) != 0 for v in claim.value)
     require(judged, "value", list(numbers), "a gain or a loss, or null for an order")
     return claim
@@ -313,12 +309,9 @@ def _change(name: str, values: Mapping[str, Any]) -> Change:
 
 
 def _assumption(values: Mapping[str, Any]) -> Assumption:
-    _check_keys("assumption: ", values, {"text", "otherwise", "of_setting", *SIDES}, {"text", "otherwise"})
-    of_setting = values.get("of_setting", PUBLISHED)
-    if of_setting not in SETTINGS:
-        raise unknown_choice("assumption.of_setting", of_setting, SETTINGS)
+    _check_keys("assumption: ", values, {"text", "otherwise", *SIDES}, {"text", "otherwise"})
     change = _change("assumption", {key: values[key] for key in SIDES if key in values})
-    return Assumption(_words(values["text"]), _words(values["otherwise"]), of_setting, change)
+    return Assumption(_words(values["text"]), _words(values["otherwise"]), change)
 
 
 def _check_keys(where: str, values: Mapping[str, Any], known: set[str], needed: set[str]) -> None:

@@ -18,7 +18,6 @@ from entrain_bench.answers.documents.agreement import cluster_facts, mismatches
 from entrain_bench.answers.documents.claim import (
     ENCODER_GPUS,
     ENCODER_STAGES,
-    FAIR,
     GPU_DAYS,
     KEYS,
     Claim,
@@ -169,8 +168,7 @@ def _words(claim: Claim) -> dict[str, str]:
     """Return the texts of a claim's row that need no run."""
     sweeps, assumed = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps), ""
     if claim.assumption:
-        where = " (fair)" if claim.assumption.of_setting == FAIR else ""
-        assumed = f"{claim.assumption.text}{where}; otherwise, {claim.assumption.otherwise}"
+        assumed = f"{claim.assumption.text}; otherwise, {claim.assumption.otherwise}"
     return {
         **{name: str(getattr(claim, name)) for name in COLUMNS if hasattr(claim, name)},
         "paper_setting": claim.paper_setting + "".join(f" Here otherwise: {text}." for text in claim.differs.values()),
