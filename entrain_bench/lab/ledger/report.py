@@ -76,10 +76,18 @@ def tables_of(outcomes: Sequence[Outcome], book: Book) -> Iterator[Table]:
         if len(found) > 1:
             yield f"By {name}", [name, *OF_ERRORS], [[label, *_errors(errors)] for label, errors in found]
     if ordered := orders(outcomes):
-        shown = [[each.name, str(each.layouts), f"{each.tau:.2f}", f"{each.regret:.1%}"] for each in ordered]
-        yield "Order of layouts", ["job", "layouts", "Kendall's tau", "lost by predicted best"], shown
+        shown = [
+            [each.name, str(each.layouts), f"{each.spread:.0%}", *map(_tau, each.taus), f"{each.regret:.1%}"]
+            for each in ordered
+        ]
+        taus = "Kendall's tau", "attainable", "other kernels"
+        yield "Order of layouts", ["job", "layouts", "spread", *taus, "lost by predicted best"], shown
     if left_out := reasons(outcomes):
         yield "Rows left out", ["reason", "rows"], [[reason, str(count)] for reason, count in left_out]
+
+
+def _tau(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _errors(errors: Errors | None) -> list[str]:

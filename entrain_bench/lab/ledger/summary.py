@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from statistics import median
+from dataclasses import dataclass, replace
+from itertools import combinations, groupby
+from math import erf, log, sqrt
+from statistics import fmean, median
 
 from scipy.stats import kendalltau
 
 from entrain_bench.lab.ledger.book import Book
 from entrain_bench.lab.ledger.entries import OK, OOM, OPEN, Outcome
+from entrain_bench.lab.ledger.rows import LedgerRow
 
 NEAR = 0.10
 # Runs of a group from which their order tells something.
@@ -100,12 +102,23 @@ class Order:
         layouts: how many.
         tau: Kendall's, published against predicted times.
         regret: how much slower than the fastest the one that is predicted to be is.
+        spread: how much slower the slowest is.
+        attainable: tau of a perfect predictor, by how much published times of equal jobs differ; None if none repeat.
+        others: median tau of published times of the same layouts with other kernels; None without any.
     """
 
     name: str
     layouts: int
     tau: float
     regret: float
+    spread: float
+    attainable: float | None
+    others: float | None
+
+    @property
+    def taus(self) -> tuple[float | None, ...]:
+        """Its own, the attainable one, and that of other kernels."""
+        return self.tau, self.attainable, self.others
 
 
 def of_sources(outcomes: Sequence[Outcome], book: Book) -> list[OfSource]:
@@ -148,24 +161,75 @@ def by(outcomes: Iterable[Outcome], what: Callable[[Outcome], str]) -> list[tupl
 
 def orders(outcomes: Iterable[Outcome]) -> list[Order]:
     """Kendall's tau over the layouts of each job that a source timed in several, one set of kernels at a time."""
-    jobs: dict[tuple[object, ...], list[Outcome]] = {}
-    for outcome in outcomes:
-        row = outcome.row
-        if outcome.ratio is not None:
-            key = row.source, row.model, row.seq_len, row.gpus, row.global_batch, row.gpu_type
-            kernels = row.attention_kernel, row.rmsnorm_kernel, row.sequence_parallel, row.zero_stage, row.software
-            jobs.setdefault((*key, *kernels), []).append(outcome)
+    timed = [outcome for outcome in outcomes if outcome.ratio is not None]
+    noise = repeat_noise(timed)
+    jobs: dict[tuple[object, ...], dict[tuple[object, ...], list[Outcome]]] = {}
+    for outcome in timed:
+        jobs.setdefault(_job(outcome.row), {}).setdefault(_kernels(outcome.row), []).append(outcome)
     found = []
-    for each in jobs.values():
-        layouts = {(o.row.tp, o.row.pp, o.row.microbatch_size, o.row.recompute) for o in each}
-        if len(layouts) < FEWEST_LAYOUTS:
-            continue
-        published = [outcome.row.published_s or 0.0 for outcome in each]
-        predicted = [outcome.seconds.middle for outcome in each if outcome.seconds]
-        chosen = published[min(range(len(each)), key=lambda place: predicted[place])]
-        tau = float(kendalltau(published, predicted).statistic)
-        found.append(Order(_job_name(each[0]), len(each), tau, chosen / min(published) - 1.0))
+    for sets in jobs.values():
+        times = {kernels: {_layout(o.row): o.row.published_s or 0.0 for o in each} for kernels, each in sets.items()}
+        for kernels, each in sets.items():
+            own = times[kernels]
+            both = [(other, [*filter(other.__contains__, own)]) for name, other in times.items() if name != kernels]
+            others = [
+                _tau([own[layout] for layout in shared], [other[layout] for layout in shared])
+                for other, shared in both
+                if len(shared) >= FEWEST_LAYOUTS
+            ]
+            if len(own) >= FEWEST_LAYOUTS:
+                found.append(_order(each, noise.get(each[0].row.source), others))
     return found
+
+
+def _order(runs: Sequence[Outcome], noise: float | None, others: Sequence[float]) -> Order:
+    published = [outcome.row.published_s or 0.0 for outcome in runs]
+    predicted = [outcome.seconds.middle for outcome in runs if outcome.seconds]
+    chosen = published[min(range(len(runs)), key=lambda place: predicted[place])]
+    pairs = [abs(log(one / other)) for one, other in combinations(published, 2)]
+    return Order(
+        _job_name(runs[0]),
+        len(runs),
+        _tau(published, predicted),
+        chosen / min(published) - 1.0,
+        max(published) / min(published) - 1.0,
+        # Two runs keep the order of their times with probability (1 + erf) / 2.
+        fmean(erf(pair / (2.0 * noise)) for pair in pairs) if noise else None,
+        median(others) if others else None,
+    )
+
+
+def repeat_noise(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Standard deviation of the log of a published time, by source, from its runs of equal jobs.
+
+    Without tensor parallelism, sequence parallelism changes nothing. Sources without such runs are absent.
+    """
+    runs: dict[tuple[object, ...], list[float]] = {}
+    for outcome in outcomes:
+        row = outcome.row if outcome.row.tp != 1 else replace(outcome.row, sequence_parallel=None)
+        runs.setdefault((*_job(row), *_kernels(row), *_layout(row)), []).append(log(row.published_s or 1.0))
+    spread: dict[str, tuple[float, int]] = {}
+    for key, times in runs.items():
+        squares, count = spread.get(str(key[0]), (0.0, 0))
+        middle = fmean(times)
+        spread[str(key[0])] = squares + sum((time - middle) ** 2 for time in times), count + len(times) - 1
+    return {source: sqrt(squares / count) for source, (squares, count) in spread.items() if squares > 0}
+
+
+def _tau(one: Sequence[float], other: Sequence[float]) -> float:
+    return float(kendalltau(one, other).statistic)
+
+
+def _job(row: LedgerRow) -> tuple[object, ...]:
+    return row.source, row.model, row.seq_len, row.gpus, row.global_batch, row.gpu_type
+
+
+def _kernels(row: LedgerRow) -> tuple[object, ...]:
+    return row.attention_kernel, row.rmsnorm_kernel, row.sequence_parallel, row.zero_stage, row.software
+
+
+def _layout(row: LedgerRow) -> tuple[object, ...]:
+    return row.tp, row.pp, row.microbatch_size, row.recompute
 
 
 def _job_name(outcome: Outcome) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
+from math import erf, exp, log, sqrt
+from statistics import fmean
 
 import pandas as pd
 import pytest
@@ -15,7 +18,7 @@ from entrain_bench.lab.ledger.figure import draw
 from entrain_bench.lab.ledger.predict import Case, Cases, Prediction
 from entrain_bench.lab.ledger.report import frame_of, tables_of
 from entrain_bench.lab.ledger.rows import row_of
-from entrain_bench.lab.ledger.summary import BY, Errors, Fits, by, of_sources, orders, reasons
+from entrain_bench.lab.ledger.summary import BY, Errors, Fits, by, of_sources, orders, reasons, repeat_noise
 from support.ledger import STATED
 
 BOOK = load_book()
@@ -68,7 +71,31 @@ def test_the_order_of_layouts_is_kendalls_tau_and_what_the_predicted_best_loses(
     ]
     (order,) = orders([*runs, outcome(1, 1, seq_len="8192")])
     # Of ten pairs nine are in order.
-    assert (order.layouts, order.tau, order.regret) == pytest.approx((5, 0.8, 0.1))
+    assert (order.layouts, order.tau, order.regret, order.spread) == pytest.approx((5, 0.8, 0.1, 0.4))
+    assert (order.attainable, order.others) == (None, None)
+
+
+def test_what_tau_is_attainable_follows_from_repeated_runs_and_other_kernels() -> None:
+    """Hand-worked: two runs that differ by 2% have a noise of 2% / sqrt(2)."""
+    kernels = {"FlashAttention 2": (10, 11, 12, 13, 14), "FlashAttention 1.0.8": (10, 11, 12, 14, 13)}
+    runs = [
+        outcome(1, 1, pp=str(pp), dp="1", step_time_s=str(time), attention_kernel=kernel)
+        for kernel, times in kernels.items()
+        for pp, time in enumerate(times, 1)
+    ]
+    again = [
+        outcome(1, 1, tp="1", seq_len="64", sequence_parallel=each, step_time_s=str(10 * exp(0.02 * (each == "true"))))
+        for each in ("true", "false")
+    ]
+    noise = repeat_noise([*runs, *again])
+    assert noise == {"mine": pytest.approx(0.02 / sqrt(2))}
+    first, second = orders([*runs, *again])
+    pairs = [abs(log(one / other)) for one, other in combinations(range(10, 15), 2)]
+    expected = fmean(erf(pair / (2 * noise["mine"])) for pair in pairs)
+    assert first.attainable == second.attainable == pytest.approx(expected)
+    assert first.others == second.others == pytest.approx(0.8)
+    # A tau of 1 needs times that do not repeat, or differ by much more than noise.
+    assert 0.9 < expected < 1.0
 
 
 def test_sources_and_reasons_count_every_row() -> None:
