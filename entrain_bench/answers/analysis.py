@@ -1,15 +1,8 @@
-"""Analyses of a workload's shapes: the tables behind figures that need no run.
-
-Every table is a function of a profile (job, workload, seed) and plain parameters, so ``analyse`` caches it by them.
-"""
+"""Analyses of a workload's shapes: the tables behind figures that need no run."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -20,9 +13,8 @@ from entrain_bench.balancing.planning import allocate_gpus, stable_samples, stag
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
-from entrain_bench.base.files import write_atomically
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results, labels_of
+from entrain_bench.records.records import labels_of
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 
@@ -99,31 +91,18 @@ def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draw
     return shares
 
 
-def analyse(
-    cells: Sequence[Cell], results: Results, figure: str, compute: Callable[..., pd.DataFrame], **parameters: Any
-) -> pd.DataFrame:
-    """Tables of ``compute(profile, **parameters)`` for every cell, read from the cache where they are there.
-
-    They are kept as ``analysis/<figure>-<key>.parquet``, the key being a hash of the run key (configuration, workload
-    data, code), the analysis code and the parameters.
+def analyse(cells: Sequence[Cell], compute: Callable[..., pd.DataFrame], **parameters: Any) -> pd.DataFrame:
+    """Tables of ``compute(profile, **parameters)`` for every cell.
 
     Returns:
         The tables one below the other, with the columns ``workload``, ``model`` and those of ``label_columns``.
     """
-    code = inspect.getsource(inspect.getmodule(compute) or compute)
     frames = []
     for cell in cells:
-        text = json.dumps([cell.key, compute.__name__, code, parameters], sort_keys=True)
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        path = results.root / "analysis" / f"{figure}-{key}.parquet"
         try:
-            frame = pd.read_parquet(BytesIO(path.read_bytes()))
-        except (OSError, ValueError):  # absent or damaged
-            try:
-                frame = compute(prepare(cell.config).profile, **parameters)
-            except UserError as error:
-                raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
-            write_atomically(path, frame.to_parquet(index=False))
+            frame = compute(prepare(cell.config).profile, **parameters)
+        except UserError as error:
+            raise UserError(f"{error} (in {' '.join(cell.overrides)})") from error
         labels = labels_of(cell.config)
         columns = {name: labels[name] for name in ("workload", "model")} | label_columns(cell.config)
         frames.append(pd.DataFrame({**dict.fromkeys(columns), **frame}).assign(**columns))

@@ -31,10 +31,10 @@ DARK_SHARE = 0.6
 SHOWN_SHARE = 0.005
 
 
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
     """Shares of the draws by allocation, for every trace and model."""
     sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "max_batch": MAX_BATCH}
-    return analyse(cells, results, EXPERIMENT, allocation_shares, **sizes)
+    return analyse(cells, allocation_shares, **sizes)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

@@ -29,9 +29,9 @@ PANELS = {"encoder_tokens": "Encoder tokens per sample", "llm_tokens": "LLM toke
 MAX_SOLID = 4
 
 
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
     """Token quantiles of every trace."""
-    return analyse(cells, results, EXPERIMENT, token_quantiles, num_samples=NUM_SAMPLES, num_points=NUM_POINTS)
+    return analyse(cells, token_quantiles, num_samples=NUM_SAMPLES, num_points=NUM_POINTS)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

@@ -32,10 +32,10 @@ TITLE_LETTERS = 14
 BATCH_TICKS = [1, 16, 256]
 
 
-def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
     """Quantiles of the encoders' share for every trace."""
     sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "num_samples": NUM_SAMPLES}
-    return analyse(cells, results, "workload_ratio", share_quantiles, **sizes, probabilities=PROBABILITIES)
+    return analyse(cells, share_quantiles, **sizes, probabilities=PROBABILITIES)
 
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +13,6 @@ from entrain_bench.answers import analysis as _analysis
 from entrain_bench.answers.analysis import allocation_shares, analyse, encoder_shares, share_quantiles, token_quantiles
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from support.builders import profile_of, samples, tiny_job, tiny_model
@@ -103,30 +100,14 @@ def test_the_stable_batch_is_where_a_mixture_settles() -> None:
     assert stable(2) == 0
 
 
-@pytest.fixture(scope="module")
-def two_cells() -> list[Cell]:
-    return compose_cells(["figure=schedule_gantt", "strategy=megatron,entrain"], multirun=True)
-
-
-def test_analyses_are_kept_and_made_again_for_other_parameters(
-    two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_cells_have_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = compose_cells(["figure=schedule_gantt", "strategy=megatron,entrain"], multirun=True)
     monkeypatch.setattr(_analysis, "prepare", lambda config: SimpleNamespace(profile=config.seed))
-    calls: list[int] = []
 
     def compute(profile: Profile, factor: int) -> pd.DataFrame:
         assert isinstance(profile, int)  # the seed stands in for it
-        calls.append(factor)
         return pd.DataFrame({"value": [factor, 2 * factor]})
 
-    results = Results(tmp_path)
-    first = analyse(two_cells[:1], results, "some", compute, factor=3)
-    assert first["value"].tolist() == [3, 6]
-    assert first["workload"].tolist() == ["opencqa_ocr"] * 2
-    assert analyse(two_cells[:1], results, "some", compute, factor=3).equals(first)
-    assert calls == [3]
-    assert len(analyse(two_cells, results, "some", compute, factor=4)) == 4
-    assert calls == [3, 4, 4]
-    for path in (tmp_path / "analysis").iterdir():
-        path.write_bytes(b"damaged")
-    assert analyse(two_cells[:1], results, "some", compute, factor=3).equals(first)
+    found = analyse(cells, compute, factor=3)
+    assert found["value"].tolist() == [3, 6] * 2
+    assert found["workload"].tolist() == ["opencqa_ocr"] * 4
