@@ -154,12 +154,15 @@ def make(
 
 
 def experiments_of(output: Output) -> dict[str, list[SweepOverrides]]:
-    """The sweeps behind an output by what MLflow calls them: the figures whose sweeps they are, or else the output."""
+    """The sweeps behind an output by MLflow's names for them: their figure, or else the output."""
     figures = dict.fromkeys(text.removeprefix("figure=") for sweep in output.sweeps for text in sweep[:1])
     known = discover()
     found = {figure: [*sweeps_of(figure).values()] for figure in figures if figure in known}
-    whole = [sweep for sweeps in found.values() for sweep in sweeps]
-    return found if found and whole == [*output.sweeps] else {output.name: [*output.sweeps]}
+    whole = {sweep for sweeps in found.values() for sweep in sweeps}
+    rest = [sweep for sweep in output.sweeps if sweep not in whole]
+    if not whole <= {*output.sweeps}:
+        return {output.name: [*output.sweeps]}
+    return found | ({output.name: rest} if rest or not found else {})
 
 
 def drawn_from(made: Sequence[Output], experiment: str, results: Results) -> list[Path]:

@@ -154,8 +154,9 @@ def test_names_are_what_mlflow_takes() -> None:
 def test_outputs_of_one_sweep_share_its_experiment_and_their_figures(tmp_path: Any) -> None:
     made = outputs(["iteration_time", "robustness", "results", "claims"])
     experiments = [[*experiments_of(output)] for output in made]
-    # A document of two figures is in the experiment of each.
-    assert experiments == [["iteration_time"], ["robustness"], ["iteration_time", "entrain_setting"], ["claims"]]
+    # A document of two figures is in the experiment of each; sweeps that no figure has are in its own.
+    shared = ["iteration_time", "entrain_setting", "results"]
+    assert experiments == [["iteration_time"], ["robustness"], shared, ["claims"]]
     assert experiments_of(made[2])["entrain_setting"] == [("figure=entrain_setting",)]
     results = Results(tmp_path)
     for output in made:
