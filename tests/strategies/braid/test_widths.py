@@ -80,6 +80,20 @@ def test_no_deal_ends_before_its_work_or_its_longest_sample_and_narrow_deals_are
         assert best * (1 - 1e-8) <= deal.end_s <= best * 15 / 12
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_further_exchange_with_the_busiest_rank_would_help(seed: int) -> None:
+    took = even(np.random.default_rng(seed).lognormal(0.0, 1.0, 40).tolist())
+    deal = dealt(took, np.zeros_like(took), WIDTHS, 4, 1.0, np.inf)
+    load = np.bincount(deal.first, took[0], 4)
+    assert deal.end_s == pytest.approx(load.max())
+    mine = took[0][deal.first == load.argmax()][:, None]
+    for rank in {*range(4)} - {int(load.argmax())}:
+        # Nothing in return is a move.
+        less = mine - np.append(took[0][deal.first == rank], 0.0)
+        assert np.maximum(load.max() - less, load[rank] + less).min() >= load.max() * (1 - 1e-8)
+
+
 @pytest.mark.parametrize("workload", ["synthetic_av", "mathvision"])
 def test_every_unit_has_one_group_and_packs_follow_each_other(workload: str) -> None:
     own = setting(f"workload={workload}", *(["model=tiny"] if workload == "mathvision" else []))
