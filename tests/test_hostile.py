@@ -17,7 +17,7 @@ STRATEGY = "name: evil\nplanner: {_target_: evil_strategy.Planner}\nassigner: {_
 
 
 def start(folder: Path, *arguments: str) -> tuple[str, str]:
-    """What Python prints, and what was noted that no run may do; its processes can import the payload."""
+    """Output of Python, and notes of forbidden acts; its processes can import the payload."""
     inside, evil, outside = (folder / name for name in ("inside", "evil", "outside"))
     for place in (inside, evil / "strategy" / "planner", outside):
         place.mkdir(parents=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.costs.edges import edges_of, held_s, moved_s
 from entrain_bench.costs.truth import CostTruth
@@ -16,7 +16,6 @@ from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     as_ints,
-    chain_layout,
     durations,
     find,
     no_delay,
@@ -24,17 +23,12 @@ from support.builders import (
     samples,
     tiny_cluster,
     tiny_model,
+    two_ranks,
     uniform_batch,
 )
 
 MODEL = tiny_model(encoder=2, llm=2)
 VISION, LLM = MODEL.modules
-
-
-def chain(num_microbatches: int) -> Program:
-    layout = chain_layout(MODEL, 1, 1, num_microbatches)
-    shapes, assignment = uniform_batch(MODEL, num_microbatches)
-    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
 
 
 def of_travelling(program: Program, link_s: float, fixed_s: float) -> tuple[FloatArray, FloatArray]:
@@ -54,7 +48,7 @@ def held_by(program: Program, hold_s: FloatArray) -> dict[str, float]:
 
 def test_a_lane_is_held_for_what_it_sends_or_what_its_next_action_receives() -> None:
     # Encoder: F0 F1 B0 B1 (what fills a pipeline of two); LLM: F0 B0 F1 B1. Every transfer takes 3 + 1 s.
-    program = chain(2)
+    program = two_ranks(MODEL, 2)
     hold = held_by(program, held_s(program, *moved_s(program, *of_travelling(program, 3.0, 1.0))))
     assert hold == {
         "vision F0": 4.0,
@@ -69,7 +63,7 @@ def test_a_lane_is_held_for_what_it_sends_or_what_its_next_action_receives() -> 
 
 
 def test_the_longer_of_both_holds() -> None:
-    program = chain(2)
+    program = two_ranks(MODEL, 2)
     link_s, fixed_s = of_travelling(program, 3.0, 1.0)
     source = program.dep_actions == find(program, "llm", Pass.BACKWARD, 0, [0])
     target = rows_of(program.dep_offsets) == find(program, "llm", Pass.FORWARD, 0, [1])
@@ -97,7 +91,7 @@ def test_links_add_up_and_latencies_go_by_together() -> None:
 
 
 def test_what_holds_nobody_does_not_count() -> None:
-    program = chain(2)
+    program = two_ranks(MODEL, 2)
     assert not held_s(
         program, *moved_s(program, np.zeros(len(program.dep_actions)), np.ones(len(program.dep_actions)))
     ).any()
@@ -116,7 +110,7 @@ def test_all_lanes_of_an_action_are_held_for_the_slowest_of_what_follows() -> No
 
 
 def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
-    program = chain(2)
+    program = two_ranks(MODEL, 2)
     link_s, fixed_s = of_travelling(program, 3.0, 1.0)
     hold = held_s(program, *moved_s(program, link_s, fixed_s))
     took = durations(program, lambda _: 10.0)
@@ -133,7 +127,7 @@ def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
 
 
 def test_the_truth_holds_lanes_for_links_and_latency_if_transfers_block() -> None:
-    cluster, program = tiny_cluster(), chain(2)
+    cluster, program = tiny_cluster(), two_ranks(MODEL, 2)
     edges = edges_of(program, cluster, FrameworkOptions())
     prices = CostTruth(MODEL, cluster, FrameworkOptions(p2p="blocking")).price(program)
     assert prices.transfers is None

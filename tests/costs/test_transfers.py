@@ -21,7 +21,6 @@ from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     StuckError,
     as_ints,
-    chain_layout,
     durations,
     find,
     no_delay,
@@ -30,6 +29,7 @@ from support.builders import (
     samples,
     tiny_cluster,
     tiny_model,
+    two_ranks,
     uniform_batch,
 )
 from support.programs import LAYOUTS, assert_cycle_is_real, handmade_layout, random_program, random_times, swap_entries
@@ -65,14 +65,8 @@ def relay_of(program: Program, link_s: float | FloatArray) -> Transfers:
     )
 
 
-def chain_of(num_microbatches: int) -> Program:
-    layout = chain_layout(MODEL, 1, 1, num_microbatches)
-    shapes, assignment = uniform_batch(MODEL, num_microbatches)
-    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-
-
 def test_transfers_of_two_microbatches_take_turns() -> None:
-    program = chain_of(2)
+    program = two_ranks(MODEL, 2)
     relay = relay_of(program, 6.0)
     start, end, wait = place_actions(program, durations(program, lambda _: 1.0), no_delay(program), relay)
     # encoder: F0 0-1, F1 1-2; LLM: F0 B0 F1 B1
@@ -85,7 +79,7 @@ def test_transfers_of_two_microbatches_take_turns() -> None:
 
 
 def test_forward_and_backward_transfers_share_both_directions() -> None:
-    program = chain_of(2)
+    program = two_ranks(MODEL, 2)
     relay = relay_of(program, 6.0)
     took = durations(program, lambda view: 10.0 if view.module == "vision" else 1.0)
     start, end, wait = place_actions(program, took, no_delay(program), relay)

@@ -45,7 +45,7 @@ def chromium() -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What the links of ``entrain-bench ui`` lead to.
+    """Pages behind the links of ``entrain-bench ui``.
 
     Attributes:
         driver: the browser.

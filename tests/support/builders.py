@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.interface import Planner, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
@@ -197,6 +198,13 @@ def uniform_batch(model: ModelSpec, num_microbatches: int, dp: int = 1) -> tuple
     shapes = samples(*[(10, [40] if model.encoders else [])] * (num_microbatches * dp))
     microbatch = np.arange(len(shapes)) // dp
     return shapes, same_microbatches(model, shapes, np.arange(len(shapes)) % dp, microbatch, microbatch)
+
+
+def two_ranks(model: ModelSpec, num_microbatches: int) -> Program:
+    """1F1B with an encoder stage on rank 0 and an LLM stage on rank 1."""
+    layout = chain_layout(model, 1, 1, num_microbatches)
+    shapes, assignment = uniform_batch(model, num_microbatches)
+    return chain_program(model, shapes, layout, assignment, stages_behind(layout))
 
 
 def labels(replica: Sequence[int], microbatch: Sequence[int]) -> ModuleAssignment:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.lab.fidelity.predict import cores_of_lanes, place_on_cores
 from entrain_bench.lab.fidelity.programs import first_program, overrides_of
@@ -15,16 +14,9 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
-from support.builders import chain_layout, tiny_model, uniform_batch
+from support.builders import chain_layout, tiny_model, two_ranks
 
 MODEL = tiny_model(encoder=2, llm=2)
-
-
-def program_of(num_microbatches: int) -> Program:
-    """An encoder stage on rank 0, an LLM stage on rank 1."""
-    layout = chain_layout(MODEL, 1, 1, num_microbatches)
-    shapes, assignment = uniform_batch(MODEL, num_microbatches)
-    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
 
 
 def priced(program: Program, forward_s: float, backward_s: float, optimizer_s: float) -> Prices:
@@ -44,7 +36,7 @@ def placed(program: Program, prices: Prices, cores: list[list[int]]) -> tuple[np
 
 
 def test_one_microbatch_has_the_core_to_itself() -> None:
-    program = program_of(1)
+    program = two_ranks(MODEL, 1)
     start, end = placed(program, priced(program, 1.0, 2.0, 0.5), [[0], [0]])
     # Forward and backward of the encoder, of the LLM; gradients; optimizers, on the core at the same time.
     assert start[:4].tolist() == [0.0, 4.0, 1.0, 2.0]
@@ -52,7 +44,7 @@ def test_one_microbatch_has_the_core_to_itself() -> None:
 
 
 def test_two_ranks_that_compute_take_half_a_core_each() -> None:
-    program = program_of(2)
+    program = two_ranks(MODEL, 2)
     prices = priced(program, 1.0, 2.0, 0.0)
     start, end = placed(program, prices, [[0], [0]])
     forward, backward = program.forward_actions(0)[:, 0], program.backward_actions(0)[:, 0]

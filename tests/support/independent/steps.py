@@ -153,7 +153,7 @@ class StepTimes:
 
 
 def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float]) -> StepTimes:
-    """What follows the passes."""
+    """Steps after the passes."""
     stages, free = stages_of(job), defaultdict(float)
     for action, lanes in job.lanes.items():
         for lane in lanes:
