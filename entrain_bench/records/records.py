@@ -375,5 +375,7 @@ def _record_of(values: dict[str, Any]) -> Record:
         raise ValueError(f"status={record.status!r} must be one of {', '.join(STATUSES)}")
     if record.status == "ok":
         check_results(record.metrics, record.iterations)
+    elif record.metrics or record.iterations:
+        raise ValueError(f"status={record.status!r} must not have metrics")
     record.row()
     return record
