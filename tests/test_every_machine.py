@@ -43,7 +43,7 @@ CELLS = (
     ("strategy=hetero_noncolocated", *TRACE_1B),
     ("strategy=optimus", *TRACE_1B),
     # Sharded weights, items and samples dealt out and placed by node.
-    ("strategy=orchmllm", *TRACE_1B),
+    ("strategy=orchmllm", *TRACE_1B, "layout.dp=null"),
     # Samples drawn, estimates wrong in both ways, and actions that nobody can foresee.
     ("strategy=entrain", "belief_error=0.2", "belief_bias=0.2", "action_noise=0.1", "speed.memory=0.7", *SMALL_AV),
 )

@@ -107,11 +107,11 @@ def _gathered_again(own: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) ->
     """Inside, autograd keeps this rank's keys and values, and not those of all ranks, as Megatron-Core's kernels do."""
     # Hooks do not nest: those around, such as a checkpoint's, get all that is kept.
     pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (lambda kept: kept,) * 2
-    places = {rows.untyped_storage().data_ptr(): place for place, rows in enumerate(gathered) if len(rows)}
+    places = {rows.untyped_storage()._cdata: place for place, rows in enumerate(gathered) if len(rows)}
     held, made = pack(own), dict[int, Tensor]()
 
     def keep(tensor: Tensor) -> Any:
-        place = places.get(tensor.untyped_storage().data_ptr())
+        place = places.get(tensor.untyped_storage()._cdata)
         return pack(tensor) if place is None else _Gathered(place)
 
     def take(kept: Any) -> Any:

@@ -239,16 +239,18 @@ class _Iteration:
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """Inputs of a forward: features, received hidden states, or projected tokens from several encoders."""
-        features = inputs.features_on(self.runtime.device, self._stage(step).stage.module)
+        trained = self._stage(step)
+        features = inputs.features_on(self.runtime.device, trained.stage.module)
         if features is not None:
             return features
-        wants_gradient = self._stage(step).stage.passes_gradients
+        wants_gradient = trained.stage.passes_gradients
         if step.place.stage:
             return received[step.receives[0].key].requires_grad_(wants_gradient)
         assert inputs.pack.token_ids is not None
         # Tokens that encoders hand over; counted on the CPU, where the ids are.
         num_rows = int((inputs.pack.token_ids < 0).sum())
-        if not num_rows:
+        # A backward of sharded weights is a collective: a chunk of text alone has one where others' want gradients.
+        if not num_rows and not (wants_gradient and isinstance(trained, ShardedStage)):
             return None
         shape = num_rows, self.work.program.model.llm.config.hidden_size
         dtype, device = self.runtime.dtype, self.runtime.device

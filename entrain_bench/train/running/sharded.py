@@ -67,7 +67,10 @@ class ShardedStage:
             pack, leaf = Pack((tokens,), (1,)), torch.zeros(tokens, input_width(module), device=device)
         else:
             nothing = torch.tensor([-1])
-            pack, leaf = Pack((1,), (), torch.zeros(1, dtype=torch.int64), nothing), None
+            pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), nothing)
+            # No projected tokens, but a backward as in other replicas if encoders learn.
+            wants_gradient = self.stage.passes_gradients
+            leaf = torch.zeros(0, module.config.hidden_size, device=device, requires_grad=wants_gradient)
         output = self.forward(leaf, pack)
         yield
         if output.requires_grad:

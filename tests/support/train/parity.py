@@ -138,7 +138,7 @@ class WidePlanner(BraidPlanner):
         stages = degrees.pp // 2
         layers = [partition_layers(np.ones(len(module.layers)), stages) for module in job.model.modules]
         plain = (False,) * len(layers)
-        shape = Shape(degrees, degrees.tp, 2 * degrees.cp, 1, stages, 2, True, plain, job.num_microbatches(degrees.dp))
+        shape = Shape(degrees, degrees.tp, 2 * degrees.cp, 1, stages, 2, plain, job.num_microbatches(degrees.dp))
         return place(job, shape, layers)
 
 
