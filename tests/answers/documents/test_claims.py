@@ -113,8 +113,9 @@ def record_times(
     for sweep in setting.sweeps:
         for cell in study.cells(*sweep):
             record = new_record(cell, "ok" if seconds(cell) else "failed", reason)
-            metrics = {"iteration_time_s": seconds(cell), "peak_memory_bytes": memory}
-            object.__setattr__(record, "metrics", metrics)
+            if seconds(cell):
+                metrics = {"iteration_time_s": seconds(cell), "peak_memory_bytes": memory}
+                object.__setattr__(record, "metrics", metrics)
             study.results.write(record, None)
 
 

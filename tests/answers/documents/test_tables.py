@@ -55,7 +55,8 @@ def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> N
         record = new_record(cell, run.pop("status", "ok"), "told so")
         object.__setattr__(record, "layout", run.pop("layout", {}))
         frame = run.pop("timeline", None)
-        object.__setattr__(record, "metrics", {"iteration_time_s": 1.0, **run})
+        if record.status == "ok":
+            object.__setattr__(record, "metrics", {"iteration_time_s": 1.0, **run})
         study.results.write(record, frame)
 
 
