@@ -11,7 +11,8 @@ from entrain_bench.base.arrays import IntArray, freeze, offsets_from_counts, row
 from entrain_bench.base.remembered import remembered
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
-from entrain_bench.program.layout import Blocks, Layout
+from entrain_bench.program.lanes import Blocks
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes

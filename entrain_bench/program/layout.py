@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.program.lanes import Blocks, lanes_of, plane_of
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -97,7 +98,7 @@ class ModuleLayout:
     @cached_property
     def plane(self) -> IntArray:
         """Ranks of each stage, ascending ``[pp, dp * tp * cp]``."""
-        return _plane(self.ranks)
+        return plane_of(self.ranks)
 
     @property
     def as_replicas(self) -> ModuleLayout:
@@ -114,37 +115,6 @@ class ModuleLayout:
             return self
         tp, cp = self.widths[degree]
         return replace(self, tp=tp, cp=cp, widths=())
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Lanes of each block (replica or group, stage) of one module, as CSR rows in replica-major order.
-
-    Blocks of any module with equal ``rank_set`` hold the same ranks, ``low`` to ``high``; ``width`` are their ranks.
-
-    Attributes:
-        held_offsets, held_lanes: lanes that hold the weights of each stage: ``offsets`` and ``lanes`` where groups are
-            replicas, otherwise one CSR row a stage.
-    """
-
-    offsets: IntArray
-    lanes: IntArray
-    num_stages: int
-    rank_set: IntArray
-    low: IntArray
-    high: IntArray
-    width: IntArray
-    held_offsets: IntArray
-    held_lanes: IntArray
-
-    def first_lane(self) -> IntArray:
-        """One lane of every block ``[replicas, stages]``."""
-        return self.lanes[self.offsets[:-1]].reshape(-1, self.num_stages)
-
-    def of_stage(self, stage: int) -> IntArray:
-        """Lanes of all replicas of a stage: those that hold its weights."""
-        _, entries = take_rows(self.held_offsets, np.arange(stage, len(self.held_offsets) - 1, self.num_stages))
-        return self.held_lanes[entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +148,7 @@ class Layout:
             freeze(module.ranks)
         ranks = (np.ascontiguousarray(module.ranks, np.int64).tobytes() for module in self.modules)
         shapes = tuple((*module.ranks.shape, module.widths) for module in self.modules)
-        width, first_rank, blocks = _lanes(shapes, tuple(ranks))
+        width, first_rank, blocks = lanes_of(shapes, tuple(ranks))
         object.__setattr__(self, "lane_width", width)
         object.__setattr__(self, "lane_first_rank", first_rank)
         object.__setattr__(self, "blocks", blocks)
@@ -243,77 +213,6 @@ class Layout:
             + (f" widths {' '.join(f'{tp}x{cp}' for tp, cp in m.widths)}" if m.widths else "")
             for m in self.modules
         }
-
-
-@lru_cache(maxsize=64)
-def _lanes(
-    shapes: tuple[tuple[int, int, int, tuple[tuple[int, int], ...]], ...], contents: tuple[bytes, ...]
-) -> tuple[IntArray, IntArray, tuple[Blocks, ...]]:
-    """Width, lowest rank and blocks of the lanes of modules on the given ranks; many layouts have the same.
-
-    ``shapes`` are those of the ranks, with the widths of groups.
-    """
-    modules = [np.frombuffer(own, np.int64).reshape(shape[:3]) for shape, own in zip(shapes, contents, strict=True)]
-    num_ranks = 1 + max(int(ranks.max()) for ranks in modules)
-    block_of_rank = np.full((len(modules), num_ranks), -1)
-    # Virtual stages hold the same ranks: number blocks by the first one that does.
-    rank_sets: dict[bytes, int] = {}
-    numbers, members = [], []
-    for row, ranks, (*_, widths) in zip(block_of_rank, modules, shapes, strict=True):
-        flat = ranks.reshape(ranks.shape[0] * ranks.shape[1], -1)
-        sets = _group_ranks(ranks, [tp * cp for tp, cp in widths]) if widths else [*np.sort(flat, axis=1)]
-        number = np.array([rank_sets.setdefault(block.tobytes(), len(rank_sets)) for block in sets])
-        numbers.append(number)
-        members.append(sets)
-        if widths:
-            # Groups are nested: ranks that share a narrowest one share all. Replicas hold the weights.
-            plane = _plane(ranks)
-            row[plane] = np.arange(plane.size).reshape(plane.shape) // min(tp * cp for tp, cp in widths)
-        else:
-            row[flat] = number[:, None]
-    used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
-    # Ranks with the same blocks in every module are one lane: number the combinations.
-    combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
-    _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
-    # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
-    order = np.argsort(first, kind="stable")
-    lane_of_rank = np.full(num_ranks, -1)
-    lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
-    blocks = []
-    for ranks, number, sets, (*_, widths) in zip(modules, numbers, members, shapes, strict=True):
-        own = held = _lanes_of(sets, lane_of_rank, len(order))
-        if widths:
-            held = _lanes_of([*_plane(ranks)], lane_of_rank, len(order))
-        size = np.array([len(block) for block in sets])
-        flat, starts = np.concatenate(sets), offsets_from_counts(size)[:-1]
-        low, high = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
-        blocks.append(Blocks(*own, ranks.shape[1], number, low, high, size, *held))
-        freeze(*own, number, low, high, size, *held)
-    lanes = width[order], used[first[order]]
-    freeze(*lanes)
-    return *lanes, tuple(blocks)
-
-
-def _plane(ranks: IntArray) -> IntArray:
-    return np.sort(ranks.swapaxes(0, 1).reshape(ranks.shape[1], -1), axis=1)
-
-
-def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> list[IntArray]:
-    """Ranks of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
-    plane = _plane(ranks)
-    return [
-        stage[first : first + width]
-        for width in widths
-        for first in range(0, plane.shape[1] - width + 1, width)
-        for stage in plane
-    ]
-
-
-def _lanes_of(blocks: Sequence[IntArray], lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
-    """Lanes of the ranks of each block, ascending, as CSR."""
-    block = np.repeat(np.arange(len(blocks)), [len(ranks) for ranks in blocks])
-    block, lanes = np.divmod(np.unique(block * num_lanes + lane_of_rank[np.concatenate(blocks)]), num_lanes)
-    return offsets_from_counts(np.bincount(block, minlength=len(blocks))), lanes
 
 
 def check_tensor_parallel(module: ModuleSpec, tp: int) -> None:
