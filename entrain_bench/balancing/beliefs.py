@@ -74,9 +74,12 @@ def packed_units_s(
         Seconds ``[2, units, kinds]``, with the error of the profile's estimates; ``[3, ...]`` with the weight pass of
         a ``split`` backward.
     """
-    units = module.units(shapes)
-    added = profile.pack_times(module, tp, cp, split).of(module.lengths(shapes, units))
-    return np.asarray(added * profile.error_factor(module, shapes)[:, None])
+
+    def made() -> FloatArray:
+        added = profile.pack_times(module, tp, cp, split).of(module.lengths(shapes, module.units(shapes)))
+        return np.asarray(added * profile.error_factor(module, shapes)[:, None])
+
+    return profile.kept(shapes, ("packed", module.name, tp, cp, split), made)
 
 
 def packed_chunks_s(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from entrain_bench.base.arithmetic import log2
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 
 if TYPE_CHECKING:
@@ -75,3 +76,17 @@ def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
     once, twice = passes[:, 1::2], passes[:, 2::2]
     added = (twice - once) / count
     return PackTimes(added, np.maximum((once - count * added).mean(axis=1), 0.0), passes[:, 0])
+
+
+def smoothed_over_lengths(values: FloatArray, lengths: IntArray) -> FloatArray:
+    """Return means of values of about the same length ``[values]``: in steps of half an octave, interpolated.
+
+    Values of 1 stay 1, to the last bit.
+    """
+    at = 2.0 * log2(np.maximum(lengths, 1))
+    left = np.floor(at).astype(np.int64)
+    share = at - left
+    step, part = np.concatenate([left, left + 1]), np.concatenate([1.0 - share, share])
+    weight = np.bincount(step, part)
+    mean = np.bincount(step, part * np.tile(values, 2)) / np.where(weight > 0, weight, 1.0)
+    return np.asarray(mean[left] + share * (mean[left + 1] - mean[left]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +10,9 @@ from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.balancing.packs import PackTimes, pack_times, probes
+from entrain_bench.balancing.packs import PackTimes, pack_times, probes, smoothed_over_lengths
 from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import require
 from entrain_bench.costs.buckets import delayed_s, trailing_s
 from entrain_bench.costs.edges import held_s
@@ -51,9 +51,9 @@ class Profile:
     """A strategy's window on the truth.
 
     Planners draw samples and measure layers; assigners estimate the workloads of the samples they place. Estimates are
-    wrong, the same way each time a sample is seen: by up to ``belief_error`` (relative) sample by sample, and by up to
-    ``belief_bias`` for all units of a length alike. Planners choose by ``balancing.tuning`` with ``tuning_budget``
-    simulated batches, by their own trials if that is None.
+    wrong, the same way each time a sample is seen (unless ``smoothed``): by up to ``belief_error`` (relative) sample by
+    sample, and by up to ``belief_bias`` for all units of a length alike. Planners choose by ``balancing.tuning`` with
+    ``tuning_budget`` simulated batches, by their own trials if that is None.
     """
 
     job: Job
@@ -63,11 +63,13 @@ class Profile:
     belief_error: float = 0.0
     belief_bias: float = 0.0
     tuning_budget: int | None = None
+    _smooth: bool = field(init=False, default=False)
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _means: dict[str, tuple[float, float, float]] = field(init=False, default_factory=dict)
     _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int, bool], PackTimes] = field(init=False, default_factory=dict)
+    _kept: list[tuple[SampleShapes, dict[tuple[object, ...], FloatArray]]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rng", np.random.default_rng([self._seed, 0x70726F66]))
@@ -76,6 +78,15 @@ class Profile:
         """Return the profile of a job with other planner choices; both share one stream of drawn samples."""
         other = copy(self)
         object.__setattr__(other, "job", job)
+        return other
+
+    def smoothed(self) -> Profile:
+        """Return the profile whose estimates have the mean error of units of about the same length.
+
+        Times depend on lengths alone, so estimates that differ at equal lengths are wrong.
+        """
+        other = copy(self)
+        object.__setattr__(other, "_smooth", True)
         return other
 
     def each_microbatch_size(self) -> list[Profile]:
@@ -320,18 +331,39 @@ class Profile:
 
     def estimate_units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
         """Return the estimated forward seconds of the whole module for each unit separately ``[units]``."""
-        units = module.units(shapes)
-        counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
-        a, b, c = matmul(counts, self.forward_fit(module, tp, cp))
-        lengths = module.lengths(shapes, units).astype(np.float64)
-        exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
-        return np.asarray(exact * self.error_factor(module, shapes))
+
+        def made() -> FloatArray:
+            counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
+            a, b, c = matmul(counts, self.forward_fit(module, tp, cp))
+            lengths = module.lengths(shapes, module.units(shapes)).astype(np.float64)
+            exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
+            return np.asarray(exact * self.error_factor(module, shapes))
+
+        return self.kept(shapes, ("forward", module.name, tp, cp), made)
 
     def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
         """Return the erroneous over the exact estimate of each unit ``[units]``, for a strategy's own estimates."""
-        units = module.units(shapes)
-        by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
-        return by_sample * self._length_bias(module.name, module.lengths(shapes, units))
+
+        def made() -> FloatArray:
+            units = module.units(shapes)
+            lengths = module.lengths(shapes, units)
+            by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
+            factor = by_sample * self._length_bias(module.name, lengths)
+            return smoothed_over_lengths(factor, lengths) if self._smooth and len(factor) else factor
+
+        return self.kept(shapes, ("error", module.name), made)
+
+    def kept(self, shapes: SampleShapes, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
+        """Return the read-only estimate that ``make`` returns for a batch; those of the last batch are kept."""
+        known = self._kept[0] if self._kept else None
+        if known is None or known[0] is not shapes:
+            known = shapes, {}
+            self._kept[:] = [known]
+        key = self._smooth, *key
+        if key not in known[1]:
+            freeze(estimate := make())
+            known[1][key] = estimate
+        return known[1][key]
 
     def estimate_samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
         """Return the estimated forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""

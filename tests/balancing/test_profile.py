@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.packs import smoothed_over_lengths
 from entrain_bench.balancing.profile import PROFILED_TOKENS, Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import IntArray
@@ -238,6 +239,46 @@ def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() ->
     assert abs(ratio[0]) <= 0.2
     other = profile_of(JOB, text, seed=1, belief_bias=0.2).error_factor(JOB.model.llm, text)
     assert not np.allclose(other, wrong / exact)
+
+
+def test_smoothed_estimates_lose_errors_of_samples_and_keep_those_of_lengths() -> None:
+    lengths = np.tile([64, 100, 1024, 1400], 500)
+    text = shapes_from_lists([], [(int(length), []) for length in lengths])
+    llm = JOB.model.llm
+    exact, biased, wrong = (
+        profile_of(JOB, text, belief_bias=bias, belief_error=error)
+        for bias, error in ((0.0, 0.0), (0.3, 0.0), (0.3, 0.3))
+    )
+    # Not one bit changes where nothing is wrong.
+    assert np.array_equal(exact.smoothed().error_factor(llm, text), exact.error_factor(llm, text))
+    of_length, of_sample = biased.error_factor(llm, text), wrong.error_factor(llm, text)
+    smooth = wrong.smoothed().error_factor(llm, text)
+    assert np.abs(of_sample / of_length - 1).max() > 0.25
+    np.testing.assert_allclose(smooth, of_length, atol=0.06)
+    assert len({*smooth.tolist()}) == 4
+    # The profile itself is as before.
+    assert np.array_equal(wrong.error_factor(llm, text), of_sample)
+
+
+def test_means_over_lengths_are_those_of_neighbors_half_an_octave_apart() -> None:
+    # 64 and 128 are two steps apart.
+    values = smoothed_over_lengths(np.array([1.0, 3.0, 7.0, 5.0]), np.array([64, 64, 128, 128]))
+    assert values.tolist() == [2.0, 2.0, 6.0, 6.0]
+    # 80 lies 0.64 of a step above 64: it has so much of its own value, and so little of the mean at 64.
+    share = 2 * np.log2(80 / 64)
+    near = smoothed_over_lengths(np.array([2.0, 4.0]), np.array([64, 80]))
+    left = (2.0 + (1 - share) * 4.0) / (2 - share)
+    np.testing.assert_allclose(near, [left, left + share * (4.0 - left)])
+
+
+def test_estimates_of_a_batch_are_kept_and_cannot_be_changed() -> None:
+    profile = profile_of(JOB, SHAPES)
+    first = profile.estimate_units(LLM, SHAPES, 1, 1)
+    assert profile.estimate_units(LLM, SHAPES, 1, 1) is first
+    other = SHAPES.take(np.array([1, 0, 2, 3]))
+    assert profile.estimate_units(LLM, other, 1, 1).tolist() == first[[1, 0, 2, 3]].tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1.0
 
 
 def test_modules_that_share_ranks_hide_a_part_of_their_steps() -> None:
