@@ -135,11 +135,11 @@ class Draft:
 
     Attributes:
         least_s: what its estimate cannot fall below.
-        place: makes the candidate.
+        place: makes the candidate, or a draft of which more is known.
     """
 
     least_s: float
-    place: Callable[[], Candidate]
+    place: Callable[[], Candidate | Draft]
 
 
 def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
@@ -153,8 +153,9 @@ def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
         if isinstance(entry, Candidate):
             yield entry
         else:
-            candidate = entry.place()
-            heappush(queue, (decisive(candidate.estimated_s), number, candidate))
+            found = entry.place()
+            seconds = found.estimated_s if isinstance(found, Candidate) else found.least_s
+            heappush(queue, (decisive(seconds), number, found))
 
 
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -59,6 +59,7 @@ class BraidAssigner:
             IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
             OutOfMemoryError: if no number of rounds of sharded weights fits.
         """
+        profile = profile.smoothed()
         if layout.modules[0].widths:
             found = fastest_packs(shapes, layout, profile, self.compare)[1]
             if not found.modules:

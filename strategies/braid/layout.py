@@ -15,7 +15,7 @@ import numpy as np
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -90,11 +90,12 @@ def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterat
     Those of a block of the LLM, or of a part of it; then those of several blocks, for items that would keep one block
     busy for a large share of an iteration.
     """
-    yield degrees.tp, degrees.cp
     modules = others(job.model)
+    sizes = [size for module in modules.values() for size in module.sharded_sizes.values()]
+    if all(size % degrees.tp == 0 for size in sizes):
+        yield degrees.tp, degrees.cp
     if not planner.encoder_degrees or not modules:
         return
-    sizes = [size for module in modules.values() for size in module.sharded_sizes.values()]
     inside = [(tp, cp) for tp in reversed(divisors(degrees.tp)) for cp in divisors(degrees.tp * degrees.cp // tp)]
     wide = [blocks for blocks in planner.spans if degrees.pp % blocks == 0]
     across = [
@@ -218,9 +219,7 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
         else:
             held, tp, cp = blocks[:, shape.llm_blocks], degrees.tp, degrees.cp
         modules.append(ModuleLayout(module.name, tp, cp, split, np.ascontiguousarray(held), again))
-    layout = Layout(tuple(modules), shape.num_microbatches)
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return Layout(tuple(modules), shape.num_microbatches)
 
 
 def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_units_s
-from entrain_bench.balancing.candidates import Candidate
+from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import recompute_choices
@@ -21,15 +22,21 @@ from entrain_bench.base.errors import require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Shape, Work, place, shapes_of, split_layers
+from .layout import Shape, Split, Work, place, shapes_of, split_layers
 from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best.
 WORST = 1.3
-# Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number,
-# on fewer if they have more than the second. From the first number on, a layout is dropped if it takes so many times as
-# long as the best; no pipelines are planned if the best takes at most so many times its work evenly shared.
-BATCHES, FEW, MANY, NEAR, PIPELINED = 3, 512, 6144, 1.05, 1.5
+# Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number.
+# From there on a layout is dropped if it takes so many times as long as the best.
+BATCHES, FEW, NEAR = 3, 512, 1.05
+# Of larger batches there are fewer, drawn for a part of the job with at least so many ranks.
+MANY, PART = 6144, 256
+# No pipelines are planned if the best layout with widths takes at most so many times its work evenly shared.
+PIPELINED = 1.5
+# Ranks up to which pipelines have the whole budget of simulated batches. Batches of more ranks take longer, and the
+# budget shrinks as their number grows, down to the second number.
+RANKS, FEWEST = 64, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,8 @@ class BraidPlanner:
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
         microbatches: multiples of the job's number of microbatches that are considered.
         llm_stages: whether the LLM may have fewer stages than a replica has blocks.
-        num_trials: simulated batches for pipelines with ``tuning=own``, whose tuner is that of ``tuning=equal``.
+        num_trials: simulated batches for pipelines with ``tuning=own``, whose tuner is that of ``tuning=equal``; fewer
+            above ``RANKS`` ranks.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -73,6 +81,7 @@ class BraidPlanner:
 
         Pipelines compete only if groups of several widths, where the job allows them, leave ranks idle for long.
         """
+        profile = profile.smoothed()
         wide, even_s = self._with_widths(profile)
         if wide and decisive(wide[0].estimated_s) <= decisive(PIPELINED * even_s):
             return wide[0].layout
@@ -86,10 +95,10 @@ class BraidPlanner:
             # Where sizes are free, another job has them; the default job is answered as if it were given.
             request = replace(each.job.request, recompute=profile.job.request.recompute)
             planner = one_size if sizes and replace(each.job, request=request) != default else self
-            for rating_s, shape in planner.rated(each, work, later):
-                yield Candidate(rating_s, place(each.job, shape, split_layers(work, shape).layers))
+            yield from planner.rated(each, work, later)
 
         budget = self.num_trials if profile.tuning_budget is None else profile.tuning_budget
+        budget = max(min(budget, FEWEST), budget * RANKS // max(RANKS, profile.job.cluster.num_ranks))
         return tuned(profile, (candidates, *([lambda _: wide] if wide else [])), make_program, budget)
 
     def _with_widths(self, profile: Profile) -> tuple[list[Candidate], float]:
@@ -97,52 +106,86 @@ class BraidPlanner:
 
         An estimate is the mean over drawn batches; only layouts near the best have more than a few.
         """
-        start, size, offers = profile.place, profile.job.global_batch, list[Candidate]()
+        start, offers, part = profile.place, list[Candidate](), part_of(profile)
+        size = part.job.global_batch
         count = min(max(BATCHES, FEW // size), max(1, MANY // size)) if self.widths else 0
         batches = [profile.draw(size) for _ in range(count)]
         profile.go_back(start)
         best = np.full(count, np.inf)
-        for layout in layouts_with_widths(profile.job) if count else ():
+        for layout, own in offered_pairs(profile, part) if count else ():
             # No round is shorter than its gathers.
             if not has_room(profile, layout) or gathers_s(profile, layout) > NEAR * best.mean():
                 continue
+            # Collectives of all ranks take longer than those of a part.
+            more_s = sum(of(profile, layout) - of(part, own) for of in (Profile.step_s, gathers_s))
             seconds = np.zeros(0)
             for samples in batches:
-                seconds = np.append(seconds, fastest_packs(samples, layout, profile)[0])
+                seconds = np.append(seconds, more_s + fastest_packs(samples, own, part)[0])
                 is_near = seconds.mean() <= NEAR * best[: len(seconds)].mean()
                 if np.isinf(seconds[-1]) or (len(seconds) * size >= FEW and not is_near):
                     break
             else:
                 offers.append(Candidate(float(seconds.mean()), layout))
                 best = min(best, seconds, key=np.mean)
-        even_s = min((evenly_s(samples, profile) for samples in batches), default=np.inf)
+        even_s = min((evenly_s(samples, part) for samples in batches), default=np.inf)
         return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
-    def rated(self, profile: Profile, work: Work, recompute_later: bool) -> list[tuple[float, Shape]]:
-        """All shapes that could be among the best, those with the least busy ranks first, with these seconds."""
+    def rated(self, profile: Profile, work: Work, recompute_later: bool) -> Iterator[Candidate]:
+        """Layouts that could be among the best, by the seconds of their busiest rank, or longest sample, and step."""
         job = profile.job
-        choices = recompute_choices(job, chosen_later=recompute_later)
-        plain = shapes_of(job, choices, self)
+        plain = shapes_of(job, recompute_choices(job, chosen_later=recompute_later), self)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
-        least_s = [decisive(work.least_s(shape)) for shape in shapes]
-        rated: list[tuple[float, int]] = []
+
+        def placed(shape: Shape, split: Split, passes_s: float) -> Candidate:
+            layout = place(job, shape, split.layers)
+            return Candidate(passes_s + profile.step_s(layout), layout)
+
+        def divided(shape: Shape) -> Draft:
+            split = split_layers(work, shape)
+            passes_s = max(split.busiest_s, work.longest_s(shape))
+            return Draft(passes_s, partial(placed, shape, split, passes_s))
+
+        rising = rising_candidates(Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
         best_s = np.inf
-        for index in np.argsort(least_s, kind="stable").tolist():
-            if least_s[index] > WORST * best_s:
-                break
-            shape = shapes[index]
-            found = split_layers(work, shape)
-            step_s = profile.step_s(place(job, shape, found.layers))
-            rating_s = decisive(max(found.busiest_s, work.longest_s(shape)) + step_s)
-            best_s = min(best_s, rating_s)
-            rated.append((rating_s, index))
-        return [(rating_s, shapes[index]) for rating_s, index in sorted(rated) if rating_s <= WORST * best_s]
+        for candidate in rising:
+            best_s = min(best_s, candidate.estimated_s)
+            if candidate.estimated_s > WORST * best_s:
+                return
+            yield candidate
 
     def _counts(self, profile: Profile, shape: Shape) -> list[int]:
         """Numbers of microbatches to consider: a replica has a sample for each."""
         job, dp = profile.job, shape.degrees.dp
         most = job.global_batch // dp
         return sorted({min(most, max(1, round(job.num_microbatches(dp) * factor))) for factor in self.microbatches})
+
+
+def part_of(profile: Profile) -> Profile:
+    """Return the profile of a half, a quarter, ... of a job's nodes and batch if the batch exceeds ``MANY`` samples.
+
+    The part has the job's layouts: it keeps ``PART`` ranks, and states have room where they have room on all ranks. A
+    job with requested CP or DP has no parts.
+    """
+    job, parts = profile.job, 1
+    nodes, ranks, size = job.cluster.num_nodes, job.cluster.num_ranks, job.global_batch
+    while size > parts * MANY and ranks >= 2 * parts * PART and nodes % (2 * parts) == size % (2 * parts) == 0:
+        parts *= 2
+    while parts > 1 and not (job.request.cp or job.request.dp):
+        part = profile.for_job(
+            replace(job, cluster=replace(job.cluster, num_nodes=nodes // parts), global_batch=size // parts)
+        )
+        if all(has_room(profile, whole) == has_room(part, own) for whole, own in offered_pairs(profile, part)):
+            return part
+        parts //= 2
+    return profile
+
+
+def offered_pairs(profile: Profile, part: Profile) -> Iterator[tuple[Layout, Layout]]:
+    """Layouts of a job with groups of several widths, and the same of its part."""
+    own = layouts_with_widths(part.job)
+    return (
+        ((each, each) for each in own) if part is profile else zip(layouts_with_widths(profile.job), own, strict=True)
+    )
 
 
 def evenly_s(samples: SampleShapes, profile: Profile) -> float:

@@ -248,6 +248,7 @@ class BraidScheduler(Recomputation):
         Raises:
             IncompatibleError: if weights are sharded, because then all replicas need the same order of passes.
         """
+        profile = profile.smoothed()
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)
         for own in layout.modules:

@@ -13,8 +13,10 @@ from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import check_assignment
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.validate import check_program
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
@@ -22,9 +24,11 @@ from entrain_bench_strategies.braid.layout import (
     Work,
     encoder_degrees,
     llm_places,
+    place,
     shapes_of,
     split_layers,
 )
+from entrain_bench_strategies.braid.planner import WORST
 from support.braid import BRAID, MODEL, layout_of, profile_for, shape
 from support.builders import (
     AV_MODEL,
@@ -77,6 +81,21 @@ def test_no_shape_is_faster_than_its_least_time() -> None:
         assert work.least_s(one) >= work.longest_s(one)
 
 
+def test_layouts_are_rated_in_order_and_none_of_the_best_is_missed() -> None:
+    profile, planner = profile_for(), BraidPlanner(microbatches=(1,))
+    work = Work(profile, profile.draw(64), 0.05)
+    rated = [*planner.rated(profile, work, recompute_later=True)]
+    all_s = []
+    for one in shapes_of(profile.job, [(False, False)], planner):
+        found = split_layers(work, one)
+        layout = place(profile.job, one, found.layers)
+        check_layout(layout, profile.job.model, profile.job.cluster)
+        all_s.append(max(found.busiest_s, work.longest_s(one)) + profile.step_s(layout))
+    near = sorted(each for each in all_s if each <= WORST * min(all_s))
+    assert 1 < len(near) < len(all_s)
+    assert [each.estimated_s for each in rated] == pytest.approx(near, rel=1e-8)
+
+
 def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     job = profile_for().job
     assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), BraidPlanner(spans=()))] == [
@@ -103,6 +122,14 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
         width = one.degrees.tp * one.degrees.cp
         assert one.copies_abreast * one.encoder_tp * one.encoder_cp == one.blocks_abreast * width
         assert one.segments * one.encoder_stages * one.blocks_abreast == one.degrees.pp
+
+
+def test_no_layout_splits_heads_that_its_tp_does_not_divide() -> None:
+    (cell,) = compose_cells(["model=internvl15_40b", "cluster=a100x64", "strategy=braid"])
+    job = prepare(cell.config).job
+    # 25 heads of the encoder: TP 1 only, whatever the LLM has.
+    assert {tp for tp, _ in encoder_degrees(job, Degrees(2, 1, 8, 4), BraidPlanner())} == {1}
+    assert next(encoder_degrees(job, Degrees(1, 1, 16, 4), BraidPlanner())) == (1, 1)
 
 
 # Who gets what

@@ -17,9 +17,10 @@ from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
+from entrain_bench_strategies.braid import BraidPlanner, planner
 from entrain_bench_strategies.braid.deal import Deal, dealt, labelled, priced, work_of
 from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, packs_of
-from entrain_bench_strategies.braid.planner import evenly_s, has_room
+from entrain_bench_strategies.braid.planner import evenly_s, has_room, part_of
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -272,6 +273,33 @@ def test_pipelines_are_planned_where_groups_would_leave_ranks_idle() -> None:
     # Its gradients stay in the node: over all nodes their reduction takes longer than the passes.
     assert llm.pp == 8
     assert llm.dp == 1
+
+
+def test_a_part_of_a_large_job_says_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = setting("model=qwen25vl_llama3_1b", "workload=mathvision", "cluster=a40x64", "global_batch=512")
+    whole, even_s = BraidPlanner()._with_widths(own.planning)
+    assert part_of(own.planning) is own.planning
+    monkeypatch.setattr(planner, "MANY", 128)
+    assert part_of(own.planning) is own.planning, "it has too few ranks"
+    monkeypatch.setattr(planner, "PART", 16)
+    part = part_of(own.planning)
+    assert (part.job.cluster.num_ranks, part.job.global_batch) == (16, 128)
+    some, some_even_s = BraidPlanner()._with_widths(own.planning)
+    assert some[0].layout.content == whole[0].layout.content
+    assert some[0].layout.num_ranks == 64
+    assert some[0].estimated_s == pytest.approx(whole[0].estimated_s, rel=0.25)
+    assert some_even_s == pytest.approx(even_s, rel=0.25)
+
+
+def test_a_part_holds_what_the_whole_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "PART", 16)
+    # Requested replicas have no counterpart in a part.
+    big = "global_batch=16384"
+    assert part_of(setting(big, "cluster=a40x64").planning).job.cluster.num_ranks == 16
+    assert part_of(setting(big, "cluster=a40x64", "layout.dp=4").planning).job.cluster.num_ranks == 64
+    # States of 70B fit 32 ranks, not 16.
+    own = setting(big, "model=llavaov_llama3_70b", "workload=dflop_mixed", "cluster=h100x64")
+    assert part_of(own.planning).job.cluster.num_ranks == 32
 
 
 def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
