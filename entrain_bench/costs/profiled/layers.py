@@ -107,6 +107,19 @@ def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
     return np.asarray(-(-np.asarray(lengths) // window) if window else np.ones(len(lengths)), np.float64)
 
 
+def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pack: bool) -> FloatArray:
+    """Return the segments of each chunk that one of ``cp`` ranks attends in ``[chunks]``.
+
+    It has two runs of every sequence, which are two segments under a causal mask. Of windows, and of a pack that is cut
+    as a whole, it has its share, and those that are cut at the ends of its two runs.
+    """
+    if cp == 1:
+        return segments
+    if attention.window_tokens or whole_pack:
+        return np.minimum(segments, segments / cp + 2.0)
+    return segments * (1.0 + attention.causal)
+
+
 def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[tuple[str, str, int], LayerCurves]:
     """Return the curves of all measured layer kinds, by module, kind and tensor-parallel degree."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}

@@ -12,7 +12,14 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.costs.loads import Loads, busiest_area, labelled_of, most_labelled, packed
 from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
-from entrain_bench.costs.profiled.layers import MEDIAN, LayerCurves, curves_of, num_segments, score_elements
+from entrain_bench.costs.profiled.layers import (
+    MEDIAN,
+    LayerCurves,
+    curves_of,
+    held_segments,
+    num_segments,
+    score_elements,
+)
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.roofline import (
     ATTENTION_BACKWARD,
@@ -22,7 +29,7 @@ from entrain_bench.costs.roofline import (
     remade_layers,
 )
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -238,9 +245,10 @@ class ProfiledTimes:
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
             scores = busiest_area(layer, loads, cp)
+            segments = held_segments(layer.attention, segments, cp, self.roofline.framework.cp_split == PACK)
         elif layer.labelled:
             scores = most_labelled(layer, loads, cp)
-        tokens, scores, segments = np.ceil(tokens / cp), scores / cp, segments / cp
+        tokens, scores = np.ceil(tokens / cp), scores / cp
         if not self.extrapolate:
             curves = self._curves(module, layer, tp)
             least, most = curves.tokens

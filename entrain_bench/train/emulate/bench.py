@@ -65,8 +65,8 @@ class Bench:
         torch.set_num_threads(1)
         try:
             with rank_of_many(max(shape.tp * shape.cp * shape.dp for shape in shapes)):
-                stages = self._build(program.model, shapes)
-                seconds = [self._time_order(stages, program, order) for order in orders]
+                stages = self.build(program.model, shapes)
+                seconds = [self.time_order(stages, program, order) for order in orders]
                 self._at = "an optimizer step"
                 return seconds, [self._time_optimizer(trained) for trained in stages]
         except torch.OutOfMemoryError as error:
@@ -74,7 +74,8 @@ class Bench:
         finally:
             torch.set_num_threads(num_threads)
 
-    def _build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
+    def build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
+        """The stages that a rank holds, with collectives that return at once; inside ``rank_of_many``."""
         alone, stages = dist.new_group([0]), []
         for shape in shapes:
             module, dtype = model.module(shape.module), getattr(torch, self.dtype)
@@ -107,7 +108,7 @@ class Bench:
             stages.append(train_stage(stage, groups, alone, settings, dict(enumerate(widths))))
         return stages
 
-    def _time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
+    def time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
         """Seconds of every pass of an order ``[repetitions, actions]``."""
         runs, waits_s = _pass_runs(program, order.actions), order.waits_s.tolist()
         held = dict(zip(sorted({run.key[:2] for run in runs}), stages, strict=True))

@@ -187,8 +187,10 @@ class _Iteration:
             started = perf_counter()
             inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
             self.input_stall_s += perf_counter() - started
+            # At hand before the clock starts, as where passes are emulated: it is no part of what a stage computes.
+            given = self._start(step, received, inputs) if inputs else self._gradient(step, received)
             with clock.action(step.action):
-                output = self._forward(step, received, inputs) if inputs else self._backward(step, received)
+                output = self._forward(step, given, inputs) if inputs else self._backward(step, given)
             if output is not None:
                 self.transfers.send(step, lambda message: cut_rows(output, message))
 
@@ -210,8 +212,7 @@ class _Iteration:
             self._norm = global_norm(self.runtime.stages, self.runtime.groups.world, self.runtime.device, spoilt)
         return self._norm
 
-    def _forward(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
-        leaf = self._start(step, received, inputs)
+    def _forward(self, step: Step, leaf: Tensor | None, inputs: Inputs) -> Tensor | None:
         output = self._stage(step).forward(leaf, inputs.pack, self._degree(step))
         if self._is_loss(step):
             output = output / self.work.num_loss_tokens
@@ -219,16 +220,10 @@ class _Iteration:
         self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
         return None if self._is_loss(step) else output.detach()
 
-    def _backward(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+    def _backward(self, step: Step, gradient: Tensor | None) -> Tensor | None:
         graph = self.graphs.pop(_key(step))
-        if graph.output is None:
+        if graph.output is None or gradient is None:
             return None
-        dtype, device = self.runtime.dtype, self.runtime.device
-        gradient = (
-            torch.ones(graph.shape, device=device)
-            if self._is_loss(step)
-            else gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
-        )
         trained = self._stage(step)
         if graph.splits:
             computing = trained.computing(self._degree(step))
@@ -236,6 +231,16 @@ class _Iteration:
             return given
         trained.backward(graph.output, gradient, last=step.ends_gradients, closes=step.closes)
         return None if graph.leaf is None else graph.leaf.grad
+
+    def _gradient(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+        """What a backward begins with; None if its forward has no graph."""
+        graph = self.graphs[_key(step)]
+        if graph.output is None:
+            return None
+        dtype, device = self.runtime.dtype, self.runtime.device
+        if self._is_loss(step):
+            return torch.ones(graph.shape, device=device)
+        return gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """Inputs of a forward: features, received hidden states, or projected tokens from several encoders."""

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from entrain_bench.costs.profiled.layers import held_segments, num_segments
 from entrain_bench.specs.context_pieces import rank_rows
+from entrain_bench.specs.layer import Attention
 from entrain_bench.train.modules import NamedParameter, attention
 from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import (
@@ -72,6 +74,34 @@ def test_segments_of_all_ranks_are_the_block_diagonal_mask(
             assert len(seen)
             assert all(share.first + len(own) <= key < share.first + share.size for key in seen.tolist())
     assert sorted(seen_rows) == [*range(len(label))]
+
+
+@given(
+    lengths=st.lists(st.integers(8, 60), min_size=1, max_size=4).map(tuple),
+    cp=st.integers(1, 4),
+    causal=st.booleans(),
+    window=st.sampled_from([0, 4, 9]),
+    whole_pack=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_profile_counts_the_segments_that_ranks_attend_in(
+    lengths: tuple[int, ...], cp: int, causal: bool, window: int, whole_pack: bool
+) -> None:
+    attention = Attention(8, 8, causal, window)
+    runs = consecutive_windows(lengths, window) if window else lengths
+    counts = []
+    for rank in range(cp):
+        share = share_of_rank(lengths, cp, rank, whole_pack)
+        found = segments_of(runs, share, causal=causal, device=CPU, gathered=cp > 1)
+        counts.append(len(found.query_lengths) - bool(share.size - int((share.rows >= 0).sum())))
+    counted = float(held_segments(attention, num_segments(attention, np.array(lengths)).sum(), cp, whole_pack))
+    if not window and not whole_pack:
+        # The last rank's two runs are one.
+        assert counts[:-1] == [counted] * (cp - 1)
+        assert counts[-1] == len(lengths)
+    else:
+        # Each of a sequence's two runs cuts a window at either end at most.
+        assert max(counts) - 3 * len(lengths) <= counted <= max(counts) + 2
 
 
 @given(lengths=packs, cp=st.integers(1, 4), whole_pack=st.booleans(), parts=st.integers(1, 3))
