@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,10 +22,7 @@ def covered_layer_s(
 ) -> FloatArray:
     """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
     if placed.widths:
-        each = range(len(placed.degrees))
-        return of_groups(
-            placed, chunks, [covered_layer_s(module, placed.at(one), shapes, chunks, profile) for one in each]
-        )
+        return of_groups(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[0]
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
     counts, kinds = module.kind_counts(placed.layers_per_stage), _kinds_s(module, placed, shapes, profile)
     covered = counts * [kind.remade_share for kind in module.kinds]
@@ -33,16 +30,25 @@ def covered_layer_s(
     return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
 
 
-def of_groups(placed: ModuleLayout, chunks: Chunks, columns: Sequence[FloatArray]) -> FloatArray:
-    """Select each chunk's values by its group's degree, from one array ``[chunks, ...]`` per degree of the layout."""
-    return np.asarray(np.stack(columns)[placed.degree_of_copy[chunks.replica], np.arange(len(chunks))])
+def of_groups(
+    placed: ModuleLayout, chunks: Chunks, values: Callable[[ModuleLayout], tuple[FloatArray, ...]]
+) -> tuple[FloatArray, ...]:
+    """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
+    used, place = np.unique(placed.degree_of_copy[chunks.replica], return_inverse=True)
+    # Of a layout's degrees most have no chunk; without any chunk one says how many stages there are.
+    each = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
+    return tuple(np.asarray(np.stack(columns)[place, np.arange(len(chunks))]) for columns in zip(*each, strict=True))
 
 
 def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
     """Estimated forward seconds of a layer of each kind for a unit of mean length ``[kinds]``."""
-    units = module.units(shapes)
-    mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
-    return np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+
+    def made() -> FloatArray:
+        units = module.units(shapes)
+        mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
+        return np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+
+    return profile.kept(shapes, ("kinds", module.name, placed.tp, placed.cp), made)
 
 
 def stages_s(
@@ -99,11 +105,9 @@ def packed_chunks_s(
     come third.
     """
     if placed.widths:
-        each = [
-            packed_chunks_s(module, placed.at(one), shapes, chunks, profile, remade, split)
-            for one in range(len(placed.degrees))
-        ]
-        return tuple(of_groups(placed, chunks, columns) for columns in zip(*each, strict=True))
+        return of_groups(
+            placed, chunks, lambda own: packed_chunks_s(module, own, shapes, chunks, profile, remade, split)
+        )
     times = profile.pack_times(module, placed.tp, placed.cp, split)
     seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
     seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)

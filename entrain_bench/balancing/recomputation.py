@@ -266,8 +266,9 @@ def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Prof
         zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     ):
         tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
-        per_token = np.stack([_bytes_per_token(module, placed.at(one), profile) for one in range(len(placed.degrees))])
-        each = tokens[:, None] * per_token[placed.degree_of_copy[rows.replica]]
+        used, place = np.unique(placed.degree_of_copy[rows.replica], return_inverse=True)
+        per_token = np.array([_bytes_per_token(module, placed.at(one), profile) for one in used.tolist()])
+        each = tokens[:, None] * per_token.reshape(len(used), placed.pp)[place]
         forward = program.forward_actions(index)
         sizes[forward] = np.ceil(each / BYTES_UNIT).astype(np.int64)
         gains[forward] = np.maximum(np.rint(forward_s[index] / SECONDS_UNIT), 1.0).astype(np.int64)
