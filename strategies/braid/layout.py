@@ -6,12 +6,13 @@ Generators are laid out as encoders are, whose name stands for both here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from entrain_bench.balancing.planning import partition_layers, place_chain, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -39,6 +40,7 @@ class Shape:
         llm_stride: blocks from one of them to the next.
         recompute: modules that recompute their activations.
         num_microbatches: of an LLM replica.
+        chain: whether encoders are on the first block only and generators on the last, whole: one copy of each.
     """
 
     degrees: Degrees
@@ -49,6 +51,7 @@ class Shape:
     llm_stride: int
     recompute: tuple[bool, ...]
     num_microbatches: int
+    chain: bool = False
 
     @property
     def copies_abreast(self) -> int:
@@ -80,7 +83,7 @@ class Split:
 
 
 def others(model: ModelSpec) -> dict[int, ModuleSpec]:
-    """The modules that a replica holds copies of, all but the LLM, by their positions in the model."""
+    """All modules but the LLM, by their positions in the model."""
     return {index: module for index, module in enumerate(model.modules) if index != model.llm_index}
 
 
@@ -192,6 +195,11 @@ def split_layers(work: Work, shape: Shape) -> Split:
     """Split every module evenly; the busiest lane is that of a replica whose copies level encoder work."""
     llm = work.profile.job.model.llm_index
     encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
+    if shape.chain:
+        loaded_s, whole = work.layers_s(shape, llm).copy(), [(len(own),) for own in encoders_s]
+        loaded_s[[0, -1]] += [sum(map(np.sum, encoders_s[:llm])), sum(map(np.sum, encoders_s[llm:]))]
+        layers = partition_layers(loaded_s, shape.llm_stages)
+        return Split((*whole[:llm], layers, *whole[llm:]), float(stage_sums(loaded_s, layers).max()))
     llm_bounds, bounds, busiest_s = split_evenly(
         work.layers_s(shape, llm),
         np.concatenate([np.zeros(0), *encoders_s]),
@@ -208,6 +216,10 @@ def split_layers(work: Work, shape: Shape) -> Split:
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     """The layout of a shape; replicas are consecutive ranks, blocks of TP x CP ranks inside."""
     degrees, width = shape.degrees, shape.encoder_tp * shape.encoder_cp
+    if shape.chain:
+        return replace(
+            place_chain(job, degrees, layers, shape.recompute, False), num_microbatches=shape.num_microbatches
+        )
     ranks = np.arange(degrees.dp * degrees.pp * degrees.tp * degrees.cp)
     blocks = ranks.reshape(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     runs = ranks.reshape(degrees.dp, shape.segments, shape.encoder_stages, shape.copies_abreast, width)
@@ -252,3 +264,15 @@ def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPlann
             for segments, (count, stride) in product(runs, llm_places(job, degrees, planner.llm_stages)):
                 microbatches = job.num_microbatches(degrees.dp)
                 yield Shape(degrees, tp, cp, segments, count, stride, again, microbatches)
+
+
+def chains_of(job: Job, choices: Sequence[tuple[bool, ...]]) -> Iterator[Shape]:
+    """Every shape whose encoders are on the first of a replica's blocks and whose generators are on the last.
+
+    A copy of either then takes memory on one block instead of all.
+    """
+    sizes = [size for module in job.model.modules for size in module.sharded_sizes.values()]
+    for degrees, again in product(job.degrees(), choices):
+        tp, cp, pp = degrees.tp, degrees.cp, degrees.pp
+        if 1 < pp <= len(job.model.llm.layers) and all(size % tp == 0 for size in sizes):
+            yield Shape(degrees, tp, cp, 1, pp, 1, again, job.num_microbatches(degrees.dp), chain=True)

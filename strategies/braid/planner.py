@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -10,19 +11,19 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_units_s
-from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
+from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
-from entrain_bench.balancing.planning import recompute_choices
+from entrain_bench.balancing.planning import chain_bytes, recompute_choices
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.tuning import default_job, tuned
+from entrain_bench.balancing.tuning import Candidates, default_job, tuned
 from entrain_bench.balancing.widths import layouts_with_widths
 from entrain_bench.base.arithmetic import decisive, matmul
-from entrain_bench.base.errors import require
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Shape, Split, Work, place, shapes_of, split_layers
+from .layout import Shape, Split, Work, chains_of, place, shapes_of, split_layers
 from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best.
@@ -37,6 +38,8 @@ PIPELINED = 1.5
 # Ranks up to which pipelines have the whole budget of simulated batches. Batches of more ranks take longer, and the
 # budget shrinks as their number grows, down to the second number.
 RANKS, FEWEST = 64, 12
+# Simulated batches for chains, of models with a generator: its copies on every block take memory that others lack.
+CHAINS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ class BraidPlanner:
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
         microbatches: multiples of the job's number of microbatches that are considered.
         llm_stages: whether the LLM may have fewer stages than a replica has blocks.
-        num_trials: simulated batches for pipelines with ``tuning=own``, whose tuner is that of ``tuning=equal``; fewer
-            above ``RANKS`` ranks.
+        chains: whether, with a generator, a replica may hold whole encoders on its first block, generators on its last.
+        num_trials: simulated batches for pipelines with ``tuning=own``; fewer above ``RANKS`` ranks.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -66,6 +69,7 @@ class BraidPlanner:
     encoder_copies: bool = True
     microbatches: tuple[float, ...] = (1, 2, 4)
     llm_stages: bool = True
+    chains: bool = True
     num_trials: int = 48
 
     def __post_init__(self) -> None:
@@ -90,16 +94,34 @@ class BraidPlanner:
         one_size = replace(self, microbatches=(1,))
         work = Work(profile, profile.draw(self.profile_samples), self.overhead)
 
-        def candidates(each: Profile) -> Iterator[Candidate]:
+        def candidates(chain: bool, each: Profile) -> Iterator[Candidate]:
             later = bool(getattr(draft, "choose_recomputation", False))
             # Where sizes are free, another job has them; the default job is answered as if it were given.
             request = replace(each.job.request, recompute=profile.job.request.recompute)
             planner = one_size if sizes and replace(each.job, request=request) != default else self
-            yield from planner.rated(each, work, later)
+            yield from planner.rated(each, work, later, chain)
 
         budget = self.num_trials if profile.tuning_budget is None else profile.tuning_budget
         budget = max(min(budget, FEWEST), budget * RANKS // max(RANKS, profile.job.cluster.num_ranks))
-        return tuned(profile, (candidates, *([lambda _: wide] if wide else [])), make_program, budget)
+
+        def found(limit_s: float = np.inf, spent: int = 0) -> Layout:
+            # Layouts with widths compete if they are believed to take less.
+            near = [each for each in wide if each.estimated_s < limit_s]
+            sets: list[Candidates] = [partial(candidates, False), *([lambda _: near] if near else [])]
+            return tuned(profile, sets, make_program, max(1, budget - spent))
+
+        if not (self.chains and profile.job.model.generators):
+            return found()
+        try:
+            chain = fastest_in_trials(profile, partial(candidates, True), make_program, CHAINS)
+        except UserError:
+            return found()
+        batch = profile.draw(profile.job.global_batch)
+        chain_s = decisive(profile.trial_s(make_program(batch, chain)))
+        with suppress(UserError):
+            other = found(chain_s, CHAINS)
+            chain = chain if chain_s <= decisive(profile.trial_s(make_program(batch, other))) else other
+        return chain
 
     def _with_widths(self, profile: Profile) -> tuple[list[Candidate], float]:
         """Layouts whose groups have several widths, by rising estimate, and seconds of their work evenly shared.
@@ -130,19 +152,24 @@ class BraidPlanner:
         even_s = min((evenly_s(samples, part) for samples in batches), default=np.inf)
         return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
-    def rated(self, profile: Profile, work: Work, recompute_later: bool) -> Iterator[Candidate]:
+    def rated(self, profile: Profile, work: Work, recompute_later: bool, chain: bool = False) -> Iterator[Candidate]:
         """Layouts that could be among the best, by the seconds of their busiest rank, or longest sample, and step."""
         job = profile.job
-        plain = shapes_of(job, recompute_choices(job, chosen_later=recompute_later), self)
+        # A chain's first block has the encoders besides: what recomputes decides how many of the LLM's layers it has.
+        choices = recompute_choices(job, chosen_later=recompute_later and not chain)
+        plain = chains_of(job, choices) if chain else shapes_of(job, choices, self)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
 
         def placed(shape: Shape, split: Split, passes_s: float) -> Candidate:
             layout = place(job, shape, split.layers)
-            return Candidate(passes_s + profile.step_s(layout), layout)
+            fits = not shape.chain or chain_bytes(profile, work.samples, layout) <= job.planning_budget_bytes
+            return Candidate(passes_s + profile.step_s(layout) if fits else np.inf, layout)
 
         def divided(shape: Shape) -> Draft:
             split = split_layers(work, shape)
-            passes_s = max(split.busiest_s, work.longest_s(shape))
+            # The first microbatch fills a chain and the last one drains it; copies of encoders have work meanwhile.
+            bubble = (shape.degrees.pp - 1) / shape.num_microbatches * shape.chain
+            passes_s = max(split.busiest_s * (1.0 + bubble), work.longest_s(shape))
             return Draft(passes_s, partial(placed, shape, split, passes_s))
 
         rising = rising_candidates(Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
@@ -182,10 +209,8 @@ def part_of(profile: Profile) -> Profile:
 
 def offered_pairs(profile: Profile, part: Profile) -> Iterator[tuple[Layout, Layout]]:
     """Layouts of a job with groups of several widths, and the same of its part."""
-    own = layouts_with_widths(part.job)
-    return (
-        ((each, each) for each in own) if part is profile else zip(layouts_with_widths(profile.job), own, strict=True)
-    )
+    own = [*layouts_with_widths(part.job)]
+    return zip(own if part is profile else layouts_with_widths(profile.job), own, strict=True)
 
 
 def evenly_s(samples: SampleShapes, profile: Profile) -> float:

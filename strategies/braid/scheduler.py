@@ -5,6 +5,7 @@ Seeds come first, then moves on the slowest replica only, each scored by the lis
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from entrain_bench.balancing.actions import State, Wish, room_for
 from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
@@ -21,7 +23,7 @@ from entrain_bench.balancing.widths import packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import DeadlockError, IncompatibleError, require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -251,15 +253,13 @@ class BraidScheduler(Recomputation):
         profile = profile.smoothed()
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)
-        for own in layout.modules:
-            if own.sharded:
-                raise IncompatibleError(
-                    f"schedule: Braid does not support sharded weights ({own.module}), because it orders each replica "
-                    "separately"
-                )
+        if sharded := [own.module for own in layout.modules if own.sharded]:
+            why = "because it orders each replica separately"
+            raise IncompatibleError(f"schedule: Braid does not support sharded weights ({sharded[0]}), {why}")
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
-        searches = self._search(draft, assignment, profile)
+        rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
+        searches = [Search(replica, rules) for replica in replicas_of(draft, assignment, profile)]
         first = ordered(draft, searches)
         is_ample = float(profile.memory.peak_bytes(first).max()) <= AMPLE * limit
         rollouts = min(self.rollouts, afforded_rollouts(searches))
@@ -268,9 +268,8 @@ class BraidScheduler(Recomputation):
             return ordered(draft, searches)
         # The list scheduler keeps activations that fit; what it counts as recomputed may fit after all.
         frugal = recompute_all(draft)
-        short = [
-            Search(each, self._rules) for each in keeping([each.replica for each in searches], draft, frugal, profile)
-        ]
+        replicas = keeping([each.replica for each in searches], draft, frugal, profile)
+        short = [Search(each, rules) for each in replicas]
         improve(short, rollouts)
         programs = [self.within_memory(ordered(frugal, short), profile)]
         seconds = [packed_iteration_s(programs[0], profile)]
@@ -280,15 +279,12 @@ class BraidScheduler(Recomputation):
             if float(profile.memory.peak_bytes(plain).max()) <= limit:
                 programs.append(plain)
                 seconds.append(packed_iteration_s(plain, profile))
+        with suppress(IncompatibleError, DeadlockError):
+            # Few microbatches under way, and so the least to recompute; for chains only.
+            plain = Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile)
+            seconds.append(packed_iteration_s(plain, profile))
+            programs.append(plain)
         return programs[int(decisive(np.array(seconds)).argmin())]
-
-    @property
-    def _rules(self) -> Rules:
-        return Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
-
-    def _search(self, draft: Program, assignment: Assignment, profile: Profile) -> list[Search]:
-        """Return the first schedule of every replica."""
-        return [Search(replica, self._rules) for replica in replicas_of(draft, assignment, profile)]
 
 
 def afforded_rollouts(searches: list[Search]) -> int:
