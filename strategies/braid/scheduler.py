@@ -247,8 +247,7 @@ class BraidScheduler(Recomputation):
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program of a batch.
 
-        Raises:
-            IncompatibleError: if weights are sharded, because then all replicas need the same order of passes.
+        ``IncompatibleError`` if weights are sharded, because then all replicas need the same order of passes.
         """
         profile = profile.smoothed()
         if layout.modules[0].widths:
@@ -282,8 +281,9 @@ class BraidScheduler(Recomputation):
         with suppress(IncompatibleError, DeadlockError):
             # Few microbatches under way, and so the least to recompute; for chains only.
             plain = Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile)
-            seconds.append(packed_iteration_s(plain, profile))
-            programs.append(plain)
+            if float(profile.memory.peak_bytes(plain).max()) <= limit:
+                seconds.append(packed_iteration_s(plain, profile))
+                programs.append(plain)
         return programs[int(decisive(np.array(seconds)).argmin())]
 
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import (
+    chain_bytes,
     partition_layers,
     partitions,
     place_chain,
@@ -24,7 +26,8 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
-from support.builders import as_ints, tiny_cluster, tiny_job, tiny_model
+from entrain_bench_strategies.megatron import ArrivalOrder
+from support.builders import as_ints, generating_model, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=4)
 
@@ -167,6 +170,17 @@ def test_place_chain_puts_encoders_on_the_first_llm_stage() -> None:
     vision, llm = layout.modules
     assert vision.ranks.tolist() == [[[0]], [[2]]]
     assert llm.ranks.tolist() == [[[0], [1]], [[2], [3]]]
+
+
+def test_a_chain_keeps_what_1f1b_has_under_way() -> None:
+    model = generating_model()
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 4)), samples(*[(50, [40])] * 64))
+    layout = place_chain(profile.job, Degrees(1, 1, 4, 1), [(4,), (1, 1, 1, 1), (4,)], (False,) * 3, leading=False)
+    shapes = profile.draw(profile.job.global_batch)
+    program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
+    peak, kept = profile.memory.peak_bytes(program).max(), chain_bytes(profile, shapes, layout)
+    # Beside it a pass has what it needs while it runs.
+    assert 0.8 * peak <= kept <= peak
 
 
 def test_several_encoders_share_the_encoder_stages() -> None:

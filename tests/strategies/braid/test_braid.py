@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
@@ -34,9 +36,12 @@ from support.builders import (
     AV_MODEL,
     GIB,
     generating_model,
+    profile_of,
     random_samples,
     rngs,
     samples,
+    tiny_cluster,
+    tiny_job,
     tiny_model,
 )
 
@@ -230,10 +235,52 @@ def test_what_a_generator_makes_waits_for_its_sample() -> None:
     assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)
 
 
+def test_a_chain_has_encoders_on_its_first_block_and_generators_on_its_last() -> None:
+    profile = profile_for(GENERATING)
+    wanted = shape(tp=1, pp=4, recompute=(False,) * 3, chain=True)
+    work = Work(profile, profile.draw(64), 0.05)
+    split = split_layers(work, wanted)
+    encoder, llm, generator = place(profile.job, wanted, split.layers).modules
+    assert encoder.ranks.tolist() == [[[0]], [[4]]]
+    assert llm.ranks.tolist() == [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
+    assert generator.ranks.tolist() == [[[3]], [[7]]]
+    before, own, behind = (work.layers_s(wanted, index) for index in range(3))
+    cuts = [(0, *cut, len(own)) for cut in combinations(range(1, len(own)), 3)]
+    stages = [[own[low:high].sum() for low, high in pairwise(cut)] for cut in cuts]
+    busiest = [max(first + before.sum(), *inner, last + behind.sum()) for first, *inner, last in stages]
+    assert split.busiest_s == pytest.approx(min(busiest))
+
+
+def test_a_chain_of_equal_samples_without_room_is_no_slower_than_1f1b() -> None:
+    model = tiny_model(encoder=2, llm=14)
+    profile = profile_of(tiny_job(model, tiny_cluster(2, 4)), samples(*[(300, [400])] * 64))
+    layout = layout_of(profile, shape(tp=1, pp=4, chain=True, num_microbatches=16))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+    state = profile.memory.lane_state_bytes(layout).max()
+    needed = profile.memory.peak_bytes(Interleaved().schedule(shapes, layout, assignment, profile)).max()
+    budget = (state + 0.7 * (needed - state)) * profile.job.memory_budget_bytes / profile.job.planning_budget_bytes
+    tight = profile.for_job(replace(profile.job, memory_budget_bytes=float(budget)))
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, tight)
+    assert tight.memory.peak_bytes(program).max() <= tight.job.planning_budget_bytes
+    rival = Interleaved(memory="greedy").schedule(shapes, layout, assignment, tight)
+    assert packed_iteration_s(program, tight) <= packed_iteration_s(rival, tight) * (1 + 1e-9)
+
+
 # As a user meets it
 
 
 GENERATING = generating_model()
+
+
+@pytest.mark.wide
+def test_chains_compete_if_there_is_a_generator() -> None:
+    profile = profile_for(GENERATING, pp=4)
+    chain_s, copies_s = (
+        packed_iteration_s(strategy.program(profile.draw(32), strategy.plan(profile), profile), profile)
+        for strategy in (replace(BRAID, planner=BraidPlanner(num_trials=16, chains=chains)) for chains in (True, False))
+    )
+    assert chain_s <= 1.05 * copies_s
 
 
 @pytest.mark.wide
