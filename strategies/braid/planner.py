@@ -55,7 +55,6 @@ class BraidPlanner:
         encoder_copies: whether a replica may hold several copies of an encoder along its pipeline.
         microbatches: multiples of the job's number of microbatches that are considered.
         llm_stages: whether the LLM may have fewer stages than a replica has blocks.
-        chains: whether, with a generator, a replica may hold whole encoders on its first block, generators on its last.
         num_trials: simulated batches for pipelines with ``tuning=own``; fewer above ``RANKS`` ranks.
     """
 
@@ -69,7 +68,6 @@ class BraidPlanner:
     encoder_copies: bool = True
     microbatches: tuple[float, ...] = (1, 2, 4)
     llm_stages: bool = True
-    chains: bool = True
     num_trials: int = 48
 
     def __post_init__(self) -> None:
@@ -110,7 +108,7 @@ class BraidPlanner:
             sets: list[Candidates] = [partial(candidates, False), *([lambda _: near] if near else [])]
             return tuned(profile, sets, make_program, max(1, budget - spent))
 
-        if not (self.chains and profile.job.model.generators):
+        if not profile.job.model.generators:
             return found()
         try:
             chain = fastest_in_trials(profile, partial(candidates, True), make_program, CHAINS)

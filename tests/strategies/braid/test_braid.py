@@ -274,16 +274,6 @@ GENERATING = generating_model()
 
 
 @pytest.mark.wide
-def test_chains_compete_if_there_is_a_generator() -> None:
-    profile = profile_for(GENERATING, pp=4)
-    chain_s, copies_s = (
-        packed_iteration_s(strategy.program(profile.draw(32), strategy.plan(profile), profile), profile)
-        for strategy in (replace(BRAID, planner=BraidPlanner(num_trials=16, chains=chains)) for chains in (True, False))
-    )
-    assert chain_s <= 1.05 * copies_s
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     "model",
     [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6), GENERATING],
