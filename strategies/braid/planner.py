@@ -104,7 +104,7 @@ class BraidPlanner:
 
         def found(limit_s: float = np.inf, spent: int = 0) -> Layout:
             # Layouts with widths compete if they are believed to take less.
-            near = [each for each in wide if each.estimated_s < limit_s]
+            near = [each for each in wide if decisive(each.estimated_s) < limit_s]
             sets: list[Candidates] = [partial(candidates, False), *([lambda _: near] if near else [])]
             return tuned(profile, sets, make_program, max(1, budget - spent))
 
