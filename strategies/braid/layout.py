@@ -1,4 +1,4 @@
-"""Layouts: the LLM over all blocks of a replica, every other module in copies over runs of the same blocks.
+"""Layouts: the LLM over all blocks of a replica, every other module in copies over runs of the same blocks; chains.
 
 Generators are laid out as encoders are, whose name stands for both here.
 """

@@ -44,7 +44,7 @@ CHAINS = 8
 
 @dataclass(frozen=True, slots=True)
 class BraidPlanner:
-    """Encoders and LLM on all ranks of a replica.
+    """Encoders and LLM on all ranks of a replica; with a generator also chains (``Shape.chain``).
 
     Attributes:
         widths: whether a sample may take a group of any width; otherwise all layouts have one TP and CP.
@@ -81,7 +81,8 @@ class BraidPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """Groups of the widths that end first by belief, or the layout that the tuner finds.
 
-        Pipelines compete only if groups of several widths, where the job allows them, leave ranks idle for long.
+        Pipelines compete only if groups of several widths, where the job allows them, leave ranks idle for long. With a
+        generator, the fastest chain on trial competes with what the tuner finds.
         """
         profile = profile.smoothed()
         wide, even_s = self._with_widths(profile)
@@ -174,7 +175,7 @@ class BraidPlanner:
         best_s = np.inf
         for candidate in rising:
             best_s = min(best_s, candidate.estimated_s)
-            if candidate.estimated_s > WORST * best_s:
+            if decisive(candidate.estimated_s) > decisive(WORST * best_s):
                 return
             yield candidate
 
