@@ -142,13 +142,13 @@ class Draft:
     place: Callable[[], Candidate | Draft]
 
 
-def rising_candidates(drafts: Iterable[Draft]) -> Iterator[Candidate]:
-    """The drafts' candidates by rising estimate, each placed only when no other can come before it."""
+def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterator[Candidate]:
+    """The drafts' candidates by rising estimate up to the most, each placed only when no other can come before it."""
     queue: list[tuple[float, int, Draft | Candidate]] = [
         (decisive(draft.least_s), number, draft) for number, draft in enumerate(drafts)
     ]
     heapify(queue)
-    while queue:
+    while queue and queue[0][0] <= decisive(most_s):
         _, number, entry = heappop(queue)
         if isinstance(entry, Candidate):
             yield entry

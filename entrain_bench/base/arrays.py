@@ -1,6 +1,7 @@
 """Array types and the few CSR operations everything is built on."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,3 +57,8 @@ def freeze(*arrays: NDArray[np.generic]) -> None:
     """Make arrays read-only, so that a frozen dataclass is frozen all the way down."""
     for array in arrays:
         array.flags.writeable = False
+
+
+def content_of(array: NDArray[np.generic]) -> tuple[tuple[int, ...], bytes]:
+    """Shape and hash of an array: a short key for what follows from its content; types are not told apart."""
+    return array.shape, blake2b(np.ascontiguousarray(array), digest_size=16).digest()

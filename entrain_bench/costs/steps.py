@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, content_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
@@ -190,7 +189,7 @@ class StepCosts:
             traffic = self._traffic(module, placed)
             return module, traffic, self._exposed(module, placed, traffic)
 
-        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, _content(placed.ranks), placed.sharded
+        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.content_of_ranks, placed.sharded
         return remembered(self._known, key, made, MAX_KNOWN)
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
@@ -240,7 +239,7 @@ class StepCosts:
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
-        return remembered(self._rings, _content(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
+        return remembered(self._rings, content_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
     def ends(self, program: Program, index: int, loads: Loads) -> Ends:
         """Where the passes of one of a program's modules begin and end, given what its chunks carry."""
@@ -370,10 +369,6 @@ class StepCosts:
         if module.config.tied_embeddings and placed.is_closed:
             parameters[-1] -= module.layers[0].parameters * module.layers[0].learns
         return parameters / module.weight_shards(placed.tp)
-
-
-def _content(ranks: IntArray) -> tuple[object, ...]:
-    return ranks.shape, blake2b(np.ascontiguousarray(ranks), digest_size=16).digest()
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

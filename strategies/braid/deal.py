@@ -147,19 +147,6 @@ def dealt(
     return Deal(widths[level], first, float(end_s))
 
 
-def binned(order: IntArray, group: IntArray, bytes_: FloatArray, room: FloatArray, count: IntArray) -> IntArray:
-    """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
-
-    Args:
-        order: samples, group after group.
-        group: of each sample ``[samples]``.
-        bytes_: of each sample ``[samples]``.
-        room: of a group's bins ``[groups]``.
-        count: bins of each group at least; there are at most as many as it has samples ``[groups]``.
-    """
-    return np.asarray(_binned(order, group, bytes_, room, count))
-
-
 def labelled(
     work: Work, order: IntArray, offsets: IntArray, deal: Deal, place: IntArray, first_group: IntArray
 ) -> tuple[IntArray, IntArray]:
@@ -241,7 +228,12 @@ def _labelled(  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
+def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
+    """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
+
+    Samples come group after group. Arguments are their order, group and bytes ``[samples]``, the room of a group's bins
+    and the number of bins at least; there are at most as many as the group has samples ``[groups]``.
+    """
     chosen, low = np.zeros(len(order), np.int64), 0
     while low < len(order):
         own, high = group[order[low]], low

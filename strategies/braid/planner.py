@@ -26,8 +26,8 @@ from entrain_bench.specs.shapes import SampleShapes
 from .layout import Shape, Split, Work, chains_of, place, shapes_of, split_layers
 from .packs import fastest_packs
 
-# Shapes are considered whose rating is at most so many times the best.
-WORST = 1.3
+# Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of all jobs.
+WORST, HOPELESS = 1.3, 2.0
 # Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number.
 # From there on a layout is dropped if it takes so many times as long as the best.
 BATCHES, FEW, NEAR = 3, 512, 1.05
@@ -90,7 +90,7 @@ class BraidPlanner:
             return wide[0].layout
         draft: MakeProgram = getattr(make_program, "draft", make_program)
         sizes, default = profile.job.free_microbatch_size, default_job(profile.job)
-        one_size = replace(self, microbatches=(1,))
+        one_size, best_s = replace(self, microbatches=(1,)), {True: np.inf, False: np.inf}
         work = Work(profile, profile.draw(self.profile_samples), self.overhead)
 
         def candidates(chain: bool, each: Profile) -> Iterator[Candidate]:
@@ -98,7 +98,10 @@ class BraidPlanner:
             # Where sizes are free, another job has them; the default job is answered as if it were given.
             request = replace(each.job.request, recompute=profile.job.request.recompute)
             planner = one_size if sizes and replace(each.job, request=request) != default else self
-            yield from planner.rated(each, work, later, chain)
+            for candidate in planner.rated(each, work, later, chain, HOPELESS * best_s[chain]):
+                if candidate.estimated_s < best_s[chain] and has_room(profile, candidate.layout):
+                    best_s[chain] = candidate.estimated_s
+                yield candidate
 
         budget = self.num_trials if profile.tuning_budget is None else profile.tuning_budget
         budget = max(min(budget, FEWEST), budget * RANKS // max(RANKS, profile.job.cluster.num_ranks))
@@ -151,7 +154,9 @@ class BraidPlanner:
         even_s = min((evenly_s(samples, part) for samples in batches), default=np.inf)
         return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
-    def rated(self, profile: Profile, work: Work, recompute_later: bool, chain: bool = False) -> Iterator[Candidate]:
+    def rated(
+        self, profile: Profile, work: Work, recompute_later: bool, chain: bool = False, most_s: float = np.inf
+    ) -> Iterator[Candidate]:
         """Layouts that could be among the best, by the seconds of their busiest rank, or longest sample, and step."""
         job = profile.job
         # A chain's first block has the encoders besides: what recomputes decides how many of the LLM's layers it has.
@@ -171,9 +176,9 @@ class BraidPlanner:
             passes_s = max(split.busiest_s * (1.0 + bubble), work.longest_s(shape))
             return Draft(passes_s, partial(placed, shape, split, passes_s))
 
-        rising = rising_candidates(Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
+        drafts = (Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
         best_s = np.inf
-        for candidate in rising:
+        for candidate in rising_candidates(drafts, most_s):
             best_s = min(best_s, candidate.estimated_s)
             if decisive(candidate.estimated_s) > decisive(WORST * best_s):
                 return

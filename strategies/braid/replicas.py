@@ -46,6 +46,14 @@ class Replica:
     llm_backward_s: float = field(init=False)
     held_s: FloatArray = field(init=False)
 
+    @property
+    def most_bytes(self) -> FloatArray:
+        """What the forwards of a group add to each lane at most ``[lanes]``."""
+        row, added = rows_of(self.actions.lane_offsets), np.zeros((len(self.members), self.num_groups))
+        size_bytes = self.actions.size_bytes * (1 - self.actions.is_backward)
+        np.add.at(added, (self.actions.lanes, self.group[row]), size_bytes[row])
+        return added.max(axis=1)
+
     def __post_init__(self) -> None:
         actions = self.actions
         counts = np.diff(actions.lane_offsets)

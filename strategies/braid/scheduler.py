@@ -201,8 +201,6 @@ def ordered(draft: Program, searches: list[Search]) -> Program:
 
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 24
-# Share of the memory that plans may use up to which an order does not count as held up by it.
-AMPLE = 0.85
 # Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, numba 0.68, 2026-11), and the share
 # of a believed iteration that all rollouts of a program may take by that; a constant, so that all machines agree.
 ACTION_S = 0.5e-6
@@ -258,33 +256,30 @@ class BraidScheduler(Recomputation):
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
         rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
-        searches = [Search(replica, rules) for replica in replicas_of(draft, assignment, profile)]
+        replicas = replicas_of(draft, assignment, profile)
+        searches = [Search(replica, rules) for replica in replicas]
         first = ordered(draft, searches)
-        is_ample = float(profile.memory.peak_bytes(first).max()) <= AMPLE * limit
+        peak_bytes = profile.memory.peak_bytes(first)
+        # Nothing was held up by memory where a further microbatch would have fitted.
+        is_ample = all((peak_bytes[own.members] + own.most_bytes <= limit).all() for own in replicas)
         rollouts = min(self.rollouts, afforded_rollouts(searches))
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             improve(searches, rollouts)
             return ordered(draft, searches)
         # The list scheduler keeps activations that fit; what it counts as recomputed may fit after all.
         frugal = recompute_all(draft)
-        replicas = keeping([each.replica for each in searches], draft, frugal, profile)
-        short = [Search(each, rules) for each in replicas]
+        short = [Search(each, rules) for each in keeping(replicas, draft, frugal, profile)]
         improve(short, rollouts)
         programs = [self.within_memory(ordered(frugal, short), profile)]
-        seconds = [packed_iteration_s(programs[0], profile)]
-        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * seconds[0]):
+        longest_s = HOPELESS * packed_iteration_s(programs[0], profile)
+        if decisive(max(search.end_s for search in searches)) <= decisive(longest_s):
             improve(searches, rollouts)
-            plain = ordered(draft, searches)
-            if float(profile.memory.peak_bytes(plain).max()) <= limit:
-                programs.append(plain)
-                seconds.append(packed_iteration_s(plain, profile))
+            programs.append(ordered(draft, searches))
         with suppress(IncompatibleError, DeadlockError):
             # Few microbatches under way, and so the least to recompute; for chains only.
-            plain = Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile)
-            if float(profile.memory.peak_bytes(plain).max()) <= limit:
-                seconds.append(packed_iteration_s(plain, profile))
-                programs.append(plain)
-        return programs[int(decisive(np.array(seconds)).argmin())]
+            programs.append(Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile))
+        programs[1:] = [each for each in programs[1:] if profile.memory.peak_bytes(each).max() <= limit]
+        return min(programs, key=lambda each: decisive(packed_iteration_s(each, profile)))
 
 
 def afforded_rollouts(searches: list[Search]) -> int:
