@@ -10,6 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
+from entrain_bench.balancing.correction import Corrector, shape_classes
 from entrain_bench.balancing.packs import PackTimes, pack_times, probes, smoothed_over_lengths
 from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
@@ -64,6 +65,7 @@ class Profile:
     belief_bias: float = 0.0
     tuning_budget: int | None = None
     _smooth: bool = field(init=False, default=False)
+    _correction: Corrector = field(init=False, default=Corrector())
     _rng: np.random.Generator = field(init=False)
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _means: dict[str, tuple[float, float, float]] = field(init=False, default_factory=dict)
@@ -87,6 +89,15 @@ class Profile:
         """
         other = copy(self)
         object.__setattr__(other, "_smooth", True)
+        return other
+
+    def corrected(self, correction: Corrector) -> Profile:
+        """Return the profile whose estimates have the penalties that executed iterations have taught."""
+        if not correction.ratios:
+            return self
+        other = copy(self)
+        object.__setattr__(other, "_correction", correction)
+        object.__setattr__(other, "_kept", [])
         return other
 
     def each_microbatch_size(self) -> list[Profile]:
@@ -349,7 +360,12 @@ class Profile:
             lengths = module.lengths(shapes, units)
             by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
             factor = by_sample * self._length_bias(module.name, lengths)
-            return smoothed_over_lengths(factor, lengths) if self._smooth and len(factor) else factor
+            if self._smooth and len(factor):
+                factor = smoothed_over_lengths(factor, lengths)
+            if self._correction.ratios:
+                index = [own.name for own in self.job.model.modules].index(module.name)
+                factor = factor * self._correction.penalties(shape_classes(lengths, index))
+            return factor
 
         return self.kept(shapes, ("error", module.name), made)
 

@@ -33,6 +33,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     estimate_units      believed forward seconds of every unit (an item, for the LLM a sample) in a module
     estimate_samples    the same for every sample: all encoders together, and the LLM
     error_factor        how wrong beliefs are made (belief_error, belief_bias); estimates of your own must be times this
+    corrected           the same window, with estimates corrected by what executed iterations taught
     smoothed            the same window, with errors of beliefs averaged over units of about the same length
     kept                keeps an estimate of yours for a batch, so that a planner's trials compute it once
     belief_error, belief_bias    how wrong that is at most, as the user set it

@@ -12,21 +12,21 @@ from time import perf_counter
 import numpy as np
 from ortools.sat.python import cp_model
 
+from entrain_bench.balancing.corrected import observed
+from entrain_bench.balancing.correction import Corrector, shape_classes
 from entrain_bench.balancing.filling import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
 from entrain_bench.balancing.groups import members_of
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
-from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .correction import Corrector, Observation, shape_classes
 from .profiling import encoder_cost, llm_cost, mean_tokens
 
 # Costs in the integer program, in parts of the largest sum at the start.
@@ -265,9 +265,11 @@ class DflopAssigner:
         """Feed the correction the executed durations of an iteration's microbatches."""
         if not self.correction or not self.correction.active:
             return self
-        program = timeline.program
-        seconds = timeline.end_s - timeline.start_s
-        seen = [_observation(program, index, seconds, profile) for index in range(len(program.chunks))]
+        program, seen, seconds = timeline.program, [], timeline.end_s - timeline.start_s
+        for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+            believed = unit_s(module, program.shapes, placed, program.layout.num_microbatches, profile)
+            position = np.searchsorted(module.units(program.shapes), program.chunks[index].members)
+            seen.append(observed(program, index, believed[position], seconds))
         return replace(self, correction=self.correction.learn(seen))
 
 
@@ -301,17 +303,3 @@ def unit_s(
         llm = llm_cost(profile, module, placed.tp, placed.cp)
         seconds = llm.seconds(lengths, float(lengths.sum()) / groups, placed.pp)
     return np.asarray(seconds * recompute_factor(placed.recompute) * profile.error_factor(module, shapes))
-
-
-def _observation(program: Program, index: int, seconds: FloatArray, profile: Profile) -> Observation:
-    """Measured and predicted times of one module's microbatches on a stage, means over its stages."""
-    shapes, placed, chunks = program.shapes, program.layout.modules[index], program.chunks[index]
-    module = program.model.modules[index]
-    believed = unit_s(module, shapes, placed, program.layout.num_microbatches, profile)
-    position = np.searchsorted(module.units(shapes), chunks.members)
-    lengths = module.lengths(shapes, chunks.members)
-    classes, column = np.unique(shape_classes(lengths, index), return_inverse=True)
-    predicted = np.zeros((len(chunks), len(classes)))
-    np.add.at(predicted, (rows_of(chunks.offsets), column), believed[position])
-    both = seconds[program.forward_actions(index)] + seconds[program.backward_actions(index)]
-    return Observation(classes, predicted, both.mean(axis=1), placed.dp)

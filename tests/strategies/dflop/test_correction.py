@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.correction import Observation, shape_classes
 from entrain_bench.balancing.interface import Observer, Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward
@@ -15,7 +16,6 @@ from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import makespan, unit_s
-from entrain_bench_strategies.dflop.correction import Observation, shape_classes
 from entrain_bench_strategies.megatron import ArrivalOrder
 from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
 

@@ -31,13 +31,13 @@ class Observation:
         classes: shape classes present ``[classes]``.
         predicted_s: uncorrected prediction of what each class contributes on a stage ``[microbatches, classes]``.
         actual_s: executed time on a stage ``[microbatches]``.
-        num_replicas: replicas that the microbatches are spread over.
+        num_replicas: replicas that the microbatches are spread over, or groups of the width of each ``[microbatches]``.
     """
 
     classes: IntArray
     predicted_s: FloatArray
     actual_s: FloatArray
-    num_replicas: int
+    num_replicas: int | IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Corrector:
         check_least(self, where, 1, "window")
         require(0 < self.smoothing <= 1, f"{where}.smoothing", self.smoothing, "in (0, 1]")
 
-    def learn(self, seen: Sequence[Observation]) -> Corrector:
+    def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
         """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
 
         Only errors relative to the whole iteration's count: a common factor changes no assignment. The benefit is the
@@ -91,7 +91,7 @@ class Corrector:
             return replace(self, active=False, benefits_s=benefits)
         ratios = dict(self.ratios)
         for one in seen:
-            ratios |= self._fit(one, scale)
+            ratios |= self._fit(one, scale, ridge)
         return replace(self, ratios=ratios, benefits_s=benefits)
 
     def penalties(self, classes: IntArray) -> FloatArray:
@@ -103,13 +103,13 @@ class Corrector:
         distinct, position = np.unique(classes, return_inverse=True)
         return np.array([self.ratios.get(int(one), 1.0) for one in distinct])[position]
 
-    def _fit(self, one: Observation, scale: float) -> dict[int, float]:
+    def _fit(self, one: Observation, scale: float, ridge: float) -> dict[int, float]:
         """Next ratios of a module: least squares of its microbatches' times, drawn towards the last ratios."""
         if not len(one.classes):
             return {}
         ratio = self._ratio(one.classes)
         normal = matmul(one.predicted_s.T, one.predicted_s)
-        pull = RIDGE * np.trace(normal) / len(normal) * np.eye(len(normal))
+        pull = ridge * np.trace(normal) / len(normal) * np.eye(len(normal))
         rest = matmul(one.predicted_s.T, one.actual_s * scale - matmul(one.predicted_s, ratio))
         fitted = ratio + self.smoothing * solve(normal + pull, rest)
         # Noise may not turn a duration around.

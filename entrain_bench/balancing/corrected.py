@@ -1,0 +1,95 @@
+"""An assigner whose estimates are corrected by executed iterations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from entrain_bench.balancing.beliefs import packed_durations, packed_units_s
+from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
+from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, rows_of
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.specs.shapes import SampleShapes
+
+# Pull of the last ratio of a class: as strong as the data of an average class. With a hundredth, as for DFLOP, noise of
+# 20% on passes makes Braid up to 3% slower (simulated, 2026-11).
+RIDGE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedAssigner:
+    """Another assigner that sees estimates corrected by what units of about the same length took.
+
+    Attributes:
+        base: assigns.
+        correction: what executed iterations have taught.
+    """
+
+    base: Assigner
+    correction: Corrector
+
+    @property
+    def handles_generators(self) -> bool:
+        """As the base."""
+        return bool(getattr(self.base, "handles_generators", False))
+
+    @property
+    def handles_widths(self) -> bool:
+        """As the base."""
+        return bool(getattr(self.base, "handles_widths", False))
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """The base's labels by corrected estimates."""
+        return self.base.assign(shapes, layout, profile.corrected(self.correction))
+
+    def draft(self) -> CorrectedAssigner:
+        """With a quick base, if it has one."""
+        return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
+
+    def observe(self, timeline: Timeline, profile: Profile) -> CorrectedAssigner:
+        """With what executed passes teach of estimates, and what the base learns, if it does."""
+        base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
+        program, modules, seen = timeline.program, profile.job.model.modules, []
+        # Estimates of passes are linear in those of units, so twice the units say what passes take besides them.
+        twice = Corrector(ratios=dict.fromkeys(range(MODULE_CLASSES * len(modules)), 2.0))
+        believed_s = packed_durations(program, profile)
+        units_s = packed_durations(program, profile.corrected(twice)) - believed_s
+        seconds = (timeline.end_s - timeline.start_s)[: len(believed_s)] - (believed_s - units_s)
+        for index, (module, placed) in enumerate(zip(modules, program.layout.modules, strict=True)):
+            chunks, units = program.chunks[index], module.units(program.shapes)
+            added_s = packed_units_s(module, program.shapes, *placed.degrees[0], profile).sum(axis=(0, 2))
+            # At whatever degrees and stages: units have the same shares.
+            row, own_s = rows_of(chunks.offsets), added_s[np.searchsorted(units, chunks.members)]
+            share = own_s / np.bincount(row, own_s, len(chunks))[row]
+            seen.append(observed(program, index, share * _both_s(program, index, units_s)[row], seconds))
+        return replace(self, base=base, correction=self.correction.learn(seen, RIDGE))
+
+
+def observed(program: Program, index: int, believed_s: FloatArray, seconds: FloatArray) -> Observation:
+    """Executed microbatches of a module.
+
+    Args:
+        program: what was executed.
+        index: of the module.
+        believed_s: of each unit on a stage, of all chunks one after the other ``[members]``.
+        seconds: that actions took ``[actions]``.
+    """
+    module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
+    lengths = module.lengths(program.shapes, chunks.members)
+    classes, column = np.unique(shape_classes(lengths, index), return_inverse=True)
+    predicted = np.zeros((len(chunks), len(classes)))
+    np.add.at(predicted, (rows_of(chunks.offsets), column), believed_s)
+    num_groups = placed.num_groups[placed.degree_of_copy[chunks.replica]]
+    return Observation(classes, predicted, _both_s(program, index, seconds), num_groups)
+
+
+def _both_s(program: Program, index: int, seconds: FloatArray) -> FloatArray:
+    """Of seconds of actions those of forward and backward of a module's chunks, means over stages ``[chunks]``."""
+    both = seconds[program.forward_actions(index)] + seconds[program.backward_actions(index)]
+    return np.asarray(both.mean(axis=1))
