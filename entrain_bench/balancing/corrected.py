@@ -10,6 +10,7 @@ from entrain_bench.balancing.beliefs import packed_durations, packed_units_s
 from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
@@ -55,16 +56,25 @@ class CorrectedAssigner:
     def observe(self, timeline: Timeline, profile: Profile) -> CorrectedAssigner:
         """With what executed passes teach of estimates, and what the base learns, if it does."""
         base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
+        if not self.correction.active:
+            return replace(self, base=base)
         program, modules, seen = timeline.program, profile.job.model.modules, []
-        # Estimates of passes are linear in those of units, so twice the units say what passes take besides them.
+        # Unless a chunk is so short that it takes the least time, estimates of passes are linear in those of units.
         twice = Corrector(ratios=dict.fromkeys(range(MODULE_CLASSES * len(modules)), 2.0))
-        believed_s = packed_durations(program, profile)
-        units_s = packed_durations(program, profile.corrected(twice)) - believed_s
-        seconds = (timeline.end_s - timeline.start_s)[: len(believed_s)] - (believed_s - units_s)
+        believed_s, doubled_s = np.zeros((2, program.num_actions))
+        for seconds, own in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
+            seconds[: program.first_action[-1]] = packed_durations(program, own)
+        units_s = doubled_s - believed_s
+        believed_s = profile.with_weights_s(program, believed_s)
+        passes = slice(int(program.first_action[-1]))
+        seconds = timeline.end_s - timeline.start_s
+        # What passes take besides their units is believed; on a machine that is slower throughout, so is that.
+        seconds = seconds - (believed_s - units_s) * (seconds[passes].sum() / believed_s[passes].sum())
         for index, (module, placed) in enumerate(zip(modules, program.layout.modules, strict=True)):
             chunks, units = program.chunks[index], module.units(program.shapes)
-            added_s = packed_units_s(module, program.shapes, *placed.degrees[0], profile).sum(axis=(0, 2))
-            # At whatever degrees and stages: units have the same shares.
+            kinds_s = packed_units_s(module, program.shapes, *placed.degrees[0], profile).sum(axis=0)
+            added_s = matmul(kinds_s, np.bincount(module.layer_kind, minlength=len(module.kinds)))
+            # Shares of units in a chunk are about the same at other degrees, and with recomputation.
             row, own_s = rows_of(chunks.offsets), added_s[np.searchsorted(units, chunks.members)]
             share = own_s / np.bincount(row, own_s, len(chunks))[row]
             seen.append(observed(program, index, share * _both_s(program, index, units_s)[row], seconds))

@@ -1,4 +1,4 @@
-"""DFLOP's adaptive correction (arXiv:2603.25120): penalties for shapes whose time is mispredicted.
+"""Adaptive correction as in DFLOP (arXiv:2603.25120): penalties for shapes whose time is mispredicted.
 
 The paper tracks, per shape, actual against predicted throughput, adds a penalty to the solver's costs where they
 deviate, and stops when the mean benefit stays under the cost of tracking over I iterations. Penalty and I are open.
@@ -81,7 +81,7 @@ class Corrector:
         actual = np.concatenate([one.actual_s for one in seen])
         plain = np.concatenate([one.predicted_s.sum(axis=1) for one in seen])
         corrected = np.concatenate([matmul(one.predicted_s, self.penalties(one.classes)) for one in seen])
-        if not plain.sum() or not actual.sum():
+        if min(plain.sum(), actual.sum()) <= 0:
             return self
         share = np.concatenate([np.full(len(one.actual_s), 1 / one.num_replicas) for one in seen])
         scale = plain.sum() / actual.sum()
@@ -105,7 +105,7 @@ class Corrector:
 
     def _fit(self, one: Observation, scale: float, ridge: float) -> dict[int, float]:
         """Next ratios of a module: least squares of its microbatches' times, drawn towards the last ratios."""
-        if not len(one.classes):
+        if not one.predicted_s.any():
             return {}
         ratio = self._ratio(one.classes)
         normal = matmul(one.predicted_s.T, one.predicted_s)

@@ -93,7 +93,7 @@ class Profile:
 
     def corrected(self, correction: Corrector) -> Profile:
         """Return the profile whose estimates have the penalties that executed iterations have taught."""
-        if not correction.ratios:
+        if not correction.active or not correction.ratios:
             return self
         other = copy(self)
         object.__setattr__(other, "_correction", correction)
@@ -200,9 +200,7 @@ class Profile:
         Raises:
             DeadlockError: if the order of actions contradicts their dependencies.
         """
-        costs, layout = self._truth.step_costs, program.layout
-        modules = zip(self.job.model.modules, layout.modules, strict=True)
-        layer_s = [self._mean_layers_s(module, placed, layout.num_microbatches) for module, placed in modules]
+        costs, layer_s = self._truth.step_costs, self._layers_s(program.layout)
         ends = costs.ends_of_passes(program, duration_s, layer_s)
         handed = self.handovers(program)
         hold_s = held_s(program, handed.send_s, handed.receive_s)
@@ -212,6 +210,15 @@ class Profile:
         times = place_actions(program, duration_s, handed.delay_s, None, hold_s, release_s, stall_s, together)
         place_steps(program, costs.steps(program, ends), hold_s, *times)
         return float(times[1].max())
+
+    def with_weights_s(self, program: Program, duration_s: FloatArray) -> FloatArray:
+        """Return estimated seconds of actions with what moving offloaded or sharded weights adds ``[actions]``."""
+        return duration_s + self._besides_passes(program, duration_s, self._layers_s(program.layout))[0]
+
+    def _layers_s(self, layout: Layout) -> list[tuple[FloatArray, FloatArray]]:
+        """``_mean_layers_s`` of every module."""
+        modules = zip(self.job.model.modules, layout.modules, strict=True)
+        return [self._mean_layers_s(module, placed, layout.num_microbatches) for module, placed in modules]
 
     def _besides_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
@@ -283,11 +290,8 @@ class Profile:
 
     def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
         """Return the part of each module's step that passes of an average microbatch do not hide, per stage."""
-        costs, modules = self._truth.step_costs, zip(self.job.model.modules, layout.modules, strict=True)
-        return [
-            costs.exposed_beside(module, own, *self._mean_layers_s(module, own, layout.num_microbatches))
-            for module, own in modules
-        ]
+        modules = zip(self.job.model.modules, layout.modules, self._layers_s(layout), strict=True)
+        return [self._truth.step_costs.exposed_beside(module, own, *passes) for module, own, passes in modules]
 
     def _mean_layers_s(
         self, module: ModuleSpec, placed: ModuleLayout, num_microbatches: int

@@ -40,6 +40,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes), as anyone can work out
     simulate            ends of a program's actions under durations you believe in; transfers are free, or as measured
     iteration_s         seconds of a program's iteration under such durations, with transfers, gathers and the step
+    with_weights_s      such durations with what moving offloaded or sharded weights adds
     handovers           measured seconds of what a program's actions hand each other
     layer_traffic       measured seconds of the collectives of layers whose weights are sharded
     lane_steps_s        step_s by its parts, on every lane

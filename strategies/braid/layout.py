@@ -74,14 +74,6 @@ class Shape:
         return np.arange(self.llm_stages) * self.llm_stride
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Layers of every module's stages, and the believed seconds of an iteration on the busiest rank."""
-
-    layers: tuple[tuple[int, ...], ...]
-    busiest_s: float
-
-
 def others(model: ModelSpec) -> dict[int, ModuleSpec]:
     """All modules but the LLM, by their positions in the model."""
     return {index: module for index, module in enumerate(model.modules) if index != model.llm_index}
@@ -191,15 +183,18 @@ class Work:
         return max(float(total), self.longest_s(shape))
 
 
-def split_layers(work: Work, shape: Shape) -> Split:
-    """Split every module evenly; the busiest lane is that of a replica whose copies level encoder work."""
+def split_layers(work: Work, shape: Shape) -> tuple[list[tuple[int, ...]], float]:
+    """Split every module evenly: layers of every module's stages, and believed seconds on the busiest rank.
+
+    Copies of encoders level their work in a replica.
+    """
     llm = work.profile.job.model.llm_index
     encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
     if shape.chain:
         loaded_s, whole = work.layers_s(shape, llm).copy(), [(len(own),) for own in encoders_s]
         loaded_s[[0, -1]] += [sum(map(np.sum, encoders_s[:llm])), sum(map(np.sum, encoders_s[llm:]))]
         layers = partition_layers(loaded_s, shape.llm_stages)
-        return Split((*whole[:llm], layers, *whole[llm:]), float(stage_sums(loaded_s, layers).max()))
+        return [*whole[:llm], layers, *whole[llm:]], float(stage_sums(loaded_s, layers).max())
     llm_bounds, bounds, busiest_s = split_evenly(
         work.layers_s(shape, llm),
         np.concatenate([np.zeros(0), *encoders_s]),
@@ -210,16 +205,15 @@ def split_layers(work: Work, shape: Shape) -> Split:
     )
     chain = [tuple(np.diff(each).tolist()) for each in bounds]
     chain.insert(llm, tuple(np.diff(llm_bounds).tolist()))
-    return Split(tuple(chain), float(busiest_s))
+    return chain, float(busiest_s)
 
 
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     """The layout of a shape; replicas are consecutive ranks, blocks of TP x CP ranks inside."""
     degrees, width = shape.degrees, shape.encoder_tp * shape.encoder_cp
     if shape.chain:
-        return replace(
-            place_chain(job, degrees, layers, shape.recompute, False), num_microbatches=shape.num_microbatches
-        )
+        chain = place_chain(job, degrees, layers, shape.recompute, False)
+        return replace(chain, num_microbatches=shape.num_microbatches)
     ranks = np.arange(degrees.dp * degrees.pp * degrees.tp * degrees.cp)
     blocks = ranks.reshape(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     runs = ranks.reshape(degrees.dp, shape.segments, shape.encoder_stages, shape.copies_abreast, width)

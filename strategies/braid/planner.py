@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,10 +23,10 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Shape, Split, Work, chains_of, place, shapes_of, split_layers
+from .layout import Shape, Work, chains_of, place, shapes_of, split_layers
 from .packs import fastest_packs
 
-# Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of all jobs.
+# Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
 WORST, HOPELESS = 1.3, 2.0
 # Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number.
 # From there on a layout is dropped if it takes so many times as long as the best.
@@ -93,12 +93,12 @@ class BraidPlanner:
         one_size, best_s = replace(self, microbatches=(1,)), {True: np.inf, False: np.inf}
         work = Work(profile, profile.draw(self.profile_samples), self.overhead)
 
-        def candidates(chain: bool, each: Profile) -> Iterator[Candidate]:
+        def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
             later = bool(getattr(draft, "choose_recomputation", False))
             # Where sizes are free, another job has them; the default job is answered as if it were given.
             request = replace(each.job.request, recompute=profile.job.request.recompute)
             planner = one_size if sizes and replace(each.job, request=request) != default else self
-            for candidate in planner.rated(each, work, later, chain, HOPELESS * best_s[chain]):
+            for candidate in planner.rated(each, work, later, chain, cut * best_s[chain]):
                 if candidate.estimated_s < best_s[chain] and has_room(profile, candidate.layout):
                     best_s[chain] = candidate.estimated_s
                 yield candidate
@@ -109,13 +109,21 @@ class BraidPlanner:
         def found(limit_s: float = np.inf, spent: int = 0) -> Layout:
             # Layouts with widths compete if they are believed to take less.
             near = [each for each in wide if decisive(each.estimated_s) < limit_s]
-            sets: list[Candidates] = [partial(candidates, False), *([lambda _: near] if near else [])]
-            return tuned(profile, sets, make_program, max(1, budget - spent))
+
+            def under(cut: float) -> Layout:
+                sets: list[Candidates] = [partial(candidates, False, cut), *([lambda _: near] if near else [])]
+                return tuned(profile, sets, make_program, max(1, budget - spent))
+
+            try:
+                return under(HOPELESS)
+            except UserError:
+                # The best may not fit memory; what does may be far from them.
+                return under(np.inf)
 
         if not profile.job.model.generators:
             return found()
         try:
-            chain = fastest_in_trials(profile, partial(candidates, True), make_program, CHAINS)
+            chain = fastest_in_trials(profile, partial(candidates, True, HOPELESS), make_program, CHAINS)
         except UserError:
             return found()
         batch = profile.draw(profile.job.global_batch)
@@ -164,17 +172,17 @@ class BraidPlanner:
         plain = chains_of(job, choices) if chain else shapes_of(job, choices, self)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
 
-        def placed(shape: Shape, split: Split, passes_s: float) -> Candidate:
-            layout = place(job, shape, split.layers)
+        def placed(shape: Shape, layers: Sequence[tuple[int, ...]], passes_s: float) -> Candidate:
+            layout = place(job, shape, layers)
             fits = not shape.chain or chain_bytes(profile, work.samples, layout) <= job.planning_budget_bytes
             return Candidate(passes_s + profile.step_s(layout) if fits else np.inf, layout)
 
         def divided(shape: Shape) -> Draft:
-            split = split_layers(work, shape)
+            layers, busiest_s = split_layers(work, shape)
             # The first microbatch fills a chain and the last one drains it; copies of encoders have work meanwhile.
             bubble = (shape.degrees.pp - 1) / shape.num_microbatches * shape.chain
-            passes_s = max(split.busiest_s * (1.0 + bubble), work.longest_s(shape))
-            return Draft(passes_s, partial(placed, shape, split, passes_s))
+            passes_s = max(busiest_s * (1.0 + bubble), work.longest_s(shape))
+            return Draft(passes_s, partial(placed, shape, layers, passes_s))
 
         drafts = (Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
         best_s = np.inf

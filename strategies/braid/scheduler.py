@@ -91,11 +91,6 @@ class Search:
         self.place = np.zeros(len(self.replica.own), np.int64)
         self.score(self.seeds.pop(0))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the busiest lane has almost no idle time."""
-        return self.end_s <= self.replica.floor_s * (1 + CLOSE)
-
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is not slower than the best one."""
         replica, rules, effect = self.replica, self.rules, choice.effect(self.replica)
@@ -186,7 +181,7 @@ def improve(searches: list[Search], rollouts: int) -> None:
     rng = np.random.default_rng(0)
     for _ in range(rollouts):
         slowest = max(searches, key=lambda one: decisive(one.end_s))
-        if slowest.is_done:
+        if slowest.end_s <= slowest.replica.floor_s * (1 + CLOSE):
             break
         slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.rules, rng))
 
@@ -260,7 +255,7 @@ class BraidScheduler(Recomputation):
         searches = [Search(replica, rules) for replica in replicas]
         first = ordered(draft, searches)
         peak_bytes = profile.memory.peak_bytes(first)
-        # Nothing was held up by memory where a further microbatch would have fitted.
+        # Where a further microbatch would have fitted beside the most that was held, memory held none up.
         is_ample = all((peak_bytes[own.members] + own.most_bytes <= limit).all() for own in replicas)
         rollouts = min(self.rollouts, afforded_rollouts(searches))
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
@@ -270,16 +265,20 @@ class BraidScheduler(Recomputation):
         frugal = recompute_all(draft)
         short = [Search(each, rules) for each in keeping(replicas, draft, frugal, profile)]
         improve(short, rollouts)
-        programs = [self.within_memory(ordered(frugal, short), profile)]
-        longest_s = HOPELESS * packed_iteration_s(programs[0], profile)
-        if decisive(max(search.end_s for search in searches)) <= decisive(longest_s):
+        first = self.within_memory(ordered(frugal, short), profile)
+        found = [(packed_iteration_s(first, profile), first)]
+
+        def offer(program: Program) -> None:
+            if profile.memory.peak_bytes(program).max() <= limit:
+                found.append((packed_iteration_s(program, profile), program))
+
+        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * found[0][0]):
             improve(searches, rollouts)
-            programs.append(ordered(draft, searches))
+            offer(ordered(draft, searches))
         with suppress(IncompatibleError, DeadlockError):
             # Few microbatches under way, and so the least to recompute; for chains only.
-            programs.append(Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile))
-        programs[1:] = [each for each in programs[1:] if profile.memory.peak_bytes(each).max() <= limit]
-        return min(programs, key=lambda each: decisive(packed_iteration_s(each, profile)))
+            offer(Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile))
+        return min(found, key=lambda each: decisive(each[0]))[1]
 
 
 def afforded_rollouts(searches: list[Search]) -> int:

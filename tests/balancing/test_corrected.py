@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.corrected import CorrectedAssigner
-from entrain_bench.balancing.correction import Corrector
-from entrain_bench.balancing.interface import Observer, Strategy
+from entrain_bench.balancing.correction import Corrector, Observation
+from entrain_bench.balancing.interface import Observer
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.widths import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
@@ -19,7 +20,8 @@ from entrain_bench.simulate.executor import Simulator
 from support.braid import BRAID, MODEL, layout_of, shape
 from support.builders import profile_of, random_samples, tiny_cluster, tiny_job
 
-SAMPLES = random_samples(np.random.default_rng(4), 256, longest=4000)
+SAMPLES = random_samples(np.random.default_rng(4), 2048, longest=4000)
+LAYOUTS = ["groups", "sharded", "pipelines"]
 
 
 def profile_with(**wrong: float) -> Profile:
@@ -28,45 +30,60 @@ def profile_with(**wrong: float) -> Profile:
 
 def layout_in(kind: str) -> Layout:
     exact = profile_with()
-    layout = BRAID.plan(exact) if kind == "groups" else layout_of(exact, shape(tp=1, pp=4, encoder_tp=1))
-    assert bool(layout.modules[0].widths) == (kind == "groups")
-    return layout
+    if kind == "pipelines":
+        return layout_of(exact, shape(tp=1, pp=4, encoder_tp=1))
+    return next(own for own in layouts_with_widths(exact.job) if own.modules[0].sharded == (kind == "sharded"))
 
 
-def learnt(profile: Profile, layout: Layout, iterations: int = 24) -> Strategy:
-    truth, budget = CostTruth(MODEL, profile.job.cluster), profile.job.memory_budget_bytes
+def learnt(profile: Profile, layout: Layout, iterations: int = 24, slower: float = 1.0) -> Corrector:
+    """What is learned on a machine that takes so many times as long as the profile's."""
+    executor = Simulator(CostTruth(MODEL, profile.job.cluster), profile.job.memory_budget_bytes)
     corrector = Corrector(cost_s=0.0, window=100)
     strategy = replace(BRAID, assigner=CorrectedAssigner(BRAID.assigner, corrector))
     for iteration in range(iterations):
         program = strategy.program(profile._source.batch(iteration, 64, 0), layout, profile)
-        strategy = strategy.observe(Simulator(truth, budget).execute(program), profile)
-    return strategy
+        timeline = executor.execute(program)
+        times = {"start_s": slower * timeline.start_s, "end_s": slower * timeline.end_s}
+        strategy = strategy.observe(replace(timeline, **times), profile)
+    assert isinstance(strategy.assigner, CorrectedAssigner)
+    assert strategy.assigner.correction.ratios
+    return strategy.assigner.correction
 
 
-@pytest.mark.parametrize("kind", ["groups", "pipelines"])
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_bias_by_length_is_taken_out_of_all_estimates(kind: str) -> None:
-    exact, profile, layout = profile_with(), profile_with(belief_bias=0.3), layout_in(kind)
-    assigner = learnt(profile, layout).assigner
-    assert isinstance(assigner, CorrectedAssigner)
-    shapes, corrected = profile._source.batch(20, 64, 0), profile.corrected(assigner.correction)
+    exact, profile = profile_with(), profile_with(belief_bias=0.3)
+    corrected = profile.corrected(learnt(profile, layout_in(kind)))
     for module in MODEL.modules:
-        right = exact.estimate_units(module, shapes, 1, 1)
-        wrong, better = (own.estimate_units(module, shapes, 1, 1) / right for own in (profile, corrected))
+        right = exact.estimate_units(module, SAMPLES, 1, 1)
+        ratios = [own.estimate_units(module, SAMPLES, 1, 1) / right for own in (profile, corrected)]
         # A common factor of a module changes no deal.
+        mean = [np.average(ratio, weights=right) for ratio in ratios]
         before, after = (
-            np.average(np.abs(own / np.average(own, weights=right) - 1), weights=right) for own in (wrong, better)
+            np.average(np.abs(ratio / own - 1), weights=right) for ratio, own in zip(ratios, mean, strict=True)
         )
         assert after < 0.6 * before, module.name
 
 
-def test_right_estimates_give_the_deals_of_the_base_to_the_last_bit() -> None:
-    profile, layout = profile_with(), layout_in("groups")
-    strategy = learnt(profile, layout, 3)
+@pytest.mark.parametrize("slower", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_right_estimates_give_the_deals_of_the_base_to_the_last_bit(kind: str, slower: float) -> None:
+    profile, layout = profile_with(), layout_in(kind)
+    assigner = CorrectedAssigner(BRAID.assigner, learnt(profile, layout, 3, slower))
     shapes = profile._source.batch(20, 64, 0)
-    made = strategy.assigner.assign(shapes, layout, profile)
-    for own, base in zip(made.modules, BRAID.assigner.assign(shapes, layout, profile).modules, strict=True):
+    made, expected = (own.assign(shapes, layout, profile).modules for own in (assigner, BRAID.assigner))
+    for own, base in zip(made, expected, strict=True):
         assert np.array_equal(own.replica, base.replica)
         assert np.array_equal(own.microbatch, base.microbatch)
+
+
+@pytest.mark.parametrize("actual", [0.0, 1.0])
+def test_units_that_are_believed_to_take_no_time_teach_nothing(actual: float) -> None:
+    nothing = Observation(np.array([3]), np.zeros((2, 1)), np.full(2, actual), 1)
+    known = Observation(np.array([130, 131]), np.eye(2), np.array([1.0, 2.0]), 1)
+    ratios = Corrector().learn([nothing, known], 1.0).ratios
+    assert ratios.keys() == {130, 131}
+    assert np.isfinite([*ratios.values()]).all()
 
 
 def test_what_a_profile_is_taught_does_not_change_it() -> None:
@@ -86,5 +103,5 @@ def test_it_is_a_choice_of_assigner(name: str) -> None:
     assigner = prepare(cell.config).strategy.assigner
     assert isinstance(assigner, CorrectedAssigner)
     assert isinstance(assigner, Observer)
-    assert assigner.handles_widths == getattr(assigner.base, "handles_widths", False)
-    assert assigner.handles_generators == getattr(assigner.base, "handles_generators", False)
+    assert assigner.handles_widths
+    assert assigner.handles_generators == (name == "braid")

@@ -13,7 +13,7 @@ from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import DeadlockError, IncompatibleError, UserError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.validate import check_program
@@ -82,7 +82,7 @@ def test_no_shape_is_faster_than_its_least_time() -> None:
     profile = profile_for()
     work = Work(profile, profile.draw(64), 0.05)
     for one in shapes_of(profile.job, [(False, False)], BraidPlanner()):
-        assert split_layers(work, one).busiest_s >= work.least_s(one) * (1 - 1e-9)
+        assert split_layers(work, one)[1] >= work.least_s(one) * (1 - 1e-9)
         assert work.least_s(one) >= work.longest_s(one)
 
 
@@ -92,10 +92,10 @@ def test_layouts_are_rated_in_order_and_none_of_the_best_is_missed() -> None:
     rated = [*planner.rated(profile, work, recompute_later=True)]
     all_s = []
     for one in shapes_of(profile.job, [(False, False)], planner):
-        found = split_layers(work, one)
-        layout = place(profile.job, one, found.layers)
+        layers, busiest_s = split_layers(work, one)
+        layout = place(profile.job, one, layers)
         check_layout(layout, profile.job.model, profile.job.cluster)
-        all_s.append(max(found.busiest_s, work.longest_s(one)) + profile.step_s(layout))
+        all_s.append(max(busiest_s, work.longest_s(one)) + profile.step_s(layout))
     near = sorted(each for each in all_s if each <= WORST * min(all_s))
     assert 1 < len(near) < len(all_s)
     assert [each.estimated_s for each in rated] == pytest.approx(near, rel=1e-8)
@@ -239,8 +239,8 @@ def test_a_chain_has_encoders_on_its_first_block_and_generators_on_its_last() ->
     profile = profile_for(GENERATING)
     wanted = shape(tp=1, pp=4, recompute=(False,) * 3, chain=True)
     work = Work(profile, profile.draw(64), 0.05)
-    split = split_layers(work, wanted)
-    encoder, llm, generator = place(profile.job, wanted, split.layers).modules
+    layers, busiest_s = split_layers(work, wanted)
+    encoder, llm, generator = place(profile.job, wanted, layers).modules
     assert encoder.ranks.tolist() == [[[0]], [[4]]]
     assert llm.ranks.tolist() == [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
     assert generator.ranks.tolist() == [[[3]], [[7]]]
@@ -248,7 +248,7 @@ def test_a_chain_has_encoders_on_its_first_block_and_generators_on_its_last() ->
     cuts = [(0, *cut, len(own)) for cut in combinations(range(1, len(own)), 3)]
     stages = [[own[low:high].sum() for low, high in pairwise(cut)] for cut in cuts]
     busiest = [max(first + before.sum(), *inner, last + behind.sum()) for first, *inner, last in stages]
-    assert split.busiest_s == pytest.approx(min(busiest))
+    assert busiest_s == pytest.approx(min(busiest))
 
 
 @pytest.mark.parametrize(("count", "room"), [(16, 0.5), (16, 0.7), (8, 0.9)])
@@ -266,6 +266,24 @@ def test_a_chain_of_equal_samples_without_room_is_no_slower_than_1f1b(count: int
     assert tight.memory.peak_bytes(program).max() <= tight.job.planning_budget_bytes
     rival = Interleaved(memory="greedy").schedule(shapes, layout, assignment, tight)
     assert packed_iteration_s(program, tight) <= packed_iteration_s(rival, tight) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("room", [0.6, 0.9])
+def test_a_chain_with_a_generator_without_room_is_scheduled_where_1f1b_deadlocks(room: float) -> None:
+    profile = profile_for(GENERATING)
+    layout = layout_of(profile, shape(tp=1, pp=2, dp=1, recompute=(False,) * 3, chain=True, num_microbatches=4))
+    shapes = profile.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+    with pytest.raises(DeadlockError):
+        packed_iteration_s(Interleaved().schedule(shapes, layout, assignment, profile), profile)
+    ample = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    state = profile.memory.lane_state_bytes(layout).max()
+    limit = state + room * (profile.memory.peak_bytes(ample).max() - state)
+    budget = limit * profile.job.memory_budget_bytes / profile.job.planning_budget_bytes
+    tight = profile.for_job(replace(profile.job, memory_budget_bytes=float(budget)))
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, tight)
+    assert program.remade
+    check_program(program)
 
 
 # As a user meets it
