@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
+from entrain_bench.balancing.belief_errors import length_bias, sample_error
 from entrain_bench.balancing.correction import Corrector, shape_classes
 from entrain_bench.balancing.packs import PackTimes, pack_times, probes, smoothed_over_lengths
-from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, uniform
+from entrain_bench.base.arithmetic import fit_polynomial, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import require
 from entrain_bench.costs.buckets import delayed_s, trailing_s
@@ -43,8 +43,6 @@ from entrain_bench.specs.workload import ShapeSource
 PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
 # Samples behind the mean microbatch whose passes hide a part of the step.
 MEAN_SAMPLES = 256
-# A factor of 16 in length: estimates of small and of large units err in opposite directions.
-BIAS_OCTAVES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +360,9 @@ class Profile:
         def made() -> FloatArray:
             units = module.units(shapes)
             lengths = module.lengths(shapes, units)
-            by_sample = self._sample_error(module.name, shapes.sample_ids[module.owners(shapes, units)])
-            factor = by_sample * self._length_bias(module.name, lengths)
+            ids = shapes.sample_ids[module.owners(shapes, units)]
+            factor = sample_error(module.name, ids, self._seed, self.belief_error)
+            factor = factor * length_bias(module.name, lengths, self._seed, self.belief_bias)
             if self._smooth and len(factor):
                 factor = smoothed_over_lengths(factor, lengths)
             if self._correction.ratios:
@@ -392,19 +391,3 @@ class Profile:
             units = module.units(shapes)
             encoder += shapes.sum_items(units, self.estimate_units(module, shapes, tp, cp))
         return encoder, self.estimate_units(self.job.model.llm, shapes, tp, cp)
-
-    def _length_bias(self, module: str, lengths: IntArray) -> FloatArray:
-        """Return 1 + bias x sine of log2(length), with a period of ``BIAS_OCTAVES``; seed and module fix the phase."""
-        if not self.belief_bias:
-            return np.ones(len(lengths))
-        phase = np.random.default_rng([self._seed, crc32(module.encode())]).random()
-        turns = log2(np.maximum(lengths, 1)) / BIAS_OCTAVES + phase
-        return np.asarray(1.0 + self.belief_bias * sine_of_turns(turns))
-
-    def _sample_error(self, module: str, sample_ids: IntArray) -> FloatArray:
-        """Return 1 + error x u with u uniform in [-1, 1]; seed, module and sample fix u (SplitMix64 hash)."""
-        if not self.belief_error:
-            return np.ones(len(sample_ids))
-        name = np.uint64((crc32(module.encode()) << 31) ^ self._seed)
-        bits = mix((np.asarray(sample_ids).astype(np.uint64) + np.uint64(1)) * GOLDEN ^ name)
-        return 1.0 + self.belief_error * (2.0 * uniform(bits) - 1.0)

@@ -59,6 +59,6 @@ def freeze(*arrays: NDArray[np.generic]) -> None:
         array.flags.writeable = False
 
 
-def content_of(array: NDArray[np.generic]) -> tuple[tuple[int, ...], bytes]:
+def digest_of(array: NDArray[np.generic]) -> tuple[tuple[int, ...], bytes]:
     """Shape and hash of an array: a short key for what follows from its content; types are not told apart."""
     return array.shape, blake2b(np.ascontiguousarray(array), digest_size=16).digest()

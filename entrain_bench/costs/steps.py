@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, content_of, freeze, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.layer_times import LayerTimes
@@ -189,7 +189,7 @@ class StepCosts:
             traffic = self._traffic(module, placed)
             return module, traffic, self._exposed(module, placed, traffic)
 
-        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.content_of_ranks, placed.sharded
+        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, placed.sharded
         return remembered(self._known, key, made, MAX_KNOWN)
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
@@ -239,7 +239,7 @@ class StepCosts:
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
-        return remembered(self._rings, content_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
+        return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
     def ends(self, program: Program, index: int, loads: Loads) -> Ends:
         """Where the passes of one of a program's modules begin and end, given what its chunks carry."""

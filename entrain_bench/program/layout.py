@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, content_of, freeze, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.lanes import Blocks, lanes_of, plane_of
 from entrain_bench.specs.cluster import ClusterSpec
@@ -54,9 +54,9 @@ class ModuleLayout:
         return len(self.layers_per_stage)
 
     @cached_property
-    def content_of_ranks(self) -> tuple[tuple[int, ...], bytes]:
+    def digest_of_ranks(self) -> tuple[tuple[int, ...], bytes]:
         """Shape and hash of the ranks: a short key to remember what follows from them by."""
-        return content_of(self.ranks)
+        return digest_of(self.ranks)
 
     @cached_property
     def stages_per_rank(self) -> int:
