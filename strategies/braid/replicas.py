@@ -48,7 +48,7 @@ class Replica:
 
     @property
     def most_bytes(self) -> FloatArray:
-        """What the forwards of a group add to each lane at most ``[lanes]``."""
+        """Bytes which the forwards of a group add to each lane at most ``[lanes]``."""
         row, added = rows_of(self.actions.lane_offsets), np.zeros((len(self.members), self.num_groups))
         size_bytes = self.actions.size_bytes * (1 - self.actions.is_backward)
         np.add.at(added, (self.actions.lanes, self.group[row]), size_bytes[row])
