@@ -16,7 +16,7 @@ from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb
 from entrain_bench.costs.profiled.cluster import fitted_link
-from entrain_bench.costs.profiled.layers import Residual, residuals
+from entrain_bench.costs.profiled.layers import GroupKey, Residual, residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.variants import with_options
@@ -68,18 +68,18 @@ def main(request: Request[ProfileSettings]) -> int:
 
 def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:
     """A row for every kind of layer and degree: what was measured, and how far its curve is from it."""
-    groups: dict[tuple[str, str, int], list[Residual]] = defaultdict(list)
+    groups: dict[GroupKey, list[Residual]] = defaultdict(list)
     for residual in residuals(profile, model.modules):
         point = residual.point
-        groups[point.module, point.kind, point.tp].append(residual)
-    table = Table("module", "layer", "tp", "tokens", "packs", "median error", "largest error")
-    for (module, kind, tp), found in groups.items():
+        groups[point.module, point.kind, point.tp, point.cp].append(residual)
+    table = Table("module", "layer", "tp", "cp", "tokens", "packs", "median error", "largest error")
+    for (module, kind, tp, cp), found in groups.items():
         errors = np.abs([residual.relative for residual in found])
         packs = {residual.point.lengths for residual in found}
         tokens = [sum(lengths) for lengths in packs]
         span = f"{min(tokens)}..{max(tokens)}"
         shares = (f"{100 * float(error):.1f}%" for error in (np.median(errors), errors.max()))
-        table.add_row(module, kind, str(tp), span, str(len(packs)), *shares)
+        table.add_row(module, kind, str(tp), str(cp), span, str(len(packs)), *shares)
     console = Console(soft_wrap=True)
     console.print(table)
     if profile.collectives:

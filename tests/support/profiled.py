@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
 
 from entrain_bench.costs.profiled.file import write_profile
-from entrain_bench.costs.profiled.layers import num_segments, score_elements
+from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
 from entrain_bench.costs.profiled.points import (
     CollectivePoint,
     Constants,
@@ -27,6 +28,8 @@ TOKENS = (1, 16, 256, 4096, 65536, 1048576)
 # Seconds of a layer's forward: once, a token, a score, a segment, a labelled token of a head that tells them apart; and
 # of a stage once and a token.
 ONCE_S, TOKEN_S, SCORE_S, SEGMENT_S, LABELLED_S = 1e-4, 1e-6, 1e-10, 2e-6, 3e-5
+# Of a token that is gathered from other context-parallel ranks.
+GATHERED_S = 4e-7
 STAGE_S, STAGE_TOKEN_S = 5e-5, 1e-8
 # A backward, and one that runs the forward once more, in forwards.
 BACKWARD, REMADE = 2.0, 3.0
@@ -39,13 +42,15 @@ CONSTANTS = Constants(
 )
 
 
-def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1) -> float:
-    """Forward seconds of a layer on a pack."""
+def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1, cp: int = 1) -> float:
+    """Forward seconds of a layer on a rank's part of a pack."""
     array = np.array(lengths)
-    seconds = ONCE_S + TOKEN_S * array.sum() / tp
+    tokens = -(-array.sum() // cp)
+    seconds = ONCE_S + TOKEN_S * tokens / tp
     if attention:
-        seconds += SCORE_S * score_elements(attention, array).sum() / tp
-        seconds += SEGMENT_S * num_segments(attention, array).sum()
+        seconds += SCORE_S * score_elements(attention, array).sum() / cp / tp
+        seconds += SEGMENT_S * held_segments(attention, num_segments(attention, array).sum(), cp, whole_pack=False)
+        seconds += GATHERED_S * (cp - 1) * tokens
     return float(seconds)
 
 
@@ -59,21 +64,22 @@ def profile_of_formula(
     degrees: Sequence[int] = (1, 2),
     tokens: Sequence[int] = TOKENS,
     error: Callable[[], float] = lambda: 0.0,
+    contexts: Sequence[int] = (1,),
 ) -> DeviceProfile:
     """A profile with every kind of layer of the model, each time wrong by a relative error."""
     stages = []
-    for target in (target for module in model.modules for tp in degrees for target in targets_of(module, tp)):
+    each = (targets_of(module, *pair) for module in model.modules for pair in product(degrees, contexts))
+    for target in chain.from_iterable(each):
         attention = next(layer for layer in target.module.kinds if layer.kind == target.kind).attention
         for lengths in (lengths for total in tokens for lengths in packs_of(target, total)):
             for depth in target.depths:
                 labelled = target.labelled(sum(lengths))
-                seconds = depth * (layer_s(attention, lengths, target.tp) + LABELLED_S * labelled)
-                seconds += stage_s(sum(lengths)) if attention else 0.0
+                seconds = depth * (layer_s(attention, lengths, target.tp, target.cp) + LABELLED_S * labelled)
+                seconds += stage_s(-(-sum(lengths) // target.cp)) if attention else 0.0
                 times = [three(seconds * factor * (1 + error())) for factor in (1.0, BACKWARD, REMADE)]
                 remade = times[2] if attention else ()
-                kept = 100 * depth * sum(lengths) // target.tp
                 key = (target.module.name, target.kind, depth, target.tp, lengths)
-                stages.append(StagePoint(*key, *times[:2], remade, kept, kept // 10, 9, labelled))
+                stages.append(StagePoint(*key, *times[:2], remade, 9, labelled, target.cp))
     steps = tuple(StepPoint(parameters, three(1e-4 + 1e-9 * parameters), 9) for parameters in (1000, 100_000))
     collectives = tuple(
         CollectivePoint(operation, 2, size, three(rounds * (1e-5 + size / share / 1e9)), 9)

@@ -21,7 +21,7 @@ from entrain_bench.costs.profiled.points import (
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 
 FORMAT = "entrain-bench profile"
-VERSION = 1
+VERSION = 2
 AGAIN = "To make one, run entrain-bench profile"
 _POINTS: dict[str, type[StagePoint] | type[StepPoint] | type[CollectivePoint]] = {
     "stages": StagePoint,

@@ -17,26 +17,25 @@ from entrain_bench.specs.model import ModuleSpec
 # Passes of a layer; the last is a backward that runs the forward once more.
 PASSES = ("forward_s", "backward_s", "remade_s")
 MEDIAN = 1
+# Module, kind of layer, tensor-parallel and context-parallel degree.
+type GroupKey = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCurves:
-    """Curves of one layer kind at one tensor-parallel degree, in seconds.
+    """Curves of one layer kind at one tensor-parallel and one context-parallel degree, in seconds.
 
     Attributes:
         layer: curve of a layer, by ``PASSES``.
         stage: curve of a stage without its layers, by ``PASSES``; 0 for layers that are not blocks.
-        tokens: fewest and most measured tokens.
-        scores: most measured scores.
-        kept_bytes_per_token: bytes per token that a layer keeps from forward to backward in the largest pack, without
-            and with recomputation.
+        tokens: fewest and most measured tokens of a rank.
+        scores: most measured scores of a rank.
     """
 
     layer: tuple[Curve, ...]
     stage: tuple[Curve, ...]
     tokens: tuple[int, int]
     scores: float
-    kept_bytes_per_token: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The stages of one kind of layer at one tensor-parallel degree, and what each depends on ``[stages]``."""
+    """The stages of one kind of layer at one TP and CP degree, and what each depends on ``[stages]``."""
 
     points: tuple[StagePoint, ...]
     tokens: FloatArray
@@ -120,8 +119,8 @@ def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pac
     return segments * (1.0 + attention.causal)
 
 
-def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[tuple[str, str, int], LayerCurves]:
-    """Return the curves of all measured layer kinds, by module, kind and tensor-parallel degree."""
+def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[GroupKey, LayerCurves]:
+    """Return the curves of all measured layer kinds."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}
 
 
@@ -136,12 +135,12 @@ def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator
                 yield Residual(point, name, measured, float(curve))
 
 
-def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[tuple[str, str, int], _Group]]:
+def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[GroupKey, _Group]]:
     attentions = {(module.name, layer.kind): layer.attention for module in modules for layer in module.kinds}
-    found: dict[tuple[str, str, int], list[StagePoint]] = {}
+    found: dict[GroupKey, list[StagePoint]] = {}
     # In one order, whatever the order in which they were measured.
     for point in sorted(profile.stages, key=lambda point: point.key):
-        found.setdefault((point.module, point.kind, point.tp), []).append(point)
+        found.setdefault((point.module, point.kind, point.tp, point.cp), []).append(point)
     for key, points in found.items():
         if key[:2] in attentions:
             loads = np.array([_load(attentions[key[:2]], point) for point in points])
@@ -149,12 +148,13 @@ def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[t
 
 
 def _load(attention: Attention | None, point: StagePoint) -> tuple[float, float, float]:
-    """Tokens, scores and segments of a pack."""
-    array = np.array(point.lengths)
+    """Tokens, scores and segments of a rank's part of a pack."""
+    array, cp = np.array(point.lengths), point.cp
+    tokens = float(-(-array.sum() // cp))
     if attention is None:
-        return float(array.sum()), float(point.labelled), 0.0
-    scores, segments = score_elements(attention, array), num_segments(attention, array)
-    return float(array.sum()), float(scores.sum()), float(segments.sum())
+        return tokens, float(point.labelled), 0.0
+    segments = held_segments(attention, num_segments(attention, array).sum(keepdims=True), cp, whole_pack=False)
+    return tokens, float(score_elements(attention, array).sum() / cp), float(segments[0])
 
 
 def _curves(group: _Group) -> LayerCurves:
@@ -164,20 +164,4 @@ def _curves(group: _Group) -> LayerCurves:
         tuple(stage for _, stage in pairs) if group.is_stacked else (),
         (int(group.tokens.min()), int(group.tokens.max())),
         float(group.scores.max()),
-        _kept_bytes_per_token(group),
     )
-
-
-def _kept_bytes_per_token(group: _Group) -> tuple[float, float]:
-    """Bytes that a layer keeps of the pack of most tokens, without and with recomputation."""
-    top = max(group.points, key=lambda point: (sum(point.lengths), point.labelled))
-    largest, same = top.lengths, (top.lengths, top.labelled)
-    alike = sorted(
-        (point for point in group.points if (point.lengths, point.labelled) == same), key=lambda point: point.layers
-    )
-    few, many = alike[0], alike[-1]
-    pairs = [(few.kept_bytes, many.kept_bytes), (few.remade_kept_bytes, many.remade_kept_bytes)]
-    if few is many:
-        return pairs[0][0] / sum(largest), pairs[1][0] / sum(largest)
-    plain, remade = ((after - before) / (many.layers - few.layers) / sum(largest) for before, after in pairs)
-    return plain, remade

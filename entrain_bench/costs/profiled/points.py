@@ -26,14 +26,13 @@ class StagePoint:
         module, kind: module and layer kind.
         layers: number of layers.
         tp: tensor-parallel degree; the stage is one shard.
-        lengths: tokens of each packed sequence.
+        lengths: tokens of each packed sequence, over all context-parallel ranks.
         forward_s: seconds of the forward.
         backward_s: seconds of the backward without recomputation.
         remade_s: seconds of the backward with blocks recomputed; empty for layers that are not blocks.
-        kept_bytes: bytes that the forward keeps for the backward, without parameters.
-        remade_kept_bytes: the same with blocks recomputed; 0 for layers that are not blocks.
         repetitions: number of measured runs, without warm-up.
         labelled: tokens with a label, in a head that computes logits of labelled tokens only; otherwise 0.
+        cp: context-parallel degree; the stage has the first rank's tokens.
     """
 
     module: str
@@ -44,24 +43,22 @@ class StagePoint:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     remade_s: tuple[float, ...]
-    kept_bytes: int
-    remade_kept_bytes: int
     repetitions: int
     labelled: int = 0
+    cp: int = 1
 
     @property
-    def key(self) -> tuple[str, str, int, int, tuple[int, ...], int]:
-        """The identity of the point: module, kind, layers, tp, lengths and labelled tokens."""
-        return self.module, self.kind, self.layers, self.tp, self.lengths, self.labelled
+    def key(self) -> tuple[str, str, int, int, int, tuple[int, ...], int]:
+        """The identity of the point: module, kind, layers, tp, cp, lengths and labelled tokens."""
+        return self.module, self.kind, self.layers, self.tp, self.cp, self.lengths, self.labelled
 
     def check(self, where: str) -> None:
         """Raise ``UserError`` for what cannot have been measured."""
-        for name in ("layers", "tp", "repetitions"):
+        for name in ("layers", "tp", "cp", "repetitions"):
             require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
         lengths = [*self.lengths]
         require(bool(lengths) and min(lengths) >= 1, f"{where}.lengths", lengths, "sequences of at least 1 token")
-        for name in ("kept_bytes", "remade_kept_bytes", "labelled"):
-            require(getattr(self, name) >= 0, f"{where}.{name}", getattr(self, name), "at least 0")
+        require(self.labelled >= 0, f"{where}.labelled", self.labelled, "at least 0")
         for name in ("forward_s", "backward_s", *(["remade_s"] if self.remade_s else [])):
             check_quantiles(getattr(self, name), f"{where}.{name}")
 

@@ -14,6 +14,7 @@ from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
+    GroupKey,
     LayerCurves,
     curves_of,
     held_segments,
@@ -40,19 +41,20 @@ FORWARD, BACKWARD, REMADE = range(3)
 class ProfiledTimes:
     """Times of a model's layers, interpolated between the points of a device profile.
 
-    Context parallelism divides tokens, scores and segments. Communication follows from the cluster's links; only
-    ``tp_overlap`` hides it, because a profile has no times of single matrix products.
+    A context-parallel degree that was not profiled takes the times of degree 1 for its rank's tokens, scores and
+    segments, which leaves out what copies of gathered keys and values take. Communication follows from the cluster's
+    links; only ``tp_overlap`` hides it, because a profile has no times of single matrix products.
 
     Attributes:
         roofline: of the cluster; prices communication.
-        curves: by module, layer kind and tensor-parallel degree.
+        curves: by module, layer kind, tensor-parallel and context-parallel degree.
         step_s: fixed seconds of an optimizer step, and seconds per parameter.
         where: the profile's name in errors.
         extrapolate: whether a pack may be outside the measured range.
     """
 
     roofline: Roofline
-    curves: Mapping[tuple[str, str, int], LayerCurves]
+    curves: Mapping[GroupKey, LayerCurves]
     step_s: tuple[float, float]
     where: str
     extrapolate: bool = False
@@ -86,7 +88,7 @@ class ProfiledTimes:
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = curves_of(profile, model.modules)
-        measured = {(module, kind) for module, kind, _ in curves}
+        measured = {key[:2] for key in curves}
         for module in model.modules:
             for layer in module.kinds:
                 if (module.name, layer.kind) not in measured:
@@ -126,7 +128,7 @@ class ProfiledTimes:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
         found, roofline, cp = [], self.roofline.of(module), self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
-            curves, carried = self._curves(module, layer, tp), self._carried(module, layer, loads, tp, cp)
+            curves, carried = self._curves(module, layer, tp, cp), self._carried(module, layer, loads, tp, cp)
             ahead, back = (curves.layer[name].at(*carried) for name in (FORWARD, BACKWARD))
             weight = back * _weight_share(layer, *carried[:2]) if split else None
             back = back if weight is None else back - weight
@@ -152,7 +154,7 @@ class ProfiledTimes:
             return whole
         weight_s = np.zeros_like(whole.backward_s)
         for index, layer in enumerate(module.kinds):
-            backward = self._curves(module, layer, tp).layer[BACKWARD]
+            backward = self._curves(module, layer, tp, cp).layer[BACKWARD]
             own = carried[layer.kind]
             weight_s += (_weight_share(layer, *own[:2]) * backward.at(*own))[:, None] * counts[:, index]
         return replace(whole, backward_s=whole.backward_s - weight_s, weight_s=weight_s)
@@ -175,15 +177,15 @@ class ProfiledTimes:
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Return whether every layer kind of the module was profiled at this tensor-parallel degree."""
-        return all((module.name, layer.kind, tp) in self.curves for layer in module.kinds)
+        return all((module.name, layer.kind, tp, 1) in self.curves for layer in module.kinds)
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
         """Return the least GPU-seconds of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
 
         A shard may be faster than its share, because it may fit a cache that is too small for the whole layer.
         """
-        degrees = sorted({tp for name, _, tp in self.curves if name == module.name and self.knows(module, tp)})
-        each = [tp * self.work_s(module, loads, counts, tp, 1, False) for tp in degrees]
+        degrees = sorted({key[2:] for key in self.curves if key[0] == module.name and self.knows(module, key[2])})
+        each = [tp * cp * self.work_s(module, loads, counts, tp, cp, False) for tp, cp in degrees]
         return np.asarray(np.min(each, axis=0))
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
@@ -207,7 +209,7 @@ class ProfiledTimes:
         blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
         remade = remade_layers(module, counts, recompute)
         for index, layer in enumerate(module.kinds):
-            curves = self._curves(module, layer, tp)
+            curves = self._curves(module, layer, tp, cp)
             ahead_s = seconds(layer.kind, curves.layer[FORWARD])
             # The forward of layers that are recomputed runs, and communicates, once more.
             for again, number in enumerate((counts - remade, remade)):
@@ -224,10 +226,10 @@ class ProfiledTimes:
                 totals[2] += seconds(layer.kind, curves.stage[REMADE])[:, None] * again_held
         return PassTimes(*totals)
 
-    def _curves(self, module: ModuleSpec, layer: Layer, tp: int) -> LayerCurves:
-        found = self.curves.get((module.name, layer.kind, tp))
+    def _curves(self, module: ModuleSpec, layer: Layer, tp: int, cp: int) -> LayerCurves:
+        found = self.curves.get((module.name, layer.kind, tp, cp)) or self.curves.get((module.name, layer.kind, tp, 1))
         if found is None:
-            degrees = sorted(degree for name, kind, degree in self.curves if (name, kind) == (module.name, layer.kind))
+            degrees = sorted({key[2] for key in self.curves if key[:2] == (module.name, layer.kind)})
             raise UserError(
                 f"{self.where}: {module.name} {layer.kind} was profiled at tp {', '.join(map(str, degrees))}, not at "
                 f"{tp}. To add degrees, run entrain-bench profile tp=[...]"
@@ -250,7 +252,7 @@ class ProfiledTimes:
             scores = most_labelled(layer, loads, cp)
         tokens, scores = np.ceil(tokens / cp), scores / cp
         if not self.extrapolate:
-            curves = self._curves(module, layer, tp)
+            curves = self._curves(module, layer, tp, cp)
             least, most = curves.tokens
             outside = (tokens > 0) & ((tokens < least) | (tokens > most) | (scores > curves.scores))
             if outside.any():

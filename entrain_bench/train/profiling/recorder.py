@@ -82,12 +82,12 @@ class ProfileRecorder:
         return cls(model, settings, path, profile, device, patience)
 
     def packs(self) -> list[tuple[Target, tuple[int, ...]]]:
-        """All packs to time, of every kind of layer at every tensor-parallel degree, the smallest first."""
+        """All packs to time, of every kind of layer at every pair of degrees, the smallest first."""
         return [
             (target, lengths)
             for module in self.model.modules
-            for tp in self.settings.degrees(self.model)
-            for target in targets_of(module, tp)
+            for tp, cp in self.settings.degrees(self.model)
+            for target in targets_of(module, tp, cp)
             for tokens in sorted(self.settings.tokens)
             for lengths in packs_of(target, tokens)
         ]
@@ -114,7 +114,7 @@ class ProfileRecorder:
     def _measure_steps(self, bench: Bench) -> None:
         if self.profile.steps:
             return
-        for target in targets_of(self.model.llm, min(bench.groups)):
+        for target in targets_of(self.model.llm, *min(bench.groups)):
             for depth in target.depths:
                 point = measure_step(target, depth, bench, self.patience)
                 self._save(replace(self.profile, steps=(*self.profile.steps, point)))
@@ -123,11 +123,11 @@ class ProfileRecorder:
         known = {point.key for point in self.profile.stages}
         stages: TargetStages | None = None
         for target, lengths in self.packs():
-            name, kind, tp = target.module.name, target.kind, target.tp
+            name, kind, tp, cp = target.module.name, target.kind, target.tp, target.cp
             labelled = target.labelled(sum(lengths))
-            what = f"{name} {kind}, tp {tp}, {sum(lengths)} tokens in {len(lengths)}"
+            what = f"{name} {kind}, tp {tp}, cp {cp}, {sum(lengths)} tokens in {len(lengths)}"
             advance(what)
-            if known.issuperset((name, kind, depth, tp, lengths, labelled) for depth in target.depths):
+            if known.issuperset((name, kind, depth, tp, cp, lengths, labelled) for depth in target.depths):
                 continue
             if stages is None or stages.target != target:
                 # Those before go first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.grammar import own
@@ -26,6 +27,10 @@ class ProfileSettings:
     tp: tuple[int, ...] | None = own(
         None,
         "tensor-parallel degrees, timed as one rank's shard; null: those of 1, 2, 4, 8 that divide the model",
+    )
+    cp: tuple[int, ...] = own(
+        (1, 2, 4),
+        "context-parallel degrees, timed as one rank's part of a pack; others are derived from 1",
     )
     ranks: tuple[int, ...] | None = own(
         None,
@@ -56,13 +61,14 @@ class ProfileSettings:
             raise unknown_choice("dtype", self.dtype, DTYPES)
         if self.head_tokens not in HEAD_TOKENS:
             raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
-        for name, least in (("tokens", 1), ("tp", 1), ("ranks", 2), ("message_bytes", 1)):
+        for name, least in (("tokens", 1), ("tp", 1), ("cp", 1), ("ranks", 2), ("message_bytes", 1)):
             values = getattr(self, name)
             if values is not None:
                 valid = all(value >= least for value in values) and len({*values}) == len(values)
                 require(valid, name, [*values], f"different integers of at least {least}")
         require(bool(self.tokens), "tokens", [], "at least one number of tokens")
         require(self.tp is None or bool(self.tp), "tp", [], "at least one degree")
+        require(1 in self.cp, "cp", [*self.cp], "degrees of which one is 1")
         require(self.threads >= 1, "threads", self.threads, "at least 1")
         require(self.min_repetitions >= 1, "min_repetitions", self.min_repetitions, "at least 1")
         enough = self.max_repetitions >= self.min_repetitions
@@ -77,18 +83,19 @@ class ProfileSettings:
         """The settings of later runs that decide what is timed."""
         return FrameworkOptions(sequence_parallel=self.sequence_parallel, head_tokens=self.head_tokens)
 
-    def degrees(self, model: ModelSpec) -> tuple[int, ...]:
-        """Tensor-parallel degrees to profile; ``UserError`` for one that does not divide the model."""
-        if self.tp is None:
+    def degrees(self, model: ModelSpec) -> list[tuple[int, int]]:
+        """Pairs of TP and CP degrees to profile; ``UserError`` for a TP degree that does not divide the model."""
+        degrees = self.tp
+        if degrees is None:
             sizes = [size for module in model.modules for size in module.sharded_sizes.values()]
-            return tuple(tp for tp in USUAL_TP if all(size % tp == 0 for size in sizes))
-        for tp in self.tp:
+            degrees = tuple(tp for tp in USUAL_TP if all(size % tp == 0 for size in sizes))
+        for tp in self.tp or ():
             for module in model.modules:
                 try:
                     check_tensor_parallel(module, tp)
                 except UserError as error:
                     raise UserError(str(error).replace("layout.tp", "tp", 1)) from error
-        return self.tp
+        return [*product(degrees, self.cp)]
 
 
 def check_model(model: ModelSpec) -> None:

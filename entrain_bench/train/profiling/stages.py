@@ -1,4 +1,4 @@
-"""Stages of one kind of layer, as one of several tensor-parallel ranks holds them: their packs, and their timing."""
+"""Stages of one kind of layer, as one of several tensor- and context-parallel ranks runs them: packs, and timing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLIP, NORM = 1.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of layer at a tensor-parallel degree, and the numbers of its layers in the stages that are timed.
+    """A kind of layer at a TP and a CP degree, and the numbers of its layers in the stages that are timed.
 
     ``share`` is that of labelled tokens, for a head over these; 0 for other layers.
     """
@@ -48,17 +48,19 @@ class Target:
     tp: int
     depths: tuple[int, ...]
     share: float = 0.0
+    cp: int = 1
 
     def labelled(self, tokens: int) -> int:
         """Labelled tokens of a pack of so many; 0 where nobody asks."""
         return int(self.share * tokens)
 
 
-def targets_of(module: ModuleSpec, tp: int) -> list[Target]:
-    """Every kind of layer of a module; only blocks are stacked."""
+def targets_of(module: ModuleSpec, tp: int, cp: int = 1) -> list[Target]:
+    """Every kind of layer of a module; only blocks are stacked, and only they are timed for several CP ranks."""
     return [
-        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), share)
+        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), share, cp)
         for layer in module.kinds
+        if layer.attention or cp == 1
         for share in (LABELLED_SHARES if layer.labelled else (0.0,))
     ]
 
@@ -90,10 +92,10 @@ def longest_of(tokens: int, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where stages are built and run; ``groups`` are those of the first tensor-parallel rank, by degree."""
+    """Where stages are built and run; ``groups`` are those of the first rank, by TP and CP degree."""
 
     model: ModelSpec
-    groups: dict[int, StageGroups]
+    groups: dict[tuple[int, int], StageGroups]
     alone: dist.ProcessGroup
     dtype: torch.dtype
     device: torch.device
@@ -101,7 +103,7 @@ class Bench:
 
     def build(self, target: Target, depth: int) -> TrainedStage:
         """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
-        module, groups = target.module, self.groups[target.tp]
+        module, groups = target.module, self.groups[target.tp, target.cp]
         full = tuple(range(depth)) if target.kind == "block" and module.config.window_tokens else ()
         layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
         held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
@@ -122,7 +124,7 @@ class Bench:
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
         """Inputs of a stage's forward for sequences of these lengths."""
         module, total = target.module, sum(lengths)
-        num_rows = shares_of(tuple(lengths), self.groups[target.tp]).hidden.size
+        num_rows = shares_of(tuple(lengths), self.groups[target.tp, target.cp]).hidden.size
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
             merge = merge_tokens(module)
@@ -156,19 +158,24 @@ class Inputs:
 @contextmanager
 def one_of_many(
     model: ModelSpec,
-    degrees: Sequence[int],
+    degrees: Sequence[tuple[int, int]],
     dtype: torch.dtype,
     device: torch.device,
     *,
     sequence_parallel: bool = True,
     logit_chunk: int = 0,
 ) -> Iterator[Bench]:
-    """Build and run stages as shards of each tensor-parallel degree."""
+    """Build and run stages as the first rank of each pair of TP and CP degrees does."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with rank_of_many(max(degrees)):
+    with rank_of_many(max(tp * cp for tp, cp in degrees)):
         alone = dist.new_group([0])
-        groups = {tp: StageGroups(dist.new_group(list(range(tp))), alone, alone, sequence_parallel) for tp in degrees}
+        groups = {
+            (tp, cp): StageGroups(
+                dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), alone, sequence_parallel
+            )
+            for tp, cp in degrees
+        }
         yield Bench(model, groups, alone, dtype, device, logit_chunk)
 
 
@@ -191,7 +198,6 @@ class TargetStages:
         try:
             if self._turn_s(inputs, device) > TURN_SHARE * patience.point_s:
                 return []
-            kept = [self._kept(stage, inputs) for stage in self.stages.values()]
             rows = sample(partial(self._turn, inputs), device, patience)
         except torch.OutOfMemoryError:
             for stage in self.stages.values():
@@ -204,7 +210,7 @@ class TargetStages:
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
             labelled, found = self.target.labelled(sum(lengths)), (passes[FORWARD], passes[BACKWARD], remade)
-            points.append(StagePoint(*key, *found, *kept[index], len(rows), labelled))
+            points.append(StagePoint(*key, *found, len(rows), labelled, self.target.cp))
         return points
 
     @property
@@ -223,16 +229,6 @@ class TargetStages:
         # A backward is two forwards, one with recomputation and the forward before it four.
         return float((rows[:, 2] - rows[:, 1]).min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
 
-    def _kept(self, trained: TrainedStage, inputs: Inputs) -> tuple[int, int]:
-        """Bytes that a forward keeps, without and with recomputation."""
-        plain = kept_bytes(trained, inputs)
-        if self._parts <= REMADE:
-            return plain, 0
-        trained.stage.recompute = True
-        again = kept_bytes(trained, inputs)
-        trained.stage.recompute = False
-        return plain, again
-
     def _turn(self, inputs: Inputs, clock: Clock) -> None:
         """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
         for trained in self.stages.values():
@@ -244,22 +240,6 @@ class TargetStages:
                 with clock.action(part):
                     torch.autograd.backward(output, gradient)
             trained.stage.recompute = False
-
-
-def kept_bytes(trained: TrainedStage, inputs: Inputs) -> int:
-    """Bytes that a forward keeps for its backward, parameters and what several operations keep counted once."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in trained.stage.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        _ = trained.buffers(inputs.start(), inputs.pack)
-    return sum(kept.values())
 
 
 def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | None]:

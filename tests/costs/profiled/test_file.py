@@ -101,7 +101,7 @@ BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
     ("garbage", lambda: b"\x80\x04pickle", "is not a device profile, or is truncated"),
     ("a list", lambda: b"[1]", "must be a mapping"),
     ("something else", lambda: b'{"a": 1}', "is not a device profile. To make one, run entrain-bench profile"),
-    ("another version", lambda: edited(lambda v: v.update(version=2)), "version=2: must be 1. To make one, run"),
+    ("another version", lambda: edited(lambda v: v.update(version=3)), "version=3: must be 2. To make one, run"),
     ("unfinished", lambda: edited(lambda v: v.update(finished=False)), "is not finished"),
     ("no constants", lambda: edited(lambda v: v.pop("constants")), "constants: missing"),
     ("zero", lambda: edited(lambda v: v["stages"][7].update(forward_s=[0, 0, 1])), "stages[7].forward_s=[0.0, 0.0, 1"),

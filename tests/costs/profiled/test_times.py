@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import UserError
-from entrain_bench.costs.profiled.layers import curves_of, residuals
+from entrain_bench.costs.profiled.layers import residuals
 from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.costs.roofline import PassTimes, Roofline
@@ -144,6 +144,19 @@ def test_context_parallel_ranks_have_a_share_of_all_but_two_runs_of_every_sequen
     assert shares == pytest.approx(1e-4 + (once - 1e-4) / 2 + 4 * SEGMENT_S, rel=1e-4)
 
 
+def test_a_context_parallel_degree_that_was_profiled_has_times_of_its_own() -> None:
+    both = profile_of_formula(MODEL, contexts=(1, 2))
+    found = ProfiledTimes.of(both, MODEL, CLUSTER, FrameworkOptions(), "cluster.device.path=x")
+    loads, attention = found.loads(LLM, np.array(LENGTHS), np.array([0, 3])), LLM.kinds[1].attention
+    for tp, cp in ((1, 2), (2, 2)):
+        own = layer_s(attention, LENGTHS, tp, cp)
+        assert found.layers_s(LLM, loads, tp, cp)[1].forward_s[0] == pytest.approx(own, rel=1e-4)
+        assert times().layers_s(LLM, loads, tp, cp)[1].forward_s[0] < 0.9 * own
+    # Others are still those of degree 1: no token of another rank is copied.
+    other, same = (each.layers_s(LLM, loads, 1, 4)[1].forward_s[0] for each in (found, times()))
+    assert other == pytest.approx(same, rel=1e-9)
+
+
 def test_an_optimizer_step_is_a_start_and_a_share_a_parameter() -> None:
     assert times().optimizer_s(np.array([0.0, 5e6])) == pytest.approx([0.0, 1e-4 + 5e-3], rel=1e-6)
 
@@ -188,12 +201,6 @@ def test_residuals_are_those_of_the_noise() -> None:
     errors = [abs(each.relative) for each in residuals(profile(3), MODEL.modules)]
     # Errors are uniform up to 0.3: curves with fewer parts than there are points cannot follow all of them.
     assert 0.02 < np.median(errors) < 0.3
-
-
-def test_kept_bytes_are_a_layers_own() -> None:
-    curves = curves_of(profile(), MODEL.modules)
-    assert curves["llm", "block", 1].kept_bytes_per_token == (100.0, 10.0)
-    assert curves["llm", "head", 2].kept_bytes_per_token == (50.0, 5.0)
 
 
 @pytest.mark.wide

@@ -37,6 +37,10 @@ def test_every_kind_is_a_target_and_blocks_are_stacked() -> None:
     ]
 
 
+def test_only_blocks_are_timed_for_several_context_parallel_ranks() -> None:
+    assert [(t.kind, t.cp) for t in targets_of(VISION, 2, 4)] == [("window_block", 4), ("block", 4)]
+
+
 def test_blocks_take_one_a_few_and_many_sequences_and_ends_one() -> None:
     embed, block, head = targets_of(LLM, 1)
     assert [len(lengths) for lengths in packs_of(block, 256)] == [1, 4, 16]

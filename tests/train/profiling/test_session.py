@@ -28,11 +28,14 @@ OPTIONS = (
     "device=cpu",
     "tokens=[1,64]",
     "tp=[1]",
+    "cp=[1]",
     "ranks=[]",
     "min_repetitions=2",
     "max_repetitions=2",
 )
 PATIENCE = Patience(1, 1, 0.5, 60.0)
+# TP and CP.
+DEGREES = (1, 1), (2, 1), (1, 2), (2, 4)
 
 
 @pytest.fixture
@@ -92,18 +95,17 @@ def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
 
 
 def check_blocks(profile: DeviceProfile) -> None:
-    """Quantiles of times in order, and recomputation keeps less; which depth took longer, a busy machine decides."""
+    """Quantiles of times in order; which depth took longer, a busy machine decides."""
     blocks = [point for point in profile.stages if point.kind == "block"]
     assert blocks
     for point in blocks:
         for seconds in (point.forward_s, point.backward_s, point.remade_s):
             assert 0 < seconds[0] <= seconds[1] <= seconds[-1]
-        assert point.layers == 1 or point.kept_bytes > point.remade_kept_bytes > 0
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with one_of_many(small_model(), (1, 2), torch.float32, torch.device("cpu")) as built:
+    with one_of_many(small_model(), DEGREES, torch.float32, torch.device("cpu")) as built:
         yield built
 
 
@@ -126,48 +128,28 @@ def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
         assert sizes[-1] == sizes[0] * each.depths[-1]
 
 
+@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 4)])
+def test_a_block_runs_with_the_tokens_of_one_context_parallel_rank(bench: Bench, tp: int, cp: int) -> None:
+    seen: list[int] = []
+    (block,) = targets_of(bench.model.llm, tp, cp)
+    stages = layers.TargetStages.build(block, bench)
+    for layer in stages.stages[1].stage.layers.values():
+        layer.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
+    points = stages.measure((16, 48), PATIENCE)
+    # Of 64 tokens, and with sequence parallelism its share of these.
+    assert {*seen} == {64 // cp // tp}
+    assert [(point.cp, point.lengths) for point in points] == [(cp, (16, 48))] * 2
+
+
 def test_a_head_over_labelled_tokens_is_timed_with_many_and_with_few() -> None:
     model = with_labelled_head(small_model())
     device = torch.device("cpu")
-    with one_of_many(model, (1,), torch.float32, device, logit_chunk=LOGIT_CHUNK_TOKENS) as built:
+    with one_of_many(model, [(1, 1)], torch.float32, device, logit_chunk=LOGIT_CHUNK_TOKENS) as built:
         heads = [each for each in targets_of(model.llm, 1) if each.kind == "head"]
         points = [layers.TargetStages.build(each, built).measure((48, 16), PATIENCE)[0] for each in heads]
         inputs = [built.inputs(each, (48, 16)).pack.labels for each in heads]
     assert [point.labelled for point in points] == [64, 4]
     assert [int((labels >= 0).sum()) for labels in inputs if labels is not None] == [64, 4]
-    # What is kept of few is their rows.
-    assert points[1].kept_bytes < points[0].kept_bytes
-
-
-@pytest.mark.wide
-def test_a_shard_keeps_what_it_computes(bench: Bench) -> None:
-    one, two = (layers.TargetStages.build(target(bench, "block", tp), bench) for tp in (1, 2))
-    kept = [stages.measure((64,), PATIENCE)[0].kept_bytes for stages in (one, two)]
-    assert kept[0] / 2 < kept[1] < kept[0]
-
-
-def test_kept_bytes_are_those_that_autograd_holds() -> None:
-    weight = torch.ones(4, 4, requires_grad=True)
-
-    class Squares(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(weight)
-
-        def forward(self, hidden: torch.Tensor, _: object) -> torch.Tensor:
-            # Kept: the input (and not the weight), and once the product that is squared.
-            return (hidden @ self.weight).square()
-
-    class Trained:
-        stage = buffers = Squares()
-
-    class Start:
-        pack = None
-
-        def start(self) -> torch.Tensor:
-            return torch.ones(8, 4, requires_grad=True)
-
-    assert layers.kept_bytes(Trained(), Start()) == 2 * 8 * 4 * 4  # type: ignore[arg-type]
 
 
 def test_a_pack_that_takes_too_long_is_left_out(bench: Bench) -> None:
@@ -189,10 +171,10 @@ def test_recomputation_runs_the_forward_once_more(bench: Bench) -> None:
             block.register_forward_pre_hook(count)
     stages.measure((16,), PATIENCE)
     depths = sum(target(bench, "block").depths)
-    # Two forwards of the smallest tell how long it takes; kept bytes; then warm-up and repetition: a forward, one more
+    # Two forwards of the smallest tell how long it takes; then warm-up and repetition: a forward, one more
     # for the backward that recomputes, and its recomputation.
     turns = 3 + 1
-    assert calls == 2 + 2 * depths + turns * 3 * depths
+    assert calls == 2 + turns * 3 * depths
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ BAD_OPTIONS = [
     ("tokens=[16,0]", "tokens=[16, 0]: must be different integers of at least 1"),
     ("tokens=[16,16]", "tokens=[16, 16]: must be different integers of at least 1"),
     ("tp=[]", "at least one degree"),
+    ("cp=[2]", "degrees of which one is 1"),
     ("tp=[1,3]", "tp=3: must divide the 4 heads of module vision"),
     ("ranks=[1]", "at least 2"),
     ("message_bytes=[0]", "at least 1"),
@@ -70,9 +71,10 @@ def test_the_profile_of_another_device_is_not_continued(tmp_path: Path, capsys: 
 
 
 def test_degrees_are_those_that_divide_the_model() -> None:
-    assert composed("model=tiny")[1].degrees(composed("model=tiny")[0]) == (1, 2, 4)
-    model, settings = composed("tp=[1,2]")
-    assert settings.degrees(model) == (1, 2)
+    found = composed("model=tiny")[1].degrees(composed("model=tiny")[0])
+    assert found == [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4)]
+    model, settings = composed("tp=[1,2]", "cp=[1]")
+    assert settings.degrees(model) == [(1, 1), (2, 1)]
 
 
 def test_help_shows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
