@@ -109,7 +109,8 @@ class Setup:
         ranks = [n for n in NUM_DEVICES if n <= self.num_devices]
         # The tiny model has 4 heads.
         degrees = [n for n in ranks if self.on_gpu or n <= 4]
-        common = [f"tp={degrees}".replace(" ", ""), f"ranks={ranks[1:]}".replace(" ", ""), f"output={self.profile}"]
+        lists = [f"tp={degrees}", f"cp={ranks}", f"ranks={ranks[1:]}"]
+        common = [*(each.replace(" ", "") for each in lists), f"output={self.profile}"]
         if self.on_gpu:
             return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
         small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
