@@ -48,7 +48,7 @@ def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
     """
     errors = {
         name: float(rows[name].abs().median())
-        for name in ("iteration_error", "core_error", "replay_error", "action_error", "memory_error")
+        for name in ("iteration_error", "core_error", "replay_error", "action_error", "repeat_error", "memory_error")
     }
     return {
         "num_programs": float(len(rows)),

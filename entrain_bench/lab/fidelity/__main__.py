@@ -21,14 +21,15 @@ from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.base.errors import UserError
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group, simulated
-from entrain_bench.lab.fidelity.programs import NUM_RANKS, FidelityProgram, all_programs
+from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.files import read_json, write_json, write_outputs
 from entrain_bench.train.launching.launch import on_ranks
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience
 
-REPEATS = 7
+# Of each half.
+REPEATS = 4
 COMMAND = "make fidelity"
 # Source of the seconds of each kind of prediction.
 COSTS = {"emulated": "measured", "simulated": "profiled"}
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure what is missing, compare, and list missed targets (exit code 1)."""
     parser = argparse.ArgumentParser(prog="python -m entrain_bench.lab.fidelity", description=__doc__)
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="measured iterations of each program")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="measured iterations before and after emulation")
     truth = "also simulate under this cost model: cluster/device=profiled cluster.device.path=FILE"
     parser.add_argument("--truth", nargs="+", default=(), metavar="OVERRIDE", help=truth)
     options = parser.parse_args(arguments)
@@ -75,13 +76,13 @@ def measure(programs: Sequence[FidelityProgram], repeats: int, folder: Path, cor
         links = {"latency_s": latency_s, "bandwidth_bytes_per_s": long.num_bytes / max(seconds - latency_s, 1e-9)}
         write_json(folder / "links.json", links)
     done = 0
-    # Background load changes over minutes: predictions are measured right after what they predict.
     for (num_ranks, workload, seed), some in groupby(programs, attrgetter("num_ranks", "workload", "seed")):
         members = [*some]
-        if untrained := [one for one in members if not (folder / f"{one.key}.json").exists()]:
-            on_ranks(train_programs, num_ranks, untrained, repeats, folder, cores=cores)
-        unpredicted = [one for one in members if not (folder / f"{one.key}.emulated.json").exists()]
-        predict_group(unpredicted, links, cores, folder)
+        for half in HALVES:
+            if untrained := [one for one in members if not (folder / f"{one.key}.{half}.json").exists()]:
+                on_ranks(train_programs, num_ranks, untrained, half, repeats, folder, cores=cores)
+            unpredicted = [one for one in members if not (folder / f"{one.key}.emulated.json").exists()]
+            predict_group(unpredicted, links, cores, folder)
         done += len(members)
         print(f"{done}/{len(programs)} programs: {num_ranks} ranks, workload {workload}, seed {seed}", flush=True)
 

@@ -20,7 +20,7 @@ import pandas as pd
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.lab.fidelity.programs import FidelityProgram, overrides_of
+from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, overrides_of
 from entrain_bench.lab.files import read_json, write_json
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
@@ -38,6 +38,8 @@ from entrain_bench.train.messages.channels import lane_of_rank
 
 # Targets of median errors.
 TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
+# Turns of the programs of a group, and repetitions in each.
+TURNS, REPETITIONS = 4, 2
 
 
 def predict_group(
@@ -46,25 +48,31 @@ def predict_group(
     """Leave ``<folder>/<key>.emulated.json`` of every program, all of the same number of ranks.
 
     Every rank has a process that measures its passes, pinned like it: what a pass finds in the caches depends on who
-    else runs. It is done twice, as fast as passes go and with the waits between them that follow.
+    else runs. Programs take turns, as in training: first as fast as passes go, then with the waits that follow. Only
+    the latter count.
     """
     if not programs:
         return
+    found: dict[str, list[Measured]] = {one.key: [] for one in programs}
+    waits: dict[str, Timeline] = {}
     num_ranks, context = programs[0].num_ranks, get_context("spawn")
     free: Queue[int] = context.Queue()
     for rank in range(num_ranks):
         free.put(cores[rank % len(cores)])
     with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
-        for one in programs:
-            waits: Timeline | None = None
-            for _ in range(2):
+        for turn in range(1 + TURNS):
+            for one in programs if turn % 2 else programs[::-1]:
                 # All ranks at the same time, with the waits of the timeline before.
-                lanes = lane_orders(one.program, waits)
+                lanes = lane_orders(one.program, waits.get(one.key))
                 tasks = [pool.submit(_measured, one, links, lane) for lane in lanes for _ in range(lane.num_ranks)]
-                emulator = _emulator(one, links, mean_of([task.result() for task in tasks]))
+                own = [task.result() for task in tasks]
+                if turn:
+                    own = found[one.key] = found[one.key] + own
+                emulator = _emulator(one, links, mean_of(own))
                 prices = emulator.price(one.program)
-                waits = timeline = _placed(one, prices, emulator.truth, cores)
-            write_json(folder / f"{one.key}.emulated.json", _values(prices, timeline), None)
+                waits[one.key] = timeline = _placed(one, prices, emulator.truth, cores)
+                if turn == TURNS:
+                    write_json(folder / f"{one.key}.emulated.json", _values(prices, timeline), None)
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
@@ -89,7 +97,7 @@ def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder)
 def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
     job = prepare(one.config).job
     truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
-    return Emulator(truth, float("inf"), "cpu", "float32", measured=measured)
+    return Emulator(truth, float("inf"), "cpu", "float32", num_repetitions=REPETITIONS, measured=measured)
 
 
 def simulated(
@@ -229,32 +237,34 @@ def all_rows(
 ) -> pd.DataFrame:
     """Return one row per program whose files exist, and a second one if it is also simulated; times are medians.
 
-    ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the median
-    over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a machine
-    with nothing else to do they are those of the time. ``replay_error`` is that of the time from the first pass to the
-    end of the last (``core_error``) when passes take as long as they did: what order and messages leave unexplained.
-    A bubble is the share of that time in which a rank runs no pass.
+    ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the
+    median over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a
+    machine with nothing else to do they are those of the time. ``repeat_error`` is the iteration after the emulation
+    over that before, less 1: how much the machine changes over minutes. ``replay_error`` is that of the time from
+    the first pass to the end of the last (``core_error``) when passes take as long as they did: what order and
+    messages leave unexplained. A bubble is the share of that time in which a rank runs no pass.
     """
     links = read_json(folder / "links.json")
     rows = []
     for each in programs:
-        measured, emulated = (read_json(folder / f"{each.key}{suffix}.json") for suffix in ("", ".emulated"))
-        if measured and emulated:
-            rows.append({"prediction": "emulated", **_row(each, links, measured, emulated)})
+        *halves, emulated = (read_json(folder / f"{each.key}.{what}.json") for what in (*HALVES, "emulated"))
+        if emulated and all(halves):
+            rows.append({"prediction": "emulated", **_row(each, links, halves, emulated)})
             if simulate is not None:
-                rows.append({"prediction": "simulated", **_row(each, links, measured, simulate(each))})
+                rows.append({"prediction": "simulated", **_row(each, links, halves, simulate(each))})
     return pd.DataFrame(rows)
 
 
 def _row(
-    one: FidelityProgram, links: dict[str, float], measured: dict[str, Any], predicted: dict[str, Any]
+    one: FidelityProgram, links: dict[str, float], halves: Sequence[dict[str, Any]], predicted: dict[str, Any]
 ) -> dict[str, Any]:
     program = one.program
-    starts, ends = np.array(measured["start_s"]), np.array(measured["end_s"])
+    starts, ends, cpu = (np.concatenate([own[name] for own in halves]) for name in ("start_s", "end_s", "cpu_s"))
     start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
     passes = program.is_pass
     iteration_s = ends.max(axis=1)
-    cpu_s = np.median(np.array(measured["cpu_s"]), axis=0)[passes]
+    before_s, after_s = (float(np.median(np.max(own["end_s"], axis=1))) for own in halves)
+    cpu_s, peak_bytes = np.median(cpu, axis=0)[passes], max(own["peak_bytes"] for own in halves)
     error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
     cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
@@ -274,9 +284,10 @@ def _row(
         "action_bias": float(np.median(error)),
         "measured_bubble": float(np.median(bubbles)),
         "predicted_bubble": _bubble(program, start, end),
-        "measured_bytes": measured["peak_bytes"],
+        "repeat_error": after_s / before_s - 1.0,
+        "measured_bytes": peak_bytes,
         "predicted_bytes": predicted["peak_bytes"],
-        "memory_error": predicted["peak_bytes"] / measured["peak_bytes"] - 1.0,
+        "memory_error": predicted["peak_bytes"] / peak_bytes - 1.0,
     }
 
 

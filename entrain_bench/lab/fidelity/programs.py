@@ -18,6 +18,8 @@ STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
 # Besides, on four ranks: a group that splits weights and sequences.
 SPLIT = {"megatron_tp2_cp2": ("strategy=megatron", "layout.tp=2", "layout.cp=2", "layout.dp=1")}
 NUM_RANKS = (2, 4)
+# A program is trained before and after it is emulated, for a machine's speed changes over minutes.
+HALVES = ("before", "after")
 SEEDS = (0, 1)
 # Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer holds a
 # rank, no synchronisation hides behind a pass: what training does.

@@ -93,8 +93,10 @@ def _unpack(held: Any) -> Tensor:
     return tensor
 
 
-def train_programs(programs: Sequence[FidelityProgram], repeats: int, folder: Path, control: dist.ProcessGroup) -> None:
-    """Train programs of one group and leave what was measured in ``<folder>/<key>.json``; collective, over gloo.
+def train_programs(
+    programs: Sequence[FidelityProgram], half: str, repeats: int, folder: Path, control: dist.ProcessGroup
+) -> None:
+    """Train programs of one group and leave what was measured in ``<folder>/<key>.<half>.json``; collective, over gloo.
 
     They run in turn, so background load affects all of them equally.
     """
@@ -106,7 +108,7 @@ def train_programs(programs: Sequence[FidelityProgram], repeats: int, folder: Pa
         for run in runs if repetition % 2 else runs[::-1]:
             run.once(keep=repetition >= WARM_UPS)
     for run in runs:
-        run.write(folder)
+        run.write(folder, half)
 
 
 class _Run:
@@ -127,7 +129,7 @@ class _Run:
         if keep:
             self.rows.append(np.column_stack([self.clock.rows(), self.clock.cpu_s]).tolist())
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, half: str) -> None:
         """Leave when actions ran and their processor time, and the largest memory of a rank in bfloat16; collective."""
         before = _live_bytes()
         runtime = self._build("bfloat16")
@@ -150,7 +152,7 @@ class _Run:
                 np.maximum.at(cpu_s, own[:, 0].astype(np.int64), own[:, 3])
             for name, column in (("start_s", timeline.start_s), ("end_s", timeline.end_s), ("cpu_s", cpu_s)):
                 values[name].append(column.tolist())
-        write_json(folder / f"{self.one.key}.json", values, None)
+        write_json(folder / f"{self.one.key}.{half}.json", values, None)
 
     def _build(self, dtype: str) -> Runtime:
         settings = self.setting.executor

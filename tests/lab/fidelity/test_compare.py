@@ -30,15 +30,16 @@ def program_of(strategy: str, folder: Path, measured_s: float, predicted_s: floa
     one = FidelityProgram(2, "even", 0, strategy, cell.config, program)
     timeline = Simulator(setting.truth, 1e12).execute(program)
     start, end = (column / timeline.iteration_time_s for column in (timeline.start_s, timeline.end_s))
-    repetitions = np.array([0.99, 1.0, 1.01])[:, None] * measured_s
     took = np.where(program.kind <= Pass.BACKWARD, end - start, 0.0)
     columns = {"start_s": start, "end_s": end, "cpu_s": took}
-    measured = {name: (repetitions * column).tolist() for name, column in columns.items()}
     predicted = {name: (predicted_s * column).tolist() for name, column in columns.items() if name != "cpu_s"}
     predicted |= {"work_s": (predicted_s * took).tolist(), "peak_bytes": 90.0}
     folder.mkdir(exist_ok=True)
     (folder / "links.json").write_text(json.dumps(LINKS))
-    (folder / f"{one.key}.json").write_text(json.dumps(measured | {"peak_bytes": 100.0}))
+    for half, repetitions in (("before", [0.99, 0.99, 1.0]), ("after", [1.0, 1.01, 1.01])):
+        factors = np.array(repetitions)[:, None] * measured_s
+        measured = {name: (factors * column).tolist() for name, column in columns.items()}
+        (folder / f"{one.key}.{half}.json").write_text(json.dumps(measured | {"peak_bytes": 100.0}))
     (folder / f"{one.key}.emulated.json").write_text(json.dumps(predicted))
     return one
 
@@ -47,7 +48,8 @@ def test_errors_of_a_program(tmp_path: Path) -> None:
     one = program_of("megatron", tmp_path, measured_s=2.0, predicted_s=2.2)
     (row,) = all_rows([one], tmp_path).to_dict("records")
     assert row["measured_s"] == pytest.approx(2.0)
-    assert row["noise"] == pytest.approx(0.005)
+    assert row["noise"] == pytest.approx(0.00375 * 2)
+    assert row["repeat_error"] == pytest.approx(1.01 / 0.99 - 1)
     for name in ("iteration_error", "core_error", "action_bias", "action_error"):
         assert row[name] == pytest.approx(0.1)
     assert row["memory_error"] == pytest.approx(-0.1)
