@@ -48,8 +48,10 @@ def test_errors_are_relative_and_of_runs_that_could_believe_exactly() -> None:
     assert belief_errors(table.drop(columns=BELIEVED)).empty
 
 
-def test_the_page_has_a_place_for_the_table() -> None:
-    assert "| a | 1 |" in splice((ROOT / "docs" / PAGE).read_text(), {"beliefs": "| a | 1 |"})
+def test_the_page_has_the_table_of_the_committed_runs() -> None:
+    page = (ROOT / "docs" / PAGE).read_text()
+    assert splice(page, {"beliefs": beliefs_markdown(pd.read_parquet(BytesIO(REFERENCE.read_bytes())))}) == page
+    assert "| a | 1 |" in splice(page, {"beliefs": "| a | 1 |"})
 
 
 def test_all_runs_of_the_reference_are_believed_within_5_percent_in_the_median_and_11_at_worst() -> None:
