@@ -5,11 +5,11 @@ Collectives return at once in both: what they cost a core besides is their own, 
 
 from __future__ import annotations
 
-from collections import defaultdict
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, product
+from itertools import pairwise, product
 from pathlib import Path
 from time import thread_time
 
@@ -18,6 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from entrain_bench.costs.profiled.file import write_profile
+from entrain_bench.costs.profiled.points import DeviceProfile
 from entrain_bench.lab.fidelity.programs import COMMON, IMAGE, first_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
@@ -102,13 +104,22 @@ def test_every_stage_takes_as_long_trained_as_emulated(layout: str, text: str, h
         assert 0.9 <= np.median(ratios) <= 1.1, f"{name}, stage {stage}: emulated/trained {np.median(ratios):.3f}"
 
 
+@pytest.fixture
+def kept_heap() -> None:
+    """Freed memory stays with the process, as it does in training of any length: new pages cost as much as products."""
+    libc, mmap_max, trim_threshold = ctypes.CDLL(None), -4, -1
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(trim_threshold, 2**31 - 1)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_heap")
 @pytest.mark.parametrize(("layout", "head"), [*product(LAYOUTS, HEADS)])
 def test_every_stage_takes_as_long_trained_as_by_a_profile(
     layout: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pack of the profile has an iteration of training before it."""
-    # Whatever else the machine does; and many packs make up for few repetitions.
+    # Whatever else the machine does.
     monkeypatch.setattr(sampling, "Clock", partial(Clock, timer=thread_time))
     monkeypatch.setattr(sampling, "WARM_UPS", 1)
     runs, (tp, cp, pp) = [Trained(layout, text, head) for text in TEXT], LAYOUTS[layout]
@@ -118,34 +129,55 @@ def test_every_stage_takes_as_long_trained_as_by_a_profile(
         cp=tuple({1, cp}),
         ranks=(),
         head_tokens=head,
-        min_repetitions=2,
-        max_repetitions=2,
+        min_repetitions=3,
+        max_repetitions=9,
+        precision=0.05,
     )
     path = tmp_path / "profile.json"
     recorder = ProfileRecorder.begin(runs[0].program.model, settings, path, CPU)
-    # Of each run, by the module that was profiled next: the speed of a machine changes.
-    took_s: list[dict[str, list[dict[int, float]]]] = [defaultdict(list) for _ in runs]
-    turns = cycle(range(len(runs)))
+    # Points of the profile before each iteration, and its run and seconds.
+    marks: list[tuple[int, int, dict[int, float]]] = []
 
-    def advance(pack: str) -> None:
-        if not took_s[0]:
+    def advance(_: str) -> None:
+        if not marks:
             for run in runs:
                 run.build()
                 run.once()
-        if f"tp {tp}," in pack:
-            turn = next(turns)
-            took_s[turn][pack.split()[0]].append(runs[turn].once())
+        turn = len(marks) % len(runs)
+        marks.append((len(recorder.profile.stages), turn, runs[turn].once()))
 
     recorder.run(advance)
+    trained_s = [median_of([took_s for _, own, took_s in marks if own == turn]) for turn in range(len(runs))]
+    write_profile(path, at_usual_speed(recorder.profile, marks, trained_s))
     wrong = []
-    for text, run, trained_s in zip(TEXT, runs, took_s, strict=True):
+    for text, run, took_s in zip(TEXT, runs, trained_s, strict=True):
         (cell,) = compose_cells([*run.overrides, "cluster/device=profiled", f"cluster.device.path={path}"])
         prices = prepare(cell.config).truth.price(run.program)
         profiled_s = prices.duration_s - prices.comm_s
         for name, stage, own in run.passes():
-            ratio = profiled_s[own].sum() / sum(np.median([each[action] for each in trained_s[name]]) for action in own)
+            ratio = profiled_s[own].sum() / sum(map(took_s.get, own))
             where = f"{text} text, {name}, stage {stage}: profiled/trained {ratio:.3f}"
             print(layout, head, where)
             if not 0.9 <= ratio <= 1.1:
                 wrong.append(where)
     assert not wrong
+
+
+def median_of(iterations: list[dict[int, float]]) -> dict[int, float]:
+    """Seconds of each action."""
+    return {action: float(np.median([took_s[action] for took_s in iterations])) for action in iterations[0]}
+
+
+def at_usual_speed(
+    profile: DeviceProfile, marks: list[tuple[int, int, dict[int, float]]], usual_s: list[dict[int, float]]
+) -> DeviceProfile:
+    """The profile with points over how slow the iterations before and after them were: a machine's speed changes."""
+    slowness = [sum(took_s.values()) / sum(usual_s[turn].values()) for _, turn, took_s in marks]
+    firsts = [first for first, *_ in marks]
+    scaled = list(profile.stages[: firsts[0]])
+    for place, (first, end) in enumerate(pairwise([*firsts, len(profile.stages)])):
+        factor = 1 / np.mean(slowness[place : place + 2])
+        for point in profile.stages[first:end]:
+            times = {name: getattr(point, name) for name in ("forward_s", "backward_s", "remade_s")}
+            scaled.append(replace(point, **{name: tuple(factor * s for s in own) for name, own in times.items()}))
+    return replace(profile, stages=tuple(scaled))
