@@ -50,7 +50,7 @@ measured: setup ## Train on 4 ranks of this machine; draw results/figures/measur
 preprocessing: setup ## Train with three kinds of input preprocessing; draw results/figures/preprocessing.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab.preprocessing
 
-fidelity: setup ## Train and predict 63 programs on this machine (20 to 40 minutes); draw results/figures/fidelity.{pdf,png,csv}
+fidelity: setup ## Train and predict 63 programs on this machine (about an hour); draw results/figures/fidelity.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
