@@ -46,10 +46,9 @@ def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
     Of many pairs without any difference, intervals of one in twenty exclude 1. ``sure_sign_errors`` are those of
     differences that are significant for all pairs together (Bonferroni).
     """
-    errors = {
-        name: float(rows[name].abs().median())
-        for name in ("iteration_error", "core_error", "replay_error", "action_error", "repeat_error", "memory_error")
-    }
+    names = ("iteration_error", "core_error", "replay_error", "action_error", "repeat_error", "memory_error")
+    # A file of an earlier version has no ``repeat_error``.
+    errors = {name: float(rows[name].abs().median()) for name in names if name in rows}
     return {
         "num_programs": float(len(rows)),
         **errors,
