@@ -113,6 +113,7 @@ def kept_heap() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("kept_heap")
 @pytest.mark.parametrize(("layout", "head"), [*product(LAYOUTS, HEADS)])
 def test_every_stage_takes_as_long_trained_as_by_a_profile(
