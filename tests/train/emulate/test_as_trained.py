@@ -106,7 +106,7 @@ def test_every_stage_takes_as_long_trained_as_emulated(layout: str, text: str, h
 
 @pytest.fixture
 def kept_heap() -> None:
-    """Freed memory stays with the process, as it does in training of any length: new pages cost as much as products."""
+    """Freed memory stays here, as on the ranks of ``make fidelity``: new pages cost as much as products."""
     libc, mmap_max, trim_threshold = ctypes.CDLL(None), -4, -1
     libc.mallopt(mmap_max, 0)
     libc.mallopt(trim_threshold, 2**31 - 1)
