@@ -13,7 +13,10 @@ from entrain_bench.base.errors import TRACEBACK_VARIABLE, ExecutionError, UserEr
 from entrain_bench.commands.help import help_text, takes, verbs
 from entrain_bench.config.grammar import CONFIG_DIR, HELP, RUN, VERSION, read, split, verb_of
 
-EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
 
 def main() -> None:

@@ -36,7 +36,9 @@ from entrain_bench.run.cells import compose_cells, run_cells
 # Of a figure in a notebook.
 DPI = 130
 # Of a timeline: a lane, what stands around the lanes, and the legend.
-LANE_IN, MARGIN_IN, LEGEND_COLUMNS = 0.16, 0.8, 5
+LANE_IN = 0.16
+MARGIN_IN = 0.8
+LEGEND_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,13 @@ def load_ipython_extension(shell: Any) -> None:
 
 def _runs(records: Sequence[Record]) -> View:
     answer = Answer.of(records)
-    rows, labels = answer.results, answer.varying or ["strategy"]
+    rows = answer.results
+    labels = answer.varying or ["strategy"]
     columns = [(column.heading, column.cells) for column in value_columns(rows, answer.baseline)] if rows else []
     named = [(label, [row.group.labels[label] for row in rows]) for label in labels]
     said = [*sentences(answer), *problems(rows, labels)]
-    heading, cells = [name for name, _ in (*named, *columns)], [values for _, values in (*named, *columns)]
+    heading = [name for name, _ in (*named, *columns)]
+    cells = [values for _, values in (*named, *columns)]
     lines = [*zip(*cells, strict=True)]
     best = [place for place, row in enumerate(rows) if row.best]
     shown = _table(heading, lines, len(labels), best)

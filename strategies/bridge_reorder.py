@@ -54,7 +54,8 @@ class PatchBalance:
             IncompatibleError: if the samples of a microbatch step do not fill as many groups evenly.
         """
         job = profile.job
-        model, llm = job.model, layout.modules[job.model.llm_index]
+        model = job.model
+        llm = layout.modules[job.model.llm_index]
         step = job.microbatch_size * llm.dp
         num_groups = lcm(*(placed.dp for placed in layout.modules))
         if step % num_groups:
@@ -64,7 +65,8 @@ class PatchBalance:
                 "multiple of the modules' dp"
             )
         cost = self.costs(shapes, model)
-        group, load = np.empty(len(shapes), np.int64), np.zeros(num_groups)
+        group = np.empty(len(shapes), np.int64)
+        load = np.zeros(num_groups)
         for first in range(0, len(shapes), step):
             part = slice(first, first + step)
             group[part] = balanced_groups(cost[part], num_groups, load, fewest_first=False)

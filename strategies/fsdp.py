@@ -54,7 +54,8 @@ class FsdpPlanner:
             IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
         """
         profile = profile.for_job(sharded_job(profile.job))
-        samples, later = profile.draw(self.profile_samples), getattr(make_program, "choose_recomputation", False)
+        samples = profile.draw(self.profile_samples)
+        later = getattr(make_program, "choose_recomputation", False)
         others = []
         if self.widths:
             wide = PlanePlanner(self.profile_samples, self.num_trials, sharded=True)

@@ -57,7 +57,8 @@ class LengthGrouped:
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the place in the sampler's order."""
-        job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
+        job = profile.job
+        dp = layout.modules[profile.job.model.llm_index].dp
         by_text = (self.length or ("tokens" if self.rule == "length" else "text")) == "text"
         length = (shapes.text_tokens if by_text else shapes.llm_tokens).astype(np.float64)
         order = shuffled(shapes.sample_ids, self.shuffle_seed)
@@ -95,7 +96,8 @@ def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, 
     Samples with items and those without are dealt out apart, by falling length, each to the microbatch with the least
     so far that has a free place. What fills no microbatch comes last, together and in the order of arrival.
     """
-    full, rest = [], []
+    full = []
+    rest = []
     for wanted in (True, False):
         mine = order[has_items[order] == wanted]
         num_microbatches = len(mine) // size

@@ -61,8 +61,10 @@ class SpreadItems:
         job = profile.job
         *encoders, llm = layout.modules
         index = np.arange(len(shapes)) // job.microbatch_size
-        replica, microbatch = index % llm.dp, index // llm.dp
-        modules, loads = [], dict[int, IntArray]()
+        replica = index % llm.dp
+        microbatch = index // llm.dp
+        modules = []
+        loads = dict[int, IntArray]()
         for module, placed in zip(job.model.encoders, encoders, strict=True):
             ratio = ratio_of(placed, llm)
             units = module.units(shapes)

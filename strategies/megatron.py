@@ -131,7 +131,8 @@ class MegatronPlanner:
         def candidates(schedule: Schedule, each: Profile) -> Iterator[Candidate]:
             drafts = [*self._drafts(each, known, schedule, getattr(make_program, "choose_recomputation", False))]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
-                llm, turns = profile.job.model.llm, schedule.virtual_stages
+                llm = profile.job.model.llm
+                turns = schedule.virtual_stages
                 raise UserError(
                     f"strategy.planner.virtual_stages={turns} split={self.split}: the {len(llm.layers) - 2} blocks of "
                     f"{llm.name} cannot be spread over the stages of any requested layout"
@@ -142,7 +143,8 @@ class MegatronPlanner:
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 
     def _drafts(self, profile: Profile, known: Measured, schedule: Schedule, chosen_later: bool) -> Iterator[Draft]:
-        job, turns = profile.job, schedule.virtual_stages
+        job = profile.job
+        turns = schedule.virtual_stages
 
         def place(
             least_s: float, degrees: Degrees, layers: Layers, recompute: tuple[bool, ...], leading: bool
@@ -158,7 +160,8 @@ class MegatronPlanner:
                 for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
                     stages = seconds.stage_s(degrees.pp * turns, layers, leading)
                     ranks = np.bincount(rank_of_places(degrees.pp, turns, schedule.order), weights=stages)
-                    ahead, behind = schedule.bubble, job.num_microbatches(degrees.dp)
+                    ahead = schedule.bubble
+                    behind = job.num_microbatches(degrees.dp)
                     least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
                     yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
@@ -169,7 +172,8 @@ class MegatronPlanner:
         """
         if turns > 1 and pp == 1:
             return
-        alone, places = len(model.modules) == 1, pp * turns
+        alone = len(model.modules) == 1
+        places = pp * turns
         if self.placement != "leading_stages" or alone:
             others = [(len(module.layers),) for module in model.modules]
             if own := self._llm_split(costs, places):
@@ -186,7 +190,8 @@ class MegatronPlanner:
             may = (middle >= 1) & (middle < len(llm_s))
             if not may.any():
                 continue
-            behind, middle = tail[may], middle[may]
+            behind = tail[may]
+            middle = middle[may]
             best = np.argmin(np.maximum(np.maximum(encoders_s[ahead], llm_s[middle]), generators_s[behind]))
             counts = [ahead] * model.llm_index + [int(middle[best])] + [int(behind[best])] * len(model.generators)
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
@@ -315,6 +320,7 @@ class ArrivalOrder:
         """Replica and microbatch from the position in the batch alone."""
         if layout.modules[0].widths:
             return step_assignment(shapes, layout, profile, balanced=())
-        job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
+        job = profile.job
+        dp = layout.modules[profile.job.model.llm_index].dp
         replica, microbatch = arrival_places(len(shapes), job.microbatch_size, dp)
         return same_microbatches(job.model, shapes, replica, microbatch, microbatch)

@@ -59,7 +59,8 @@ class RigidPlanner:
 
         def candidates(each: Profile) -> list[Candidate]:
             degrees = [*each.job.degrees()]
-            widest, least = max(one.tp for one in degrees), min(one.cp for one in degrees)
+            widest = max(one.tp for one in degrees)
+            least = min(one.cp for one in degrees)
             chosen = sorted((one for one in degrees if (one.tp, one.cp) == (widest, least)), key=lambda one: one.pp)
             # A place in this order stands in for an estimate: the first that fits is taken.
             found = [
@@ -90,7 +91,8 @@ class RigidPlanner:
         if self.placement == "interleaved":
             yield from _interleaved(job, degrees, recompute, self.virtual_stages)
             return
-        model, leading = job.model, self.placement == "leading_stages"
+        model = job.model
+        leading = self.placement == "leading_stages"
         outer = self.outer_stages if leading else 0
         llm_stages = degrees.pp - outer * (bool(model.encoders) + bool(model.generators))
         if llm_stages < 1:

@@ -53,7 +53,8 @@ class TokenBudget:
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch by tokens alone; microbatches go round the replicas in the order they were opened."""
-        job, dp = profile.job, layout.modules[profile.job.model.llm_index].dp
+        job = profile.job
+        dp = layout.modules[profile.job.model.llm_index].dp
         tokens = shapes.llm_tokens
         if self.counted == "all":
             modalities = [name for module in job.model.encoders for name in module.config.modalities]
@@ -64,7 +65,8 @@ class TokenBudget:
         else:
             order = np.arange(len(tokens)) if self.rule == "next_fit" else np.argsort(-tokens, kind="stable")
             microbatch = (next_fit if self.rule == "next_fit" else first_fit)(tokens, order, budget)
-            replica, microbatch = microbatch % dp, microbatch // dp
+            replica = microbatch % dp
+            microbatch = microbatch // dp
         return same_microbatches(job.model, shapes, replica, microbatch, microbatch)
 
 
@@ -99,12 +101,16 @@ def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray
 def next_fit(tokens, order, budget):  # type: ignore[no-untyped-def]
     """Bin of each sample: the open one, or a new one if the sample does not fit into it ``[samples]``."""
     chosen = np.empty(len(order), np.int64)
-    current, room, empty = 0, budget, True
+    current = 0
+    room = budget
+    empty = True
     for sample in order:
         if tokens[sample] > room and not empty:
-            current, room = current + 1, budget
+            current = current + 1
+            room = budget
         chosen[sample] = current
-        room, empty = room - tokens[sample], False
+        room = room - tokens[sample]
+        empty = False
     return chosen
 
 

@@ -63,8 +63,10 @@ class BlockSource(ABC):
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         drawn = self._drawn
         if drawn.by is not rng:
-            drawn.by, drawn.num_samples = rng, 0
-        first, last = drawn.num_samples, drawn.num_samples + num_samples
+            drawn.by = rng
+            drawn.num_samples = 0
+        first = drawn.num_samples
+        last = drawn.num_samples + num_samples
         parts = []
         while first < last:
             start = first - first % BLOCK_SAMPLES

@@ -22,7 +22,10 @@ from .take import Take
 from .tokens import MAX_ASPECT_RATIO
 
 # What a value takes while it is read; then a row, what names it, and an entry of a list, up to the shapes of samples.
-_VALUE_BYTES, _ROW_BYTES, _NAME_BYTES, _ENTRY_BYTES = 24, 128, 200, 120
+_VALUE_BYTES = 24
+_ROW_BYTES = 128
+_NAME_BYTES = 200
+_ENTRY_BYTES = 120
 EVERYTHING = Take()
 FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
@@ -176,7 +179,8 @@ class _Reader:
         """A numeric column ``[samples]`` within its bounds; ``absent`` (None: an error) where it is null or missing."""
         if absent is not None and not self.has(name):
             return np.full(self.num_rows, absent)
-        values, nulls = self._floats(name, self._columns[name]), _nulls(self._columns[name])
+        values = self._floats(name, self._columns[name])
+        nulls = _nulls(self._columns[name])
         nullable = absent is not None
         allowed = COLUMNS[name].allowed + (" or null" if nullable else "")
         self.check(_within(values, COLUMNS[name]) | (nulls & nullable), name, values, allowed)
@@ -195,7 +199,8 @@ class _Reader:
         else:
             offsets, widths = self._lists("image_widths")
             height_offsets, heights = self._lists("image_heights")
-            counts, height_counts = np.diff(offsets), np.diff(height_offsets)
+            counts = np.diff(offsets)
+            height_counts = np.diff(height_offsets)
             self.check(counts == height_counts, "image_heights", height_counts, "as many entries as image_widths")
         if frame_size is not None:
             unlisted = has_video & (np.diff(offsets) == self.numbers("n_images", absent=0.0))

@@ -40,7 +40,8 @@ def spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, whe
             _require_correlation(value, field)
             pair = tuple(sorted((first, second)))
             require(given.setdefault(pair, value) == value, field, value, f"the pair's other value {given[pair]}")
-            i, j = names.index(first), names.index(second)
+            i = names.index(first)
+            j = names.index(second)
             matrix[i, j] = matrix[j, i] = value
     return matrix
 

@@ -42,7 +42,8 @@ def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
     A sample keeps as many of its first items as fit, and beside them as much text as has room. Samples of which nothing
     is left are left out.
     """
-    offsets, tokens = shapes.item_offsets, shapes.item_llm_tokens
+    offsets = shapes.item_offsets
+    tokens = shapes.item_llm_tokens
     owners = rows_of(offsets)
     before = offsets_from_counts(tokens)
     kept = before[1:] - before[offsets[owners]] <= context_tokens

@@ -48,7 +48,8 @@ class PackedWorkload(Generated):
         Raises ``UserError`` for sequences longer than the LLM takes: planners draw thousands before a run would say so.
         """
         most = rules.context_tokens or MAX_TOKENS
-        field, allowed = "workload.sequence_tokens", f"at most {most}, the LLM's context_tokens"
+        field = "workload.sequence_tokens"
+        allowed = f"at most {most}, the LLM's context_tokens"
         require(self.sequence_tokens <= most, field, self.sequence_tokens, allowed)
         caption, image = (parse_marginal(getattr(self, key), f"workload.{key}") for key in ("caption", "image"))
         return PackedSource(self.name, self.sequence_tokens, caption, image, rules.merge_patches**2)
@@ -75,7 +76,9 @@ class PackedSource(BlockSource):
         return self._pack(rng, num_samples, 0)
 
     def _pack(self, rng: np.random.Generator, num_samples: int, first_id: int) -> SampleShapes:
-        patches, ends, bounds = np.zeros(0, np.int64), list[int](), [0]
+        patches = np.zeros(0, np.int64)
+        ends = list[int]()
+        bounds = [0]
         while len(bounds) <= num_samples:
             filled = ends[bounds[-1] - 1] if bounds[-1] else 0
             # The first pair that does not fit; it must have been drawn.
@@ -88,7 +91,8 @@ class PackedSource(BlockSource):
             ends += ((ends[-1] if ends else 0) + np.cumsum(pairs)).tolist()
             patches = np.append(patches, more)
         patches = patches[: bounds[-1]]
-        projected, offsets = self._projected(patches), np.array(bounds)
+        projected = self._projected(patches)
+        offsets = np.array(bounds)
         text = self.sequence_tokens - np.add.reduceat(projected, offsets[:-1])
         items = Items(np.diff(offsets), patches, projected)
         return shapes_of(text, {"image": items}, np.arange(first_id, first_id + num_samples))

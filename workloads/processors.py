@@ -87,20 +87,20 @@ def _fixed_size(rules: FixedSize, images: _Images) -> _Cut:
 def _any_resolution(rules: AnyResolution, images: _Images) -> _Cut:
     rows, columns = _best_grids(rules, images)
     side = rules.side
-    down, across = rows * side, columns * side
+    down = rows * side
+    across = columns * side
     wide = images.widths / images.heights > across / down
     by_width = np.floor(np.round(images.heights * (across / images.widths), 7)).astype(np.int64)
     by_height = np.floor(np.round(images.widths * (down / images.heights), 7)).astype(np.int64)
-    down, across = (
-        np.where(wide, down - (down - by_width) // 2 * 2, down),
-        np.where(wide, across, across - (across - by_height) // 2 * 2),
-    )
+    down = np.where(wide, down - (down - by_width) // 2 * 2, down)
+    across = np.where(wide, across, across - (across - by_height) // 2 * 2)
     if rules.max_tiles:
         times = np.sqrt(down * across / (rules.max_tiles * side**2))
         shrunk = times > SLACK
         down = np.where(shrunk, down // times, down).astype(np.int64)
         across = np.where(shrunk, across // times, across).astype(np.int64)
-    tiles, llm = rows * columns + 1, down * (across + 1) + rules.overview_tokens
+    tiles = rows * columns + 1
+    llm = down * (across + 1) + rules.overview_tokens
     if rules.single_only:
         # Several images of a sample: one tile each, and a marker.
         tiles = np.where(images.alone, tiles, 1)
@@ -111,17 +111,22 @@ def _any_resolution(rules: AnyResolution, images: _Images) -> _Cut:
 def _best_grids(rules: AnyResolution, images: _Images) -> tuple[IntArray, IntArray]:
     """Rows and columns of the grid that keeps most pixels of each image, then wastes fewest ``[images]`` each."""
     area = images.widths * images.heights
-    most, least = images.all(0), images.all(np.iinfo(np.int64).max)
-    rows, columns = images.all(rules.grids[0][0]), images.all(rules.grids[0][1])
+    most = images.all(0)
+    least = images.all(np.iinfo(np.int64).max)
+    rows = images.all(rules.grids[0][0])
+    columns = images.all(rules.grids[0][1])
     for row, column in rules.grids:
-        height, width = row * rules.pixels, column * rules.pixels
+        height = row * rules.pixels
+        width = column * rules.pixels
         scale = np.minimum(width / images.widths, height / images.heights)
         fitted = np.floor(images.widths * scale) * np.floor(images.heights * scale)
         kept = np.minimum(fitted.astype(np.int64), area)
         wasted = width * height - kept
         better = (kept > most) | ((kept == most) & (wasted < least))
-        most, least = np.where(better, kept, most), np.where(better, wasted, least)
-        rows, columns = np.where(better, row, rows), np.where(better, column, columns)
+        most = np.where(better, kept, most)
+        least = np.where(better, wasted, least)
+        rows = np.where(better, row, rows)
+        columns = np.where(better, column, columns)
     return rows, columns
 
 
@@ -144,9 +149,11 @@ def closest_grids(widths: IntArray, heights: IntArray, pixels: int, most: int) -
         pixels: side of a tile.
         most: tiles of a grid at most.
     """
-    ratio, area = widths / heights, widths * heights
+    ratio = widths / heights
+    area = widths * heights
     nearest = np.full(len(widths), np.inf)
-    columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
+    columns = np.ones(len(widths), np.int64)
+    rows = np.ones(len(widths), np.int64)
     sides = range(1, most + 1)
     grids = [(column, row) for column in sides for row in sides if column * row <= most]
     for column, row in sorted(grids, key=lambda grid: grid[0] * grid[1]):
@@ -154,13 +161,15 @@ def closest_grids(widths: IntArray, heights: IntArray, pixels: int, most: int) -
         large = area > 0.5 * pixels * pixels * column * row
         taken = (away < nearest) | ((away == nearest) & large)
         nearest = np.where(taken, away, nearest)
-        columns, rows = np.where(taken, column, columns), np.where(taken, row, rows)
+        columns = np.where(taken, column, columns)
+        rows = np.where(taken, row, rows)
     return columns, rows
 
 
 def _longest_edge(rules: LongestEdge, images: _Images) -> _Cut:
     height, width = _scaled_to(images, rules.longest_edge)
-    rows, columns = -(-height // rules.pixels), -(-width // rules.pixels)
+    rows = -(-height // rules.pixels)
+    columns = -(-width // rules.pixels)
     cut = rows * columns > 1
     # A tile has two markers and a line one; the overview, or an image that is not cut, has three.
     lines = rows * (columns * (rules.llm_tokens + 2) + 1)
@@ -170,15 +179,18 @@ def _longest_edge(rules: LongestEdge, images: _Images) -> _Cut:
 
 def _scaled_to(images: _Images, longest_edge: int) -> tuple[IntArray, IntArray]:
     """Heights and widths with the longer side as given, the shorter one even ``[images]`` each."""
-    ratio, wide = images.widths / images.heights, images.widths >= images.heights
+    ratio = images.widths / images.heights
+    wide = images.widths >= images.heights
     short = np.where(wide, np.floor(longest_edge / ratio), np.floor(longest_edge * ratio)).astype(np.int64)
     short = np.maximum(short + short % 2, 1)
-    height, width = np.where(wide, short, longest_edge), np.where(wide, longest_edge, short)
+    height = np.where(wide, short, longest_edge)
+    width = np.where(wide, longest_edge, short)
     if longest_edge > MAX_SIDE:
         ratio = width / height
         short = np.where(wide, np.floor(MAX_SIDE / ratio), np.floor(MAX_SIDE * ratio)).astype(np.int64)
         short = np.maximum(short, 1)
-        height, width = np.where(wide, short, MAX_SIDE), np.where(wide, MAX_SIDE, short)
+        height = np.where(wide, short, MAX_SIDE)
+        width = np.where(wide, MAX_SIDE, short)
     return height, width
 
 
@@ -203,8 +215,10 @@ def _resampled(rules: Resampled, images: _Images) -> _Cut:
 
 def _patches_between(rules: Resampled, widths: IntArray, heights: IntArray) -> IntArray:
     """Patches of images whose sides are resized between two edges ``[images]``."""
-    ratio, most = widths / heights, rules.longest_edge
-    wide, tall = (widths >= heights) & (widths > most), (heights > widths) & (heights > most)
+    ratio = widths / heights
+    most = rules.longest_edge
+    wide = (widths >= heights) & (widths > most)
+    tall = (heights > widths) & (heights > most)
     width = np.where(wide, most, np.where(tall, np.floor(most * ratio), widths)).astype(np.int64)
     height = np.where(tall, most, np.where(wide, np.floor(most / ratio), heights)).astype(np.int64)
     down, across = (np.maximum(sides, rules.shortest_edge) // rules.pixels for sides in (height, width))
@@ -212,13 +226,17 @@ def _patches_between(rules: Resampled, widths: IntArray, heights: IntArray) -> I
 
 
 def _padded_grid(rules: PaddedGrid, images: _Images) -> _Cut:
-    pixels, patch = rules.pixels, rules.patch_pixels
-    columns, rows = -(-images.widths // pixels), -(-images.heights // pixels)
+    pixels = rules.pixels
+    patch = rules.patch_pixels
+    columns = -(-images.widths // pixels)
+    rows = -(-images.heights // pixels)
     closest = closest_grids(images.widths, images.heights, pixels, rules.max_tiles)
     too_many = columns * rows > rules.max_tiles
     columns, rows = (np.where(too_many, other, own) for own, other in zip((columns, rows), closest, strict=True))
-    width, height = columns * pixels, rows * pixels
-    by_width, by_height = width / images.widths, height / images.heights
+    width = columns * pixels
+    height = rows * pixels
+    by_width = width / images.widths
+    by_height = height / images.heights
     narrow = by_width < by_height
     free_below = np.where(narrow, height - np.floor(images.heights * by_width).astype(np.int64), 0)
     free_right = np.where(narrow, 0, width - np.floor(images.widths * by_height).astype(np.int64))

@@ -129,7 +129,8 @@ def _parse_modality(config: object, where: str, rate: float | None) -> _Modality
 
 
 def _draw_items(modality: _Modality, latent: FloatArray, rng: np.random.Generator) -> Items:
-    samples, where = len(latent), modality.where
+    samples = len(latent)
+    where = modality.where
     present = rng.random(samples) < modality.probability
     counts = present * drawn_sizes(modality.items_per_sample, rng.random(samples), 0, f"{where}.items_per_sample")
     total = int(counts.sum())

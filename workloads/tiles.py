@@ -24,25 +24,31 @@ def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[I
 
     Of equal grids the one with fewer columns, then fewer rows, is taken. Sides are in pixels ``[images]``.
     """
-    most, least = np.full(len(widths), -1), np.zeros(len(widths), np.int64)
-    columns, rows = np.ones(len(widths), np.int64), np.ones(len(widths), np.int64)
+    most = np.full(len(widths), -1)
+    least = np.zeros(len(widths), np.int64)
+    columns = np.ones(len(widths), np.int64)
+    rows = np.ones(len(widths), np.int64)
     for column in range(1, rules.max_grid + 1):
         for row in range(1, rules.max_grid + 1):
-            width, height = column * rules.pixels, row * rules.pixels
+            width = column * rules.pixels
+            height = row * rules.pixels
             by_width = width * heights <= height * widths
             fitted = np.where(by_width, width * (heights * width // widths), height * (widths * height // heights))
             kept = np.minimum(fitted, widths * heights)
             wasted = width * height - kept
             better = (kept > most) | ((kept == most) & (wasted < least))
-            most, least = np.where(better, kept, most), np.where(better, wasted, least)
-            columns, rows = np.where(better, column, columns), np.where(better, row, rows)
+            most = np.where(better, kept, most)
+            least = np.where(better, wasted, least)
+            columns = np.where(better, column, columns)
+            rows = np.where(better, row, rows)
     return columns, rows
 
 
 def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: IntArray, rules: TileRules) -> IntArray:
     """LLM tokens of images on their grids: padding cut off, scaled down to the limit, a newline after each line."""
     side = rules.llm_side
-    across, down = columns * side, rows * side
+    across = columns * side
+    down = rows * side
     wide = widths * down > heights * across
     down = down - np.where(wide, 2 * ((down - heights * across // widths) // 2), 0)
     across = across - np.where(wide, 0, 2 * ((across - widths * down // heights) // 2))
@@ -64,7 +70,8 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     if rules.dynamic_tiles:
         return _dynamic_images(counts, wide, high, rules)
     alone = np.repeat(counts == 1, counts)
-    tiles, tokens = np.ones(len(wide), np.int64), np.full(len(wide), rules.llm_side**2 + 1)
+    tiles = np.ones(len(wide), np.int64)
+    tokens = np.full(len(wide), rules.llm_side**2 + 1)
     columns, rows = best_grids(wide[alone], high[alone], rules)
     tiles[alone] = columns * rows + 1
     tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
@@ -91,7 +98,8 @@ def _dynamic_images(counts: IntArray, widths: IntArray, heights: IntArray, rules
     tiles = columns * rows + (columns * rows > 1)
     ask_items(tiles)
     total = int(tiles.sum())
-    encoder, llm = np.full(total, rules.encoder_side**2), np.full(total, rules.llm_side**2)
+    encoder = np.full(total, rules.encoder_side**2)
+    llm = np.full(total, rules.llm_side**2)
     return Items(_tiles_of_samples(counts, tiles), encoder, llm)
 
 
@@ -110,6 +118,7 @@ def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> 
     frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
     counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
     ask_items(counts)
-    total, side = int(counts.sum()), -(-rules.llm_side // 2)
+    total = int(counts.sum())
+    side = -(-rules.llm_side // 2)
     tokens = rules.llm_side**2 if rules.dynamic_tiles else side * (side + 1)
     return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, tokens))

@@ -41,12 +41,14 @@ def image_grids(
     sides = np.stack((heights, widths)).astype(np.float64)
     area = sides.prod(axis=0)
     nearest = np.maximum(1, np.rint(sides / factor))
-    shrink, grow = np.sqrt(area / (max_tokens * factor**2)), np.sqrt(min_tokens * factor**2 / area)
+    shrink = np.sqrt(area / (max_tokens * factor**2))
+    grow = np.sqrt(min_tokens * factor**2 / area)
     smaller = np.maximum(1, np.floor(sides / shrink / factor))
     larger = np.ceil(sides * grow / factor)
     cells = nearest.prod(axis=0)
     units = np.where(cells > max_tokens, smaller, np.where(cells < min_tokens, larger, nearest))
-    short, long = units.min(axis=0), np.argmax(units, axis=0)
+    short = units.min(axis=0)
+    long = np.argmax(units, axis=0)
     is_long = np.arange(2)[:, None] == long
     return np.asarray(np.where(is_long, np.minimum(units, max_tokens // short), short), np.int64).T
 

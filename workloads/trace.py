@@ -120,7 +120,8 @@ class TraceWorkload:
     def _refuse_overlong(self, shapes: SampleShapes, context_tokens: int) -> None:
         longer = np.flatnonzero(shapes.llm_tokens > context_tokens)
         if longer.size:
-            row, many = longer[0], f"{longer.size} of {len(shapes)} rows are longer"
+            row = longer[0]
+            many = f"{longer.size} of {len(shapes)} rows are longer"
             raise UserError(
                 f"workload.path={self.path}: row {row + 1} (sample {shapes.name_of(row)}) has {shapes.llm_tokens[row]} "
                 f"LLM tokens, but the model takes at most {context_tokens}; {many}. "

@@ -20,9 +20,11 @@ from .overlong import truncated
 from .trace import TraceWorkload
 
 # Points of a distribution between which sizes are interpolated, and beside them its largest values.
-_KNOTS, _TAIL = 1025, 64
+_KNOTS = 1025
+_TAIL = 64
 # Decimals of a correlation, which last digits of its sums do not reach; and the samples below which it says nothing.
-_DECIMALS, _LEAST_SAMPLES = 4, 30
+_DECIMALS = 4
+_LEAST_SAMPLES = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,8 @@ class TwinSource(BlockSource):
 
 def fit(name: str, shapes: SampleShapes, context_tokens: int | None) -> TwinSource:
     """The twin of samples; ``name`` seeds its own, which have at most ``context_tokens``, None: any number."""
-    modalities, columns = dict[str, _Modality](), [shapes.text_tokens.astype(np.float64)]
+    modalities = dict[str, _Modality]()
+    columns = [shapes.text_tokens.astype(np.float64)]
     for modality in shapes.modalities:
         items = shapes.items_of([modality])
         if not items.size:

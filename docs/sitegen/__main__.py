@@ -26,7 +26,8 @@ def build(root: Path, folder: Path) -> int:
     Runs of diagrams are kept in ``folder/results``; the next build takes them from there.
     """
     pages = assemble(root, Results(folder / "results"), folder / "source")
-    source, html = folder / "source", folder / "html"
+    source = folder / "source"
+    html = folder / "html"
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--conf-dir", str(Path(__file__).parent)]
     if build_main([*options, "--builder", "html", "--doctree-dir", str(folder / "doctrees"), str(source), str(html)]):
         return 1

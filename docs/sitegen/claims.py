@@ -71,7 +71,8 @@ def _summary(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _row(claim: Claim, row: Mapping[str, str]) -> Row:
-    published, fair = verdict(row["published_verdict"]), verdict(row["fair_verdict"])
+    published = verdict(row["published_verdict"])
+    fair = verdict(row["fair_verdict"])
     cells = (
         *(Cell(claim.system), Cell(claim.judged_by)),
         Cell(f"{row['claim']} ({row['where']})", link=f"claims/{claim.file}.html#{anchor(claim)}"),

@@ -24,7 +24,11 @@ WORDS = (
 )
 BASELINE = "megatron"
 # Pixels.
-WIDTH, LABEL, ROW, TOP, AXIS = 720, 158, 17, 22, 26
+WIDTH = 720
+LABEL = 158
+ROW = 17
+TOP = 22
+AXIS = 26
 # An encoder's and an LLM's hue, then those of further modules; light is forward, full backward, dark weights.
 HUES = {"encoder": ("#7fb8d8", "#0173b2", "#014a73"), "llm": ("#f3c987", "#de8f05", "#8a5903")}
 OTHER = ("#86cfb8", "#029e73", "#01614a")
@@ -85,7 +89,8 @@ def svg(schedule: Schedule, longest_s: float, baseline_s: float) -> str:
         longest_s: the end of the axis in seconds.
         baseline_s: iteration time of the baseline, marked by a line.
     """
-    actions, gpus = schedule.actions, int((schedule.actions["rank"] + schedule.actions["num_ranks"]).max())
+    actions = schedule.actions
+    gpus = int((schedule.actions["rank"] + schedule.actions["num_ranks"]).max())
     scale = (WIDTH - LABEL - 4) / longest_s
     height = TOP + ROW * gpus + AXIS
     text = alternative(schedule, baseline_s)
@@ -112,12 +117,17 @@ def alternative(schedule: Schedule, baseline_s: float) -> str:
 
 def _blocks(row: Mapping[Hashable, Any], sides: Mapping[str, str], scale: float) -> list[str]:
     """The blocks of an action on every GPU of its lane, with its description on hover."""
-    start, end = float(row["start_s"]), float(row["end_s"])
+    start = float(row["start_s"])
+    end = float(row["end_s"])
     width = (end - start) * scale
-    microbatch, module, kind = int(row["parent"]), str(row["module"]), str(row["pass"])
+    microbatch = int(row["parent"])
+    module = str(row["module"])
+    kind = str(row["pass"])
     colour = _hues(module, sides)[PASSES.index(kind)] if kind in PASSES else STEP
     what = f"{kind} {spell(module)}, microbatch {microbatch}" if kind in PASSES else kind.replace("_", " ")
-    x, first, count = LABEL + start * scale, int(row["rank"]), int(row["num_ranks"])
+    x = LABEL + start * scale
+    first = int(row["rank"])
+    count = int(row["num_ranks"])
     title = f"<title>{escape(what)}, {start:.3f} to {end:.3f} s</title>"
     found = []
     for gpu in range(first, first + count):
@@ -151,7 +161,8 @@ def _row(gpu: int, place: str) -> str:
 def _legend(schedule: Schedule) -> list[str]:
     """Legend of the colours, in one line above the rows."""
     present = {(str(m), str(k)) for m, k in zip(schedule.actions["module"], schedule.actions["pass"], strict=True)}
-    found, x = [], float(LABEL)
+    found = []
+    x = float(LABEL)
     for module in sorted({m for m, k in present if k in PASSES}, key=lambda name: schedule.sides[name]):
         for kind in (each for each in PASSES if (module, each) in present):
             found += _key(x, _hues(module, schedule.sides)[PASSES.index(kind)], label := f"{spell(module)} {kind}")

@@ -41,7 +41,9 @@ def executed(text: str, source: str, folder: Path) -> str:
 
 def _output(code: str, source: str, names: dict[str, Any]) -> str:
     """Output of a block and its last expression as HTML; empty without either."""
-    tree, printed, value = ast.parse(code), StringIO(), None
+    tree = ast.parse(code)
+    printed = StringIO()
+    value = None
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     try:
         with redirect_stdout(printed):

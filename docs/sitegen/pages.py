@@ -24,9 +24,13 @@ from sitegen.reference import api_page, command_line_page
 from sitegen.results import STRATEGY, read_table, result_rows, results_page
 from sitegen.strategies import overview, strategy_page
 
-DOCS, STRATEGIES, NAVIGATION = "docs", "docs/strategies", "docs/navigation.yaml"
-README, CLAIMS = "README.md", "docs/claims.md"
-STRATEGY_INDEX, STRATEGY_OVERVIEW = "strategies/index.md", "docs/strategies/README.md"
+DOCS = "docs"
+STRATEGIES = "docs/strategies"
+NAVIGATION = "docs/navigation.yaml"
+README = "README.md"
+CLAIMS = "docs/claims.md"
+STRATEGY_INDEX = "strategies/index.md"
+STRATEGY_OVERVIEW = "docs/strategies/README.md"
 # Its code runs.
 NOTEBOOK = "docs/tutorials/notebook.md"
 # Pages outside of docs/, and where they stand on the site.
@@ -79,7 +83,8 @@ def assemble(root: Path, results: Results, target: Path) -> list[Page]:
     Raises:
         UserError: for a page of the navigation that does not exist, and naming all links that lead to nothing.
     """
-    strategies, committed = strategy_facts(), committed_pages(root)
+    strategies = strategy_facts()
+    committed = committed_pages(root)
     sections, places = navigation(root, committed, strategies)
     # Simulating takes a minute the first time.
     if broken := broken_links(root, committed, places):
@@ -87,7 +92,9 @@ def assemble(root: Path, results: Results, target: Path) -> list[Page]:
     pages = {page.source: page for page in _pages(root, results, committed, strategies, places)}
     pages |= {page.source: page for page in _with_sections(sections, pages, strategies)}
     shutil.rmtree(target, ignore_errors=True)
-    site, files, wrong = Site(root, places), set[str](), list[str]()
+    site = Site(root, places)
+    files = set[str]()
+    wrong = list[str]()
     for page in pages.values():
         path = target / page.place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,8 @@ def committed_pages(root: Path) -> dict[str, str]:
 
 def broken_links(root: Path, committed: Mapping[str, str], places: Mapping[str, str]) -> list[str]:
     """Return a line for every link of these pages that leads to no page and no file."""
-    site, broken = Site(root, places), list[str]()
+    site = Site(root, places)
+    broken = list[str]()
     for source, text in committed.items():
         site.rewritten(text, source, places[source], lambda _: None, broken.append)
     return broken

@@ -19,7 +19,9 @@ from entrain_bench.config.tree import choices
 from entrain_bench.records.leaves import parameters_text, setting_text
 from sitegen.tables import Cell, Column, Row, html_table
 
-TIME, BASELINE, SIMULATED = "iteration_time_s", "megatron", "simulate"
+TIME = "iteration_time_s"
+BASELINE = "megatron"
+SIMULATED = "simulate"
 # Keys of a job, by their columns; jobs with fewer strategies compare too little.
 JOB = {
     **{
@@ -90,7 +92,9 @@ def _row(
         shared = [seed for seed in times if seed in base]
         ratio = ratio_interval([base[seed] for seed in shared], [times[seed] for seed in shared]) if shared else None
     else:
-        mean, ratio, seconds = None, None, str(runs["status"].iloc[0])
+        mean = None
+        ratio = None
+        seconds = str(runs["status"].iloc[0])
     note = f", {lacking} failed" if lacking and times else ""
     cells = (
         *(Cell(str(job["workload"])), Cell(str(job["model"])), Cell(str(job["cluster"])), Cell(_degrees(job))),

@@ -20,8 +20,10 @@ TRANSFERS = {
     "ahead": "receives posted before earlier passes; batched transfers would deadlock",
 }
 # Of a row of results: workload, model, cluster, degrees; seconds, speedup, idle; rows of most seeds are shown.
-CASE, SHOWN = (0, 1, 2, 3), (6, 7, 8)
-SEEDS, MAX_ROWS = 10, 12
+CASE = (0, 1, 2, 3)
+SHOWN = (6, 7, 8)
+SEEDS = 10
+MAX_ROWS = 12
 # How far the common time scale of the diagrams goes beyond the baseline.
 ROOM = 1.15
 
@@ -78,7 +80,8 @@ def overview(strategies: Iterable[StrategyFacts]) -> str:
 
 
 def _diagram(strategy: StrategyFacts, schedules: Mapping[str, Schedule]) -> list[str]:
-    schedule, baseline = schedules[strategy.name], schedules[BASELINE]
+    schedule = schedules[strategy.name]
+    baseline = schedules[BASELINE]
     common = baseline.seconds * ROOM
     scale = "Time scale as on every page" if schedule.seconds <= common else "Slower: time scale of its own"
     caption = (

@@ -94,7 +94,8 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
     )
     naming = _telling_apart(pd.concat([before, after])[identity].drop_duplicates())
     for run in dict.fromkeys((*old, *new)):
-        one, other = old.get(run), new.get(run)
+        one = old.get(run)
+        other = new.get(run)
         row = dict(zip(identity, run, strict=True))
         name = " ".join(row[column] if column in NAMING else f"{column}={row[column]}" for column in naming)
         if one is None or other is None:

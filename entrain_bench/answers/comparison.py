@@ -21,7 +21,12 @@ TIME = "iteration_time_s"
 MARGIN = 1.05
 # Verdicts on a group. ``OPEN``: might be the fastest, but lacks seeds. ``BEHIND``: slower by its mean, which may be
 # chance: at one seed, or by more than the margin though not significantly.
-FASTEST, AS_GOOD, OPEN, BEHIND, SLOWER, FAILED = "fastest", "as good", "not decided", "behind", "slower", "no result"
+FASTEST = "fastest"
+AS_GOOD = "as good"
+OPEN = "not decided"
+BEHIND = "behind"
+SLOWER = "slower"
+FAILED = "no result"
 
 type Times = Mapping[int, float | None]
 
@@ -146,7 +151,8 @@ def compare[Name: Hashable](
         )
 
     def place(name: Name) -> tuple[bool, bool, float, float, str]:
-        failed, time = standings[name].verdict == FAILED, standings[name].time
+        failed = standings[name].verdict == FAILED
+        time = standings[name].time
         ratio = _mean_ratio(done[name], done[best]) if best is not None and time else math.inf
         return failed, name != best, ratio, decisive(time.mean) if time else math.inf, str(name)
 

@@ -103,7 +103,8 @@ def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) ->
     heading, rule, *lines = table_lines(columns, num_labels)
     yield Text(heading)
     yield Text(rule)
-    apart, place = any(len(case.results) > 1 for case in cases), 0
+    apart = any(len(case.results) > 1 for case in cases)
+    place = 0
     for case in cases:
         if apart and place:
             yield Text()
@@ -138,7 +139,8 @@ def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> 
 
 def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
     """Every column that says something, in the order of the table."""
-    means, speedups = [row.standing.time for row in rows], [row.standing.speedup for row in rows]
+    means = [row.standing.time for row in rows]
+    speedups = [row.standing.speedup for row in rows]
     digits = decimals([time.mean for time in means if time])
     # Without a time, what became of the first run.
     states = [row.group.runs[min(row.group.runs)].status for row in rows]

@@ -98,7 +98,9 @@ def _spell_word(word: str) -> str:
     return stem[0].upper() + stem[1:] + answering.upper()
 
 
-PROFILED, FITTED, DERIVED = "profiled", "fitted", "derived"
+PROFILED = "profiled"
+FITTED = "fitted"
+DERIVED = "derived"
 # Of runs that have lost their records.
 UNKNOWN = "not recorded"
 

@@ -41,7 +41,8 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         """The spread of at least one value."""
-        ordered, tail = sorted(values), (1 - COVERAGE) / 2
+        ordered = sorted(values)
+        tail = (1 - COVERAGE) / 2
         places = (max(0, math.ceil(decisive(share * len(ordered))) - 1) for share in (0.5, tail, 1 - tail))
         return cls(*(ordered[place] for place in places))
 

@@ -24,7 +24,9 @@ PAST = {"failed": ("failed", "failed"), "skipped": ("was skipped", "were skipped
 # Between what decides a sentence: what became of a case.
 type RunResult = tuple[str, tuple[str, ...], tuple[str, ...]]
 ONE_SEED = "Only one seed was run, so differences may be noise."
-WON, NOT_DECIDED, NO_RESULT = "decided", "not decided", "no strategy has all its results"
+WON = "decided"
+NOT_DECIDED = "not decided"
+NO_RESULT = "no strategy has all its results"
 
 
 def sentences(answer: Answer) -> list[str]:
@@ -207,7 +209,8 @@ def _failed(answer: Answer, cases: Sequence[Case]) -> Iterator[str]:
     """Who would be ahead of the fastest, had it not failed."""
     for case in cases:
         for own in case.comparison.with_verdict(FAILED):
-            standing, group = case.comparison.standings[own], case.groups[own]
+            standing = case.comparison.standings[own]
+            group = case.groups[own]
             if standing.behind and standing.behind.mean < 1:
                 without = [seed for seed in standing.times if seed not in with_result(standing.times)]
                 where = f" on {answer.case_name(case)}" if len(answer.cases) > 1 else ""
@@ -239,7 +242,8 @@ def _case(answer: Answer, case: Case, results_dir: str) -> dict[str, Any]:
 
 
 def _result(answer: Answer, result: StrategyResult, chance: Chance | None) -> dict[str, Any]:
-    standing, runs = result.standing, []
+    standing = result.standing
+    runs = []
     for seed, record in sorted(result.group.runs.items()):
         reason = {"reason": record.reason} if record.reason else {}
         time = {"iteration_time_s": standing.times[seed], "key": record.key}

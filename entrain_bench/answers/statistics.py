@@ -101,7 +101,8 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], n
 
 def doubt_of(values: Sequence[float], num_batches: int = 1) -> Doubt | None:
     """Return why Student's t interval of values by seed is not to be trusted, if so; a single one has no interval."""
-    seeds, ordered = len(values), sorted(values)
+    seeds = len(values)
+    ordered = sorted(values)
     middle = (ordered[(seeds - 1) // 2] + ordered[seeds // 2]) / 2
     near, far = sorted((middle - ordered[0], ordered[-1] - middle))
     lopsided = far > EQUAL * max(1.0, abs(middle)) and decisive(far) > decisive(LOPSIDED * near)
@@ -131,7 +132,8 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: floa
     if min(min(own) for own in times.values()) <= 0:
         raise ValueError("only positive times are compared")
     sums = {name: decisive(math.fsum(own)) for name, own in times.items()}
-    shortest, num_seeds = min(sums.values()), len(next(iter(times.values())))
+    shortest = min(sums.values())
+    num_seeds = len(next(iter(times.values())))
     least = frozenset(name for name, total in sums.items() if total == shortest)
     if num_seeds == 1:
         return frozenset(times)
@@ -213,7 +215,8 @@ def _chance(values: Sequence[float]) -> float:
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard error; 0 for a single value."""
-    count, mean = len(values), math.fsum(values) / len(values)
+    count = len(values)
+    mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
     return mean, math.sqrt(squares / (count - 1) / count) if count > 1 else 0.0
 
@@ -226,5 +229,6 @@ def _log_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> l
 
 def _sign(one: float, other: float) -> int:
     """1, 0 or -1 as one number is greater than, equal to or less than another."""
-    a, b = decisive(one), decisive(other)
+    a = decisive(one)
+    b = decisive(other)
     return (a > b) - (a < b)

@@ -54,7 +54,8 @@ class StrategyFacts:
 
 
 # What the file states; the rest is in the strategy's YAML.
-LISTS, TEXTS = ("paper", "balances", "needs", "runs_in"), ("code", "page", "transfers")
+LISTS = ("paper", "balances", "needs", "runs_in")
+TEXTS = ("code", "page", "transfers")
 
 
 def strategy_facts() -> list[StrategyFacts]:

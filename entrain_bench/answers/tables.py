@@ -181,7 +181,8 @@ def rankings(data: pd.DataFrame) -> pd.DataFrame:
     usual = compared(first, CASE)
     found = []
     for row, runs in data.groupby("row", sort=False):
-        comparisons, taus = compared(runs, CASE), correlations(first, runs)
+        comparisons = compared(runs, CASE)
+        taus = correlations(first, runs)
         for case, mine in taus.items():
             names = comparisons[case].best
             firm = bool(usual[case].best) and usual[case].best[0] in names

@@ -13,7 +13,9 @@ MAX_NAMES = 8
 # Where there is no number.
 NOTHING = "-"
 # Digits of the least time that are shown at least, and decimals at least and at most.
-SIGNIFICANT, DECIMALS, MAX_DECIMALS = 3, 3, 6
+SIGNIFICANT = 3
+DECIMALS = 3
+MAX_DECIMALS = 6
 # What the classes of GPU time are called.
 TIME_WORDS = dict(
     zip(

@@ -8,7 +8,8 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, take_rows
 
-FORWARD, BACKWARD = 0, 1
+FORWARD = 0
+BACKWARD = 1
 # Where the state says whether anything is held.
 HOLDS = -1
 
@@ -56,8 +57,10 @@ class Actions(NamedTuple):
 
     def of(self, own: IntArray, members: IntArray) -> Actions:
         """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
-        lane, action = np.zeros(len(self.room_bytes), np.int64), np.zeros(len(self.duration_s), np.int64)
-        lane[members], action[own] = np.arange(len(members)), np.arange(len(own))
+        lane = np.zeros(len(self.room_bytes), np.int64)
+        action = np.zeros(len(self.duration_s), np.int64)
+        lane[members] = np.arange(len(members))
+        action[own] = np.arange(len(own))
         (lane_offsets, entries), (user_offsets, users) = (
             take_rows(offsets, own) for offsets in (self.lane_offsets, self.user_offsets)
         )
@@ -92,7 +95,8 @@ def single_lane_actions(
     room_bytes: IntArray,
 ) -> Actions:
     """Actions of one lane each, whose results are there at once; See ``Actions``."""
-    none, at_once = np.zeros(len(lane), np.int64), np.zeros(len(lane))
+    none = np.zeros(len(lane), np.int64)
+    at_once = np.zeros(len(lane))
     return Actions(
         lane_offsets=np.arange(len(lane) + 1),
         lanes=lane,
@@ -183,7 +187,8 @@ class State(NamedTuple):
 
 def room_for(actions: Actions, num_groups: int) -> State:
     """Room for the state of schedules of some actions."""
-    num_actions, num_lanes = len(actions.duration_s), len(actions.room_bytes)
+    num_actions = len(actions.duration_s)
+    num_lanes = len(actions.room_bytes)
     queue_of = 2 * actions.lanes + np.repeat(actions.is_backward, np.diff(actions.lane_offsets))
     first = offsets_from_counts(np.bincount(queue_of, minlength=2 * num_lanes))
 

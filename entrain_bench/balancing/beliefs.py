@@ -24,7 +24,8 @@ def covered_layer_s(
     if placed.widths:
         return of_groups(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[0]
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
-    counts, kinds = module.kind_counts(placed.layers_per_stage), _kinds_s(module, placed, shapes, profile)
+    counts = module.kind_counts(placed.layers_per_stage)
+    kinds = _kinds_s(module, placed, shapes, profile)
     covered = counts * [kind.remade_share for kind in module.kinds]
     number = np.maximum(covered_per_stage(module, placed.layers_per_stage), 1)
     return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
@@ -153,7 +154,8 @@ def sync_after_s(program: Program, profile: Profile) -> FloatArray:
     Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
     follow a rank's last action.
     """
-    layout, after = program.layout, np.zeros(int(program.first_action[-1]))
+    layout = program.layout
+    after = np.zeros(int(program.first_action[-1]))
     exposed = [each.sync_s for each in profile.exposed_steps(layout)]
     if not profile.job.framework.overlap_grad_reduce:
         lanes_s = layout.lane_sums(exposed)

@@ -74,12 +74,14 @@ def check_memory(
         if draft is not make_program and peak.max() > limit:
             peak = memory.peak_bytes(make_program(batch, layout))
         if peak.max() > need:
-            need, what = float(peak.max()), f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
+            need = float(peak.max())
+            what = f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
         return need > limit
 
     def profiled_exceed() -> bool:
         nonlocal need, what
-        drawn, count = [profile.draw(job.global_batch)], max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
+        drawn = [profile.draw(job.global_batch)]
+        count = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
         if exceeds(drawn[0]):
             return True
         places = [profile.place]

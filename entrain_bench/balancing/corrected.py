@@ -58,7 +58,9 @@ class CorrectedAssigner:
         base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
         if not self.correction.active:
             return replace(self, base=base)
-        program, modules, seen = timeline.program, profile.job.model.modules, []
+        program = timeline.program
+        modules = profile.job.model.modules
+        seen = []
         # Unless a chunk is so short that it takes the least time, estimates of passes are linear in those of units.
         twice = Corrector(ratios=dict.fromkeys(range(MODULE_CLASSES * len(modules)), 2.0))
         believed_s, doubled_s = np.zeros((2, program.num_actions))
@@ -71,11 +73,13 @@ class CorrectedAssigner:
         # What passes take besides their units is believed; on a machine that is slower throughout, so is that.
         seconds = seconds - (believed_s - units_s) * (seconds[passes].sum() / believed_s[passes].sum())
         for index, (module, placed) in enumerate(zip(modules, program.layout.modules, strict=True)):
-            chunks, units = program.chunks[index], module.units(program.shapes)
+            chunks = program.chunks[index]
+            units = module.units(program.shapes)
             kinds_s = packed_units_s(module, program.shapes, *placed.degrees[0], profile).sum(axis=0)
             added_s = matmul(kinds_s, np.bincount(module.layer_kind, minlength=len(module.kinds)))
             # Shares of units in a chunk are about the same at other degrees, and with recomputation.
-            row, own_s = rows_of(chunks.offsets), added_s[np.searchsorted(units, chunks.members)]
+            row = rows_of(chunks.offsets)
+            own_s = added_s[np.searchsorted(units, chunks.members)]
             share = own_s / np.bincount(row, own_s, len(chunks))[row]
             seen.append(observed(program, index, share * _both_s(program, index, units_s)[row], seconds))
         return replace(self, base=base, correction=self.correction.learn(seen, RIDGE))
@@ -90,7 +94,9 @@ def observed(program: Program, index: int, believed_s: FloatArray, seconds: Floa
         believed_s: of each unit on a stage, of all chunks one after the other ``[members]``.
         seconds: that actions took ``[actions]``.
     """
-    module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
+    module = program.model.modules[index]
+    placed = program.layout.modules[index]
+    chunks = program.chunks[index]
     lengths = module.lengths(program.shapes, chunks.members)
     classes, column = np.unique(shape_classes(lengths, index), return_inverse=True)
     predicted = np.zeros((len(chunks), len(classes)))

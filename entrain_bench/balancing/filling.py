@@ -13,9 +13,11 @@ from entrain_bench.base.compiled import inlined, njit
 CLOSE = 1e-6
 # Sums that an exchange may look at, and how many of them looking at a node of its tree takes as long as: it ends after
 # some 0.2 s at the latest (x86-64, 2026-11), mostly by itself.
-EXCHANGE_STEPS, NODE_STEPS = 10_000_000, 32
+EXCHANGE_STEPS = 10_000_000
+NODE_STEPS = 32
 # The tree over the buckets is sorted anew after so many items: an eighth of the buckets, or this many.
-SORTED_SHARE, SORTED_ITEMS = 8, 64
+SORTED_SHARE = 8
+SORTED_ITEMS = 64
 
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
@@ -73,13 +75,16 @@ def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
     item's costs the first sum is the larger one, and the second where it is below.
     """
     load = np.zeros((num_buckets, 2))
-    width, depth = 1, 0
+    width = 1
+    depth = 0
     while width < num_buckets:
-        width, depth = 2 * width, depth + 1
+        width = 2 * width
+        depth = depth + 1
     # Of both sums, and their sum.
     least = np.full((2 * width, 3), np.inf)
     first = np.full(2 * width, num_buckets)
-    leaf, stack = np.empty(num_buckets, np.int64), np.empty(depth + 2, np.int64)
+    leaf = np.empty(num_buckets, np.int64)
+    stack = np.empty(depth + 2, np.int64)
     bucket = np.empty(len(order), np.int64)
     period = max(num_buckets // SORTED_SHARE, SORTED_ITEMS)
     for place, item in enumerate(order):
@@ -116,8 +121,11 @@ def _join_children(node, least):  # type: ignore[no-untyped-def]
 @inlined
 def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-def]
     """The bucket whose larger sum is least with an item, then the sum of both without it, then the index."""
-    best, best_high, best_sum = len(first), np.inf, np.inf
-    stack[0], height = 1, 1
+    best = len(first)
+    best_high = np.inf
+    best_sum = np.inf
+    stack[0] = 1
+    height = 1
     while height > 0:
         height -= 1
         node = stack[height]
@@ -126,9 +134,12 @@ def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-
         if high > best_high or (high == best_high and worse_sum):
             continue
         if node >= width:
-            best, best_high, best_sum = first[node], high, least[node, 2]
+            best = first[node]
+            best_high = high
+            best_sum = least[node, 2]
             continue
-        left, right = 2 * node, 2 * node + 1
+        left = 2 * node
+        right = 2 * node + 1
         left_high = max(least[left, 0] + cost[0], least[left, 1] + cost[1])
         right_high = max(least[right, 0] + cost[0], least[right, 1] + cost[1])
         # The better one is looked at first.
@@ -141,20 +152,24 @@ def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-
 @njit()
 def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no-untyped-def]
     """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
-    load, members = np.zeros((num_buckets, 2)), _members(bucket, num_buckets)
+    load = np.zeros((num_buckets, 2))
+    members = _members(bucket, num_buckets)
     for item in range(len(bucket) - 1):
         load[bucket[item]] += cost[item]
     width = 1
     while width < num_buckets:
         width *= 2
     # Trees over the buckets: the least and the greatest larger sum below each node.
-    least, most = np.full(2 * width, np.inf), np.full(2 * width, -np.inf)
+    least = np.full(2 * width, np.inf)
+    most = np.full(2 * width, -np.inf)
     for one in range(num_buckets):
         _set_larger(width + one, load[one], least, most)
     steps = 0
     while steps < most_steps and most[1] > enough:
         full = _fullest(most, width)
-        given, taken, other = -1, -1, -1
+        given = -1
+        taken = -1
+        other = -1
         # From the emptiest bucket up: nodes by what is least below them, then by the first of their leaves.
         waiting = [(least[1], 0, width)]
         while given < 0 and len(waiting) > 0:
@@ -166,7 +181,8 @@ def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no
                 heappush(waiting, (least[node], other, span))
                 heappush(waiting, (least[node + 1], other + span, span))
             elif other < num_buckets:
-                mine, theirs = members[full][:-1], members[other]
+                mine = members[full][:-1]
+                theirs = members[other]
                 given, taken = _best_swap(mine, theirs, load[full], load[other], cost, most[1] * (1 - CLOSE))
                 steps += len(mine) * len(theirs)
         if given < 0:
@@ -200,13 +216,18 @@ def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
 @njit()
 def _exchanged(members, given, taken):  # type: ignore[no-untyped-def]
     """A bucket's items without one and with another, rising; the last one, which is nothing, stays."""
-    nothing, missing = members[-1], taken != members[-1]
-    result, count = np.empty(len(members) + 1, np.int64), 0
+    nothing = members[-1]
+    missing = taken != members[-1]
+    result = np.empty(len(members) + 1, np.int64)
+    count = 0
     for item in members:
         if missing and taken < item:
-            result[count], count, missing = taken, count + 1, False
+            result[count] = taken
+            count = count + 1
+            missing = False
         if item != given or item == nothing:
-            result[count], count = item, count + 1
+            result[count] = item
+            count = count + 1
     return result[:count]
 
 
@@ -235,12 +256,17 @@ def _fullest(most, width):  # type: ignore[no-untyped-def]
 @njit()
 def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[no-untyped-def]
     """The items of two buckets whose exchange makes the fuller one lowest, below a bound; -1 if there are none."""
-    best, given, taken = below, -1, -1
+    best = below
+    given = -1
+    taken = -1
     for one in mine:
         for two in theirs:
-            first, second = cost[one, 0] - cost[two, 0], cost[one, 1] - cost[two, 1]
+            first = cost[one, 0] - cost[two, 0]
+            second = cost[one, 1] - cost[two, 1]
             left = max(my_load[0] - first, my_load[1] - second)
             after = max(left, their_load[0] + first, their_load[1] + second)
             if after < best:
-                best, given, taken = after, one, two
+                best = after
+                given = one
+                taken = two
     return given, taken

@@ -25,7 +25,8 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 # Halvings of the interval in which the greedy makespan lies, and its share of the lower bound that is good enough.
-BISECTIONS, GOOD = 30, 1.01
+BISECTIONS = 30
+GOOD = 1.01
 # Share of the memory beside states that units may fill; the rest is for what only passes need.
 FILLED = 0.9
 
@@ -63,12 +64,14 @@ def grouped(seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks
     low = max(float(alone.min(axis=0).max()), float((alone * widths[:, None]).min(axis=0).sum()) / num_ranks)
     if not np.isfinite(low):
         return None
-    best, high = None, low
+    best = None
+    high = low
     for _ in range(BISECTIONS):
         best = _packed(seconds, bytes_, widths, num_ranks, room, high, order)
         if best[1][0]:
             break
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     if best is None or not best[1][0]:
         return None
     for _ in range(BISECTIONS if high > low else 0):
@@ -77,7 +80,8 @@ def grouped(seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks
         middle = (low + high) / 2
         found = _packed(seconds, bytes_, widths, num_ranks, room, middle, order)
         if found[1][0]:
-            best, high = found, middle
+            best = found
+            high = middle
         else:
             low = middle
     group, width = best
@@ -94,9 +98,13 @@ def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntA
 def _packed(seconds, bytes_, widths, num_ranks, room, most_s, order):  # type: ignore[no-untyped-def]
     """Group of each sequence and widths of groups; the first width is 0 if there is no room for all."""
     group = np.zeros(len(order), np.int64)
-    width, level = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    load, held = np.zeros(num_ranks), np.zeros(num_ranks)
-    count, free, limit = 0, num_ranks, most_s * (1 + 1e-9)
+    width = np.zeros(num_ranks, np.int64)
+    level = np.zeros(num_ranks, np.int64)
+    load = np.zeros(num_ranks)
+    held = np.zeros(num_ranks)
+    count = 0
+    free = num_ranks
+    limit = most_s * (1 + 1e-9)
     for sequence in order:
         best = -1
         for own in range(count):
@@ -111,8 +119,10 @@ def _packed(seconds, bytes_, widths, num_ranks, room, most_s, order):  # type: i
                     break
                 if seconds[each, sequence] <= limit and bytes_[sequence] / widths[each] <= room:
                     best = count
-                    width[count], level[count] = widths[each], each
-                    count, free = count + 1, free - widths[each]
+                    width[count] = widths[each]
+                    level[count] = each
+                    count = count + 1
+                    free = free - widths[each]
                     break
         if best < 0:
             width[0] = 0
@@ -125,7 +135,8 @@ def _packed(seconds, bytes_, widths, num_ranks, room, most_s, order):  # type: i
 
 def first_positions(width: IntArray) -> IntArray:
     """First position of each group ``[groups]``: by falling width, so that all are aligned."""
-    falling, first = np.argsort(-width, kind="stable"), np.empty(len(width), np.int64)
+    falling = np.argsort(-width, kind="stable")
+    first = np.empty(len(width), np.int64)
     first[falling] = np.cumsum(width[falling]) - width[falling]
     return first
 
@@ -153,10 +164,13 @@ def joined(
         num_positions: of a micro-step.
         room: bytes of a position.
     """
-    steps, whole = 1 + int(step.max(initial=0)), 1 << (num_positions - 1).bit_length()
-    width, ends_s = np.ones((steps, whole), np.int64), np.zeros((steps, 0))
+    steps = 1 + int(step.max(initial=0))
+    whole = 1 << (num_positions - 1).bit_length()
+    width = np.ones((steps, whole), np.int64)
+    ends_s = np.zeros((steps, 0))
     for level, (own, once) in enumerate(zip(seconds, pack_s, strict=True)):
-        groups, size = whole >> level, 1 << level
+        groups = whole >> level
+        size = 1 << level
         node = step * groups + (position >> level)
 
         def sums(values: FloatArray | None, node: IntArray = node, groups: int = groups) -> FloatArray:
@@ -189,7 +203,8 @@ def unit_costs(
     """
     kinds = module.kind_counts(placed.layers_per_stage)[0]
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
-    seconds, pack_s = [], []
+    seconds = []
+    pack_s = []
     for tp, cp in placed.degrees:
         forward, backward = packed_units_s(module, shapes, tp, cp, profile)
         seconds.append(matmul(forward + backward, kinds) + matmul(forward, again))
@@ -218,7 +233,8 @@ def step_assignment(
         OutOfMemoryError: if units of a balanced module fit on no group.
     """
     model = profile.job.model
-    llm, count = layout.modules[model.llm_index], len(shapes)
+    llm = layout.modules[model.llm_index]
+    count = len(shapes)
     check_plane(layout, "strategy/assigner", "strategy.planner.widths=true of strategy=fsdp")
     if llm.pp > 1:
         raise IncompatibleError(f"layout.pp={llm.pp}: must be 1 for micro-steps on groups of several widths")
@@ -227,11 +243,13 @@ def step_assignment(
     step = arrival if step is None else step
     modules = list(zip(model.modules, layout.modules, strict=True))
     costs = [unit_costs(module, placed, shapes, profile) for module, placed in modules]
-    total_bytes, room = sum(float(bytes_.sum()) for _, bytes_, _ in costs), room_bytes(layout, profile)
+    total_bytes = sum(float(bytes_.sum()) for _, bytes_, _ in costs)
+    room = room_bytes(layout, profile)
     labels = []
     for (module, placed), (seconds, bytes_, pack_s) in zip(modules, costs, strict=True):
         owner = module.owners(shapes, module.units(shapes))
-        own_room, positions = room * float(bytes_.sum()) / max(total_bytes, 1.0), placed.dp
+        own_room = room * float(bytes_.sum()) / max(total_bytes, 1.0)
+        positions = placed.dp
         if module.name in balanced:
             first, width = _dealt(seconds, bytes_, step[owner], placed, own_room)
         else:
@@ -252,5 +270,6 @@ def _dealt(
         groups = grouped(seconds[:, mine], bytes_[mine], widths, placed.dp, room)
         if groups is None:
             raise OutOfMemoryError(f"assignment: {len(mine)} units of {placed.module} do not fit on {placed.dp} ranks")
-        first[mine], width[mine] = first_positions(groups.width)[groups.group], groups.width[groups.group]
+        first[mine] = first_positions(groups.width)[groups.group]
+        width[mine] = groups.width[groups.group]
     return first, width

@@ -21,7 +21,8 @@ def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
 
 def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
     """Lanes of every forward and backward, CSR."""
-    offsets, lanes = [], []
+    offsets = []
+    lanes = []
     for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
         block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
         own, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
@@ -49,7 +50,8 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
             lesser[second] = lesser[lesser[second]]
             second = lesser[second]
         lesser[max(first, second)] = min(first, second)
-    label, found = np.empty(count, np.int64), 0
+    label = np.empty(count, np.int64)
+    found = 0
     for thing in range(count):
         label[thing] = found if lesser[thing] == thing else label[lesser[thing]]
         found += lesser[thing] == thing
@@ -59,7 +61,8 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
 def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
     """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
     label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
-    first, last = [], []
+    first = []
+    last = []
     for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
         if not len(rows):
             continue
@@ -76,7 +79,8 @@ def groups_of(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> 
     its set of lanes ``[chunks]``.
     """
     num_groups = int(component.max()) + 1
-    arrival, group_set = np.full(num_groups, np.iinfo(np.int64).max), np.zeros(num_groups, np.int64)
+    arrival = np.full(num_groups, np.iinfo(np.int64).max)
+    group_set = np.zeros(num_groups, np.int64)
     np.minimum.at(arrival, component, first_llm)
     group_set[component] = chunk_set
     order = np.lexsort((arrival, group_set))
@@ -120,7 +124,8 @@ class ChunkGroups:
 def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
     """Groups of a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
     count = int(draft.first_action[-1])
-    wait, need = rows_of(draft.dep_offsets), draft.dep_actions
+    wait = rows_of(draft.dep_offsets)
+    need = draft.dep_actions
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
     chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
     chunk_set = np.zeros(first_chunk[-1], np.int64)

@@ -30,7 +30,9 @@ DRAFT_STRATA = 3
 # Samples of a batch that counts as one simulated batch; larger ones count as several.
 COUNTED_SAMPLES = 8192
 # Shares of the budget: drafts on one batch; candidates with further draft batches; the last round.
-DRAFTS, SECOND, LAST = 1 / 2, 1 / 8, 1 / 4
+DRAFTS = 1 / 2
+SECOND = 1 / 8
+LAST = 1 / 4
 # Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
 FINALISTS = 3
 # Share of the drafts that are the best estimates of every value of every knob.
@@ -184,7 +186,8 @@ class Trials:
 
         Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
         """
-        job, drawn = self.profile.under(layout).job, self.batches.drawn
+        job = self.profile.under(layout).job
+        drawn = self.batches.drawn
         try:
             chosen = heaviest(drawn, job)
             need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
@@ -256,7 +259,8 @@ def halved(
         entered: layouts that are in the last round in any case; the first stays ahead of all that are not faster by
             more than a standard error.
     """
-    count, batches = max(1, budget // trials.weight), trials.batches
+    count = max(1, budget // trials.weight)
+    batches = trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
     if len(drafted) == 1 and not untried and not entered:
         return [drafted[0][1]] if trials.fits(drafted[0][1]) else []

@@ -93,7 +93,8 @@ def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     if found is None:
         return None
     of_place, places = found
-    count, num_ranks = len(of_place), len(np.unique(of_place))
+    count = len(of_place)
+    num_ranks = len(np.unique(of_place))
     goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
     if not goes_round or not np.array_equal(of_place, of_place[np.arange(count) % num_ranks]):
         return None

@@ -35,7 +35,8 @@ def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[
         in although memory was full, because nothing else was left to run: none if every group fits by itself.
     """
     _begin(actions, wish, state)
-    forced, end_s = 0, 0.0
+    forced = 0
+    end_s = 0.0
     for turn in range(len(actions.duration_s)):
         lane = _soonest(actions, wish, state)
         if lane < 0 and state.llm_left[HOLDS]:
@@ -135,7 +136,8 @@ def _leave(action, lane, actions, state):  # type: ignore[no-untyped-def]
 @inlined
 def _free_s(action, lane, actions, state):  # type: ignore[no-untyped-def]
     """When a lane may begin an action: what it sends and what it receives goes on at the same time."""
-    last, held_s = state.last[lane], actions.receive_s[action]
+    last = state.last[lane]
+    held_s = actions.receive_s[action]
     if last < 0:
         return held_s
     return state.done_s[lane] + max(held_s, actions.send_s[last])
@@ -171,21 +173,25 @@ def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
 @inlined
 def _soonest(actions, wish, state):  # type: ignore[no-untyped-def]
     """The lane whose choice can begin first; -1 if no lane may run anything."""
-    soonest, soonest_s = -1, np.inf
+    soonest = -1
+    soonest_s = np.inf
     for lane in range(len(actions.room_bytes)):
         if state.is_stale[lane]:
             _choose(lane, actions, wish, state)
             state.is_stale[lane] = 0
         if state.begin_s[lane] < soonest_s:
-            soonest, soonest_s = lane, state.begin_s[lane]
+            soonest = lane
+            soonest_s = state.begin_s[lane]
     return soonest
 
 
 @inlined
 def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
     """Choose what a lane runs next, unless something comes in before that begins."""
-    forward, backward = -1, -1
-    coming, coming_s = -1, np.inf
+    forward = -1
+    backward = -1
+    coming = -1
+    coming_s = np.inf
     for kind in range(2):
         queue = 2 * lane + kind
         spot = state.first[queue] + state.num_ready[queue] - 1
@@ -202,7 +208,8 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
                 first = coming < 0 or wish.last_of_equals or actions.is_backward[coming] == FORWARD
                 equal = kind == BACKWARD and state.ready_s[action] == coming_s and first
                 if state.ready_s[action] < coming_s or equal:
-                    coming, coming_s = action, state.ready_s[action]
+                    coming = action
+                    coming_s = state.ready_s[action]
             spot -= 1
     chosen = max(forward, backward)
     if forward >= 0 and backward >= 0:
@@ -249,7 +256,9 @@ def _keeps(action, actions, state):  # type: ignore[no-untyped-def]
 @inlined
 def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
     """Clock and memory of its lanes after an action, and who can go on; its end, seconds."""
-    group, size_bytes, end_s = wish.group[action], actions.size_bytes[action], begin_s + actions.duration_s[action]
+    group = wish.group[action]
+    size_bytes = actions.size_bytes[action]
+    end_s = begin_s + actions.duration_s[action]
     if _keeps(action, actions, state):
         state.is_kept[action] = 1
         state.is_kept[actions.backward[action]] = 1
@@ -298,7 +307,8 @@ def _close_groups(lane, state):  # type: ignore[no-untyped-def]
 @inlined
 def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
     """Move on the first group that is refused. Needs only fall, so that it never moves back."""
-    group, ahead = state.first_refused[lane], state.admitted_bytes[lane]
+    group = state.first_refused[lane]
+    ahead = state.admitted_bytes[lane]
     room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]
     while group < state.need_bytes.shape[1]:
         if ahead + state.need_bytes[lane, group] > room_bytes:

@@ -114,7 +114,9 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
     """
     count = len(weight)
     # Items of a part are linked: each part is known by its first item, and ends with its last.
-    following, last, total = np.full(count, -1), np.arange(count), weight.copy()
+    following = np.full(count, -1)
+    last = np.arange(count)
+    total = weight.copy()
     kept = [order[first : first + group] for first in range(0, count, group)]
     # The largest difference first, then the largest part, then the first partition.
     queue = [(-_difference(parts, total, num_parts), -total[parts[0]], number) for number, parts in enumerate(kept)]
@@ -122,7 +124,8 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
     while len(queue) > 1:
         _, _, mine = heappop(queue)
         _, _, theirs = heappop(queue)
-        one, two = kept[mine], kept[theirs]
+        one = kept[mine]
+        two = kept[theirs]
         size = min(num_parts, len(one) + len(two))
         joined = np.empty(size, np.int64)
         joined[: len(one)] = one

@@ -11,7 +11,8 @@ from entrain_bench.base.arithmetic import decisive, log2
 from entrain_bench.base.arrays import FloatArray, IntArray
 
 # Rounds of the fit of an error for every value of every knob, and the simulations that weigh as much as no error.
-ROUNDS, PRIOR = 6, 1.0
+ROUNDS = 6
+PRIOR = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ def check_least(part: Any, where: str, least: int, *names: str) -> None:
     """Refuse options of a part, a dataclass at ``where``, below a number; None only if it is their default."""
     defaults = {each.name: each.default for each in fields(part)}
     for name in names:
-        value, optional = getattr(part, name), defaults[name] is None
+        value = getattr(part, name)
+        optional = defaults[name] is None
         fits = optional if value is None else value >= least
         require(fits, f"{where}.{name}", value, f"{'null or ' * optional}at least {least}")
 

@@ -44,9 +44,11 @@ class PackTimes:
         The time of a token is linear in the length between measured lengths and beyond them, as attention has it; below
         the shortest the time of a sequence is.
         """
-        known, at = LENGTHS.astype(np.float64), np.asarray(lengths, np.float64)
+        known = LENGTHS.astype(np.float64)
+        at = np.asarray(lengths, np.float64)
         right = np.clip(np.searchsorted(known, at), 1, len(known) - 1)
-        left_s, right_s = self.added_s[:, right - 1], self.added_s[:, right]
+        left_s = self.added_s[:, right - 1]
+        right_s = self.added_s[:, right]
         share = ((at - known[right - 1]) / (known[right] - known[right - 1]))[:, None]
         weight_left = np.where(at < known[0], 1.0, at / known[right - 1])[:, None]
         weight_right = np.where(at < known[0], 1.0, at / known[right])[:, None]
@@ -73,7 +75,8 @@ def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
     if weights := [kind.weight_s for kind in measured if kind.weight_s is not None]:
         columns.append(weights)
     passes = np.stack([np.stack(column, axis=1) for column in columns])
-    once, twice = passes[:, 1::2], passes[:, 2::2]
+    once = passes[:, 1::2]
+    twice = passes[:, 2::2]
     added = (twice - once) / count
     return PackTimes(added, np.maximum((once - count * added).mean(axis=1), 0.0), passes[:, 0])
 
@@ -86,7 +89,8 @@ def smoothed_over_lengths(values: FloatArray, lengths: IntArray) -> FloatArray:
     at = 2.0 * log2(np.maximum(lengths, 1))
     left = np.floor(at).astype(np.int64)
     share = at - left
-    step, part = np.concatenate([left, left + 1]), np.concatenate([1.0 - share, share])
+    step = np.concatenate([left, left + 1])
+    part = np.concatenate([1.0 - share, share])
     weight = np.bincount(step, part)
     mean = np.bincount(step, part * np.tile(values, 2)) / np.where(weight > 0, weight, 1.0)
     return np.asarray(mean[left] + share * (mean[left + 1] - mean[left]))

@@ -62,13 +62,16 @@ class PlanePlanner:
 
     def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
         """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
-        samples, batch = profile.draw(self.profile_samples), profile.draw(profile.job.global_batch)
+        samples = profile.draw(self.profile_samples)
+        batch = profile.draw(profile.job.global_batch)
         known = Known(samples, batch, getattr(make_program, "draft", make_program))
         later = bool(getattr(make_program, "choose_recomputation", False))
         return lambda each: by_estimate(self._offered(each, known, chosen_later=later))
 
     def _offered(self, profile: Profile, known: Known, *, chosen_later: bool) -> Iterator[Candidate]:
-        job, problem, found = profile.job, None, False
+        job = profile.job
+        problem = None
+        found = False
         for tp, pp, rounds in dict.fromkeys(self._planes(job)):
             for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
                 for recompute in recompute_choices(job, chosen_later=chosen_later):

@@ -231,7 +231,8 @@ def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> floa
 
     Encoders and generators share the LLM's first and last stages (``place_chain``).
     """
-    llm, kept = layout.modules[profile.job.model.llm_index], []
+    llm = layout.modules[profile.job.model.llm_index]
+    kept = []
     share = profile.job.global_batch / (len(samples) * llm.dp * layout.num_microbatches)
     for module, placed in zip(profile.job.model.modules, layout.modules, strict=True):
         tokens = float(module.lengths(samples, module.units(samples)).sum()) * share
@@ -262,7 +263,8 @@ def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Seq
     bounds = np.cumsum([0, *layers])
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
-    modules, first = [], 0
+    modules = []
+    first = 0
     for module, again in zip(job.model.modules, recompute, strict=True):
         held = np.diff(np.clip(bounds, first, first + len(module.layers)))
         stages = np.flatnonzero(held)
@@ -342,7 +344,8 @@ def place_islands(
     modules = []
     for grid, (_, unit) in zip(grids, units, strict=True):
         for index in unit:
-            island, name = islands[index], job.model.modules[index].name
+            island = islands[index]
+            name = job.model.modules[index].name
             modules.append(ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, grid, island.recompute))
     layout = Layout(tuple(modules), num_microbatches, single_rank_boundary)
     check_layout(layout, job.model, job.cluster)

@@ -143,7 +143,8 @@ class Profile:
 
         With ``split`` a separate pass computes weight gradients.
         """
-        times, lengths = self._truth.layer_times, np.asarray(lengths)
+        times = self._truth.layer_times
+        lengths = np.asarray(lengths)
         return times.layers_s(
             module, times.loads(module, lengths, offsets, self._labelled(module, lengths)), tp, cp, split
         )
@@ -198,7 +199,8 @@ class Profile:
         Raises:
             DeadlockError: if the order of actions contradicts their dependencies.
         """
-        costs, layer_s = self._truth.step_costs, self._layers_s(program.layout)
+        costs = self._truth.step_costs
+        layer_s = self._layers_s(program.layout)
         ends = costs.ends_of_passes(program, duration_s, layer_s)
         handed = self.handovers(program)
         hold_s = held_s(program, handed.send_s, handed.receive_s)
@@ -254,14 +256,16 @@ class Profile:
         microbatch of the other stages: gathers during forwards of earlier stages, synchronization during later
         backwards.
         """
-        exposed, framework = self.exposed_steps(layout), self.job.framework
+        exposed = self.exposed_steps(layout)
+        framework = self.job.framework
         gather_s, sync_s, optimizer_s = (
             layout.lane_sums([getattr(each, part) for each in exposed])
             for part in ("gather_s", "sync_s", "optimizer_s")
         )
         if layout.lane_sums([np.ones(placed.pp) for placed in layout.modules]).max() > 1:
             lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
-            traffic, passes = self._stage_traffic(layout), self._mean_stages_s(layout)
+            traffic = self._stage_traffic(layout)
+            passes = self._mean_stages_s(layout)
             if framework.overlap_param_gather and framework.align_param_gather:
                 lead_s = np.concatenate([each.gather_s for each in exposed])
                 gather_s = delayed_s(lanes, layout.num_lanes, lead_s, traffic[0], passes[0])
@@ -272,13 +276,15 @@ class Profile:
 
     def _stage_traffic(self, layout: Layout) -> tuple[FloatArray, FloatArray]:
         """How long gathers and synchronisations occupy the links, of all stages of all modules ``[stages]``."""
-        costs, modules = self._truth.step_costs, [*zip(self.job.model.modules, layout.modules, strict=True)]
+        costs = self._truth.step_costs
+        modules = [*zip(self.job.model.modules, layout.modules, strict=True)]
         gathers, syncs = ([of(*each) for each in modules] for of in (costs.gather_s, costs.sync_s))
         return np.concatenate(gathers), np.concatenate(syncs)
 
     def _mean_stages_s(self, layout: Layout) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of a mean microbatch, of all stages of all modules ``[stages]``."""
-        forwards, backwards = [], []
+        forwards = []
+        backwards = []
         for module, placed in zip(self.job.model.modules, layout.modules, strict=True):
             forward_s, backward_s = self._mean_layers_s(module, placed, layout.num_microbatches)
             starts = np.cumsum((0, *placed.layers_per_stage[:-1]))

@@ -122,12 +122,14 @@ def recompute_by_stage(program: Program, profile: Profile) -> Program:
         return decisive(float(gains[forward].sum()) / max(1.0, float(sizes[forward].sum())))
 
     for index in sorted(range(len(modules)), key=worth, reverse=True):
-        low, high = np.zeros_like(most[index]), most[index].copy()
+        low = np.zeros_like(most[index])
+        high = most[index].copy()
         # All of them at first: mostly there is memory for that.
         middle = high
         while np.any(low < high):
             fits = _stages_fit(keeping(index, middle), index, profile)
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+            low = np.where(fits, middle, low)
+            high = np.where(fits, high, middle - 1)
             middle = (low + high + 1) // 2
         kept[index] = low
     return keeping(0, kept[0])
@@ -229,11 +231,13 @@ def _bounding(lane: Lane) -> BoolArray:
     for entry in range(len(lane.spare) - 1, -1, -1):
         least = nothing if not begins[entry] else least
         if begins[entry] and lane.spare[entry] < least:
-            bounding[entry], least = True, int(lane.spare[entry])
+            bounding[entry] = True
+            least = int(lane.spare[entry])
     least = nothing
     for entry in range(len(lane.spare)):
         if begins[entry] or lane.spare[entry] < least:
-            bounding[entry], least = bounding[entry] or not begins[entry], int(lane.spare[entry])
+            bounding[entry] = bounding[entry] or not begins[entry]
+            least = int(lane.spare[entry])
     return bounding
 
 
@@ -247,7 +251,8 @@ def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) 
     most = np.zeros(program.num_actions, np.int64)
     for index, own in enumerate(program.remade):
         most[program.forward_actions(index)] = own
-    lanes, intervals = [], []
+    lanes = []
+    intervals = []
     for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
         actions = program.lane_actions[low:high]
         place = np.zeros(program.num_actions, np.int64)

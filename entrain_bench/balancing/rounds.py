@@ -103,7 +103,8 @@ def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> lis
     whole = [(len(own),) for own in layer_s]
     loaded = layer_s[llm].copy()
     loaded[-1] += sum(float(own.sum()) for own in layer_s[llm + 1 :])
-    alone, first_s = partitions(loaded), sum(float(own.sum()) for own in layer_s[:llm])
+    alone = partitions(loaded)
+    first_s = sum(float(own.sum()) for own in layer_s[:llm])
     loaded_first = loaded.copy()
     loaded_first[0] += first_s
     found = []
@@ -141,7 +142,9 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
     for module, placed in zip(model.modules, layout.modules, strict=True):
         units = module.units(shapes)
         owner = module.owners(shapes, units)
-        first, width, number = rounds.first[owner], rounds.width[owner], rounds.number[owner]
+        first = rounds.first[owner]
+        width = rounds.width[owner]
+        number = rounds.number[owner]
         replica = group_numbers(placed, first, width)
         if spread and module is not model.llm:
             cost = module.forward_flops(module.lengths(shapes, units))

@@ -59,7 +59,8 @@ def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     llm = llm % len(behind)
     for index, later in [*((i, llm) for i in range(llm)), *((llm, j) for j in range(llm + 1, len(behind)))]:
         if behind[index].min() < behind[later].max():
-            begins, ends = layout.modules[later].module, layout.modules[index].module
+            begins = layout.modules[later].module
+            ends = layout.modules[index].module
             raise IncompatibleError(
                 f"schedule: stages of {begins} start before the last of {ends}, so they form no chain"
             )

@@ -35,7 +35,8 @@ MAX_JOBS = 64
 
 def default_job(job: Job) -> Job | None:
     """The job with default degrees and size for what it leaves free; None if nothing is free, or no layout has them."""
-    asked, default = job.request, DEFAULT_DEGREES
+    asked = job.request
+    default = DEFAULT_DEGREES
     request = replace(asked, tp=asked.tp or default.tp, cp=asked.cp or default.cp, dp=asked.dp or default.dp)
     if request == asked and not job.free_microbatch_size:
         return None
@@ -155,7 +156,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     samples = trials.batches.drawn[trials.batches.drafts[0]]
     most = max(2, int(budget * DRAFTS))
     entered: list[Layout] = []
-    fixed, problems = default_job(profile.job), list[UserError]()
+    fixed = default_job(profile.job)
+    problems = list[UserError]()
     rounds = [[fixed]] if fixed else []
     for jobs in (*rounds, fixed_jobs(profile, samples)):
         each = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]

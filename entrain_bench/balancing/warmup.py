@@ -146,7 +146,8 @@ def held_tokens(
     gone = np.zeros((num_replicas, num_microbatches + 1))
     np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)
     np.add.at(gone, (rows.replica, freed + 1), tokens)
-    arrived, gone = arrived.cumsum(axis=1), gone.cumsum(axis=1)
+    arrived = arrived.cumsum(axis=1)
+    gone = gone.cumsum(axis=1)
     held = np.empty(num_microbatches)
     for warmup in range(num_microbatches):
         done = np.maximum(np.arange(1, num_microbatches + 1) - warmup - 1, 0)

@@ -19,7 +19,8 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 # Ranks of a group, and ways to split layers among them.
-GROUPS, TENSOR_PARALLEL = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
+GROUPS = (1, 2, 4, 8, 16, 32)
+TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
@@ -29,7 +30,9 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
     TP is that of all groups of the LLM. Layouts with sharded weights (``plane_layout``) come last, in one round.
     """
     job = without_stages(job)
-    num_ranks, node, asked = job.cluster.num_ranks, job.cluster.gpus_per_node, job.request.tp
+    num_ranks = job.cluster.num_ranks
+    node = job.cluster.gpus_per_node
+    asked = job.request.tp
     for least in plane_degrees(job, TENSOR_PARALLEL):
         modules = []
         for module in job.model.modules:
@@ -76,7 +79,8 @@ def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
     One rule for all strategies without stages: a requested TP and PP hold for every group. A requested CP and DP are
     together the positions of a stage, which form CP groups of any width. One of them alone divides the positions.
     """
-    asked, num_ranks = job.request, job.cluster.num_ranks
+    asked = job.request
+    num_ranks = job.cluster.num_ranks
     copies = (asked.dp or 1) * (asked.cp or 1)
     return [
         tp

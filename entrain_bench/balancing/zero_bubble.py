@@ -60,7 +60,8 @@ class ZeroBubble(Recomputation):
             frugal = recompute_all(program) if recomputes else program
             return bool(profile.memory.peak_bytes(frugal).max() <= profile.job.planning_budget_bytes)
 
-        program, least = make(longest), 0
+        program = make(longest)
+        least = 0
         if longest and not fits(program):
             # Bisection: `least` fits, or is 0; `longest` does not fit.
             program = make(0)
@@ -68,7 +69,8 @@ class ZeroBubble(Recomputation):
                 middle = (least + longest) // 2
                 shorter = make(middle)
                 if fits(shorter):
-                    program, least = shorter, middle
+                    program = shorter
+                    least = middle
                 else:
                     longest = middle
         return self.within_memory(program, profile)
@@ -163,7 +165,8 @@ def _valley_program(
     counts = microbatches_per_replica(layout, chunks, freed)
     slots = []
     for module, rows, last, per_replica, own in zip(model.modules, chunks, freed, counts, valley.places, strict=True):
-        count, ranks = per_replica[rows.replica], valley.num_ranks
+        count = per_replica[rows.replica]
+        ranks = valley.num_ranks
         forward, backward, weight = zb_v_slots(rows.microbatch, last, count, ranks)
         if max_weight_delay < ranks - 1:
             # In the slot of a later backward of the same stage, unless it comes before that anyway.
@@ -190,7 +193,8 @@ def zb_v_slots(
     p = num_ranks
     i = np.arange(p)
     n = np.maximum(num_microbatches, 2 * p - 1)[:, None]
-    f, b = microbatch[:, None], last[:, None]
+    f = microbatch[:, None]
+    b = last[:, None]
     # Slots at which phases begin: the F1 F0, the F1 B1 W1, the steady state, B0 B1, B0 W0, W1 and W0.
     mixed = 2 * (p - i) - 1
     down = mixed + 2 * i

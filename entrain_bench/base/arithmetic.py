@@ -37,7 +37,8 @@ def matmul(a: ArrayLike, b: ArrayLike) -> FloatArray:
     Returns:
         ``[...]`` or ``[..., m]``.
     """
-    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    left = np.asarray(a, np.float64)
+    right = np.asarray(b, np.float64)
     if not len(right):
         return np.zeros((*left.shape[:-1], *right.shape[1:]))
     terms = left * right if right.ndim == 1 else left[..., None] * right
@@ -81,9 +82,11 @@ def log2(values: ArrayLike) -> FloatArray:
     mantissa, exponent = np.frexp(np.asarray(values, np.float64))
     # Mantissas from sqrt(1/2) to sqrt(2), so that the series of the inverse hyperbolic tangent converges fast.
     low = mantissa < np.sqrt(0.5)
-    mantissa, exponent = np.where(low, 2 * mantissa, mantissa), np.where(low, exponent - 1, exponent)
+    mantissa = np.where(low, 2 * mantissa, mantissa)
+    exponent = np.where(low, exponent - 1, exponent)
     ratio = (mantissa - 1.0) / (mantissa + 1.0)
-    square, series = ratio * ratio, np.zeros_like(ratio)
+    square = ratio * ratio
+    series = np.zeros_like(ratio)
     for term in range(LOG_TERMS, -1, -1):
         series = series * square + 1.0 / (2 * term + 1)
     return np.asarray(exponent + ratio * series * (2.0 / LN_2))
@@ -98,7 +101,8 @@ def exp(value: float) -> float:
     """Exponential function of a number within the range of floats, within some 1e-16 of the exponent."""
     # The nearest power of two is taken out; what is left is at most ln(2) / 2, either way.
     power = round(value / LN_2)
-    rest, series = value - power * LN_2, 1.0
+    rest = value - power * LN_2
+    series = 1.0
     for term in range(EXP_TERMS, 0, -1):
         series = 1.0 + series * rest / term
     return math.ldexp(series, power)
@@ -110,7 +114,8 @@ def sine_of_turns(turns: ArrayLike) -> FloatArray:
     # The nearest half turn changes the sign; what is left is at most a quarter turn, either way.
     half = np.rint(2 * turn)
     angle = (turn - half / 2) * (2 * np.pi)
-    square, series = angle * angle, np.zeros_like(angle)
+    square = angle * angle
+    series = np.zeros_like(angle)
     for term in range(SINE_TERMS, 0, -1):
         series = (1.0 + series) * (-square / (2 * term * (2 * term + 1)))
     return np.asarray(np.where(half % 2 == 0, 1.0, -1.0) * angle * (1.0 + series))

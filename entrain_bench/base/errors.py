@@ -70,7 +70,8 @@ def explain(error: Exception) -> str:
 
 def _outside_place(error: Exception) -> str:
     """File, line and function of the innermost call that this suite made to code neither its own nor installed."""
-    place, ours = "", False
+    place = ""
+    ours = False
     for frame, line in walk_tb(error.__traceback__):
         top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         code = frame.f_code

@@ -35,7 +35,8 @@ _CURRENT: ContextVar[HostTime | None] = ContextVar("host_time", default=None)
 @contextmanager
 def stopwatch() -> Iterator[HostTime]:
     """Times what is done inside, ``total_s`` at its end."""
-    time, started = HostTime(), perf_counter()
+    time = HostTime()
+    started = perf_counter()
     token = _CURRENT.set(time)
     try:
         yield time

@@ -22,7 +22,8 @@ def main(request: Request[Folder]) -> int:
 
     Returns 0; ``UserError`` for an unknown name.
     """
-    claims, own = load_claims(request.config_dir), Path(request.keys.results_dir) / TABLE
+    claims = load_claims(request.config_dir)
+    own = Path(request.keys.results_dir) / TABLE
     rows = read_rows(claims, own if own.exists() else REFERENCE / TABLE)
     known = {claim.name: (claim, row) for claim, row in zip(claims, rows, strict=True)}
     groups: dict[str, list[str]] = {}

@@ -40,7 +40,8 @@ def main(request: Request[Storage]) -> int:
     Returns 0, or 1 if a cell failed or data is missing; ``UserError`` for unknown names, overrides that a figure does
     not take, data that cannot be read, and a folder that cannot be written.
     """
-    keys, overrides = request.keys, request.overrides
+    keys = request.keys
+    overrides = request.overrides
     study = Study(Results(Path(keys.results_dir)), request.config_dir)
     if overrides:
         known = discover(request.config_dir)

@@ -51,7 +51,8 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     A key may have a value, which is ignored. Groups include those of ``config_dir``, a folder of the user's.
     ``UserError`` for any other topic.
     """
-    name, known = topic.partition("=")[0], groups(config_dir)
+    name = topic.partition("=")[0]
+    known = groups(config_dir)
     if not name:
         shown = {command.split()[0] for command in TASKS.values()}
         others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
@@ -104,7 +105,8 @@ def takes(name: str) -> Verb[Any]:
 
 def _verb(name: str, config_dir: str | None) -> Iterator[str]:
     """Usage, keys and examples of a verb."""
-    verb, usage = takes(name), _usages()[name]
+    verb = takes(name)
+    usage = _usages()[name]
     documented = {key.name: key.meaning for key in documented_keys()}
     yield f"entrain-bench {usage['usage']}: {usage['purpose']}"
     own = {

@@ -47,8 +47,10 @@ VERB = Verb(Keys, examples=["", "ledger=mine.csv", "ledger=mine.csv fit=true"])
 
 def main(request: Request[Keys]) -> int:
     """Predict every row, write ``ledger.csv`` and the figure, and print tables; ``UserError`` for a wrong table."""
-    book, composer = load_book(), Composer()
-    cases, keys = Cases(composer), request.keys
+    book = load_book()
+    composer = Composer()
+    cases = Cases(composer)
+    keys = request.keys
     mine = [Path(keys.ledger)] if keys.ledger else []
     shown = _entries(mine or book.tables, book, cases)
     papers = [] if mine else [*of_papers(load_claims(), composer)]

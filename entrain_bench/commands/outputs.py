@@ -97,7 +97,8 @@ def make(
     """
     results = study.results
     results.prepare()
-    incomplete, watch = False, Watch(0)
+    incomplete = False
+    watch = Watch(0)
 
     def count(done: Done, total: int) -> None:
         # Cells that are asked for their timelines, once others turned out to have none, come on top.
@@ -109,7 +110,9 @@ def make(
     unlogged = pending.exists() or (not mlflow_uri and not store_path(results).exists())
     made: list[Output] = []
     # A thread of its own: while it logs, others run.
-    logging, logs, ended = ThreadPoolExecutor(1), list[Future[bool]](), False
+    logging = ThreadPoolExecutor(1)
+    logs = list[Future[bool]]()
+    ended = False
 
     def log(output: Output) -> None:
         cells = study.cells_by_key(output.needed(study))

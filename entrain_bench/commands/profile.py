@@ -30,7 +30,8 @@ def main(request: Request[ProfileSettings]) -> int:
 
     ``UserError`` for bad options, a model that cannot be profiled, or a file of another profile.
     """
-    settings, composer = request.keys, Composer(request.config_dir)
+    settings = request.keys
+    composer = Composer(request.config_dir)
     model = with_options(ModelSpec.from_config(composer.run(request.overrides).model), settings.framework)
     composer.save()
     check_model(model)
@@ -84,5 +85,6 @@ def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:
     console.print(table)
     if profile.collectives:
         link = fitted_link(profile.collectives, "collectives")
-        latency_us, rate = 1e6 * link["latency_s"], link["bandwidth_bytes_per_s"] / 1e9
+        latency_us = 1e6 * link["latency_s"]
+        rate = link["bandwidth_bytes_per_s"] / 1e9
         console.print(f"links: {rate:.3g} GB/s, {latency_us:.3g} us")

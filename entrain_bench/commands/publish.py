@@ -25,7 +25,8 @@ from entrain_bench.records.sweeps import PlannedSweep
 # A server's answer may be a page.
 MAX_REASON = 300
 # How often tables are written during a sweep, and which share of its time that takes at most.
-TABLES_EVERY_S, TABLES_SHARE = 30.0, 0.02
+TABLES_EVERY_S = 30.0
+TABLES_SHARE = 0.02
 
 
 def publish(
@@ -69,7 +70,8 @@ class GrowingTables:
     """
 
     def __init__(self, results: Results) -> None:
-        self._results, self._due_s = results, perf_counter() + TABLES_EVERY_S
+        self._results = results
+        self._due_s = perf_counter() + TABLES_EVERY_S
 
     def __call__(self) -> None:
         """Write the tables if that is due."""

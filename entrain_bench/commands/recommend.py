@@ -50,7 +50,9 @@ EXIT_NO_RESULT = 2
 FILE = "recommendation.yaml"
 # The job of the README, and its answer: a block of code of so many letters a line.
 README_JOB = ("model=qwen25vl_llama3_1b", "workload=opencqa_ocr", "cluster=a40x64")
-README_TABLE, INDENT, README_WIDTH = "tables/recommendation.md", "    ", 100
+README_TABLE = "tables/recommendation.md"
+INDENT = "    "
+README_WIDTH = 100
 EVERY_STRATEGY = "strategy=glob(*)"
 # Of the configuration tree: which strategies start first.
 STARTING_ORDER = "race.yaml"
@@ -90,11 +92,14 @@ VERB = Verb(
 
 def main(request: Request[Keys]) -> int:
     """Recommend, and write the plan; returns 0, or 2 if no strategy has a result; ``UserError`` for bad input."""
-    keys, composer = request.keys, Composer(request.config_dir)
+    keys = request.keys
+    composer = Composer(request.config_dir)
     asked = _asked(composer, request.overrides, keys.within is not None)
-    config, results = asked.config, Results(Path(asked.config.results_dir))
+    config = asked.config
+    results = Results(Path(asked.config.results_dir))
     results.prepare()
-    width, path = make_console().width, Path(keys.output or results.root / FILE)
+    width = make_console().width
+    path = Path(keys.output or results.root / FILE)
     runner, raced, answer = _answered(asked, results, composer, keys)
     composer.save()
     if answer:
@@ -166,7 +171,8 @@ def _answered(
     asked: Asked, results: Results, composer: Composer, keys: Keys
 ) -> tuple[StrategyRace, Raced, Recommendation | None]:
     """Race the strategies and judge the winner; None if no strategy has a result."""
-    started, processes = perf_counter(), num_processes()
+    started = perf_counter()
+    processes = num_processes()
     with (
         Ticker(len(asked.variants)) as ticker,
         StrategyRace(
@@ -197,7 +203,8 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     usual = _defaults()
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
-        text, group = keys[key], key.replace("/", ".").partition(".")[0]
+        text = keys[key]
+        group = key.replace("/", ".").partition(".")[0]
         if group in REFUSED:
             raise UserError(f"{text}: {REFUSED[group]}")
         if group == "strategy" and key != "strategy":
@@ -206,7 +213,8 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
             )
         if several and key != "strategy":
             raise UserError(f"{text}: must be one value; only strategy takes several")
-    given, chosen = {**keys}, keys.pop("strategy", EVERY_STRATEGY)
+    given = {**keys}
+    chosen = keys.pop("strategy", EVERY_STRATEGY)
     keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] != "null"}
     names, every = (
         [cell[0].partition("=")[2] for cell in composer.sweep([text]).cells] for text in (chosen, EVERY_STRATEGY)

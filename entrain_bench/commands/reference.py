@@ -79,13 +79,15 @@ def main(request: Request[Keys]) -> int:
 
 def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> Iterator[tuple[Path, bytes]]:
     """Every committed file as the outputs have made it: tables of their runs, own files, pages with tables."""
-    results, documents = Path(committed.reference_dir), Path(committed.docs_dir)
+    results = Path(committed.reference_dir)
+    documents = Path(committed.docs_dir)
     # Anchors differ in constants of their clusters, which a row of the table does not tell apart.
     apart = (MEASURED, "calibration")
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.needed(study))
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
-        runs, page = table_of(records), documents / PAGE
+        runs = table_of(records)
+        page = documents / PAGE
         yield results / TABLE, parquet_of(runs)
         if page.exists():
             yield page, splice(page.read_text(), {BELIEFS: beliefs_markdown(runs)}).encode()

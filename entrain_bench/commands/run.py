@@ -54,7 +54,8 @@ def main(request: Request[NoKeys]) -> int:
     if request.multirun:
         return _sweep(composer, request)
     config = composer.run(request.overrides)
-    cell, results = Cell.of(request.overrides, config, request.config_dir or ""), Results(Path(config.results_dir))
+    cell = Cell.of(request.overrides, config, request.config_dir or "")
+    results = Results(Path(config.results_dir))
     record = results.read(cell.key)
     if record and record.status == "ok" and results.has_timeline(record):
         say(f"finished earlier: {results.record_path(cell.key)}")
@@ -85,9 +86,13 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     if len(folders) > 1:
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
     first = composer.run(sweep.cells[0])
-    results, watch, keys = Results(Path(first.results_dir)), Watch(len(sweep.cells)), dict[str, str]()
+    results = Results(Path(first.results_dir))
+    watch = Watch(len(sweep.cells))
+    keys = dict[str, str]()
     results.prepare()
-    tables, identifier, name = GrowingTables(results), Identifier(), sweep_name(request.overrides)
+    tables = GrowingTables(results)
+    identifier = Identifier()
+    name = sweep_name(request.overrides)
 
     waiting = iter(sweep.cells)
 
@@ -157,7 +162,8 @@ def _run_cell(hydra_config: DictConfig) -> None:
     config = RunConfig.from_values(values)
     try:
         shown = HydraConfig.get().job.num == 0
-        cell, results = replace(Cell.of(overrides, config), timeline=shown), Results(Path(config.results_dir))
+        cell = replace(Cell.of(overrides, config), timeline=shown)
+        results = Results(Path(config.results_dir))
         if not results.is_left_alone(cell.key, config.retries_failed):
             Watch(1)(attempt(cell, results))
     except UserError as error:

@@ -44,7 +44,8 @@ def main(request: Request[TraceKeys]) -> int:
 
         def advance(shards: int, good: int, left_out: int) -> None:
             nonlocal samples, bad
-            samples, bad = samples + good, bad + left_out
+            samples = samples + good
+            bad = bad + left_out
             what = f"{samples:,} samples, {bad:,} left out; shards"
             progress.update(task, total=shards, advance=1, description=what)
 

@@ -26,7 +26,9 @@ PROBABILITIES = (0.01, 0.5, 0.9, 0.99, 1.0)
 # Rows that a summary is of, at most: the first.
 MAX_ROWS = 1_000_000
 MEGAPIXEL = 1e6
-NUM_DRAWS, NUM_SAMPLES, MAX_BATCH = 59, 8192, 4096
+NUM_DRAWS = 59
+NUM_SAMPLES = 8192
+MAX_BATCH = 4096
 
 
 def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> str:

@@ -23,7 +23,8 @@ from entrain_bench.records.records import Results
 HOST = "127.0.0.1"
 PORT = 5000
 # The server imports for about 15 s, longer on a busy machine.
-START_S, POLL_S = 120.0, 0.5
+START_S = 120.0
+POLL_S = 0.5
 # Experiments whose links are printed.
 MAX_LINKS = 10
 # Only links go to standard output.
@@ -51,7 +52,8 @@ def main(request: Request[Keys]) -> int:
 
     ``UserError`` if nothing is logged or the port is taken; ``ExecutionError`` if the server does not start.
     """
-    port, results = request.keys.port, Results(Path(request.keys.results_dir))
+    port = request.keys.port
+    results = Results(Path(request.keys.results_dir))
     found = links(results, f"http://{HOST}:{port}")
     if not found:
         raise UserError(f"results_dir={results.root}: contains no runs. Run some first, for example make quick")

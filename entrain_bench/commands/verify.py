@@ -92,7 +92,8 @@ class Verification:
 
     def __init__(self, root: Path, config_dir: str) -> None:
         self.problems: list[str] = []
-        self._results, self._config_dir = Results(root, self._name), config_dir
+        self._results = Results(root, self._name)
+        self._config_dir = config_dir
         # Every record file; the records among them; of those the cells that today's code makes under the same keys.
         self._files = self._results.keys()
         if not self._files:
@@ -107,10 +108,12 @@ class Verification:
 
     def read_all(self) -> None:
         """Let every file of the folder prove itself."""
-        results, root = self._results, self._results.root
+        results = self._results
+        root = self._results.root
         self._records = [record for key in self._files if (record := results.read(key))]
         for record in self._records:
-            path, known = results.timeline_path(record.key), len(self.problems)
+            path = results.timeline_path(record.key)
+            known = len(self.problems)
             if not results.has_timeline(record) and record.timeline and len(self.problems) == known:
                 self._name(path, "absent, though its run kept it")
         for path in sorted((root / "plans").glob("*.json")):
@@ -125,9 +128,11 @@ class Verification:
         if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records)).encode():
             self._name(table, "is not the table of the records; the next sweep writes it again")
         # Compose every run as its record says that it was given.
-        composer, identifier = {"": Composer(None)}, Identifier()
+        composer = {"": Composer(None)}
+        identifier = Identifier()
         for record in self._records:
-            path, theirs = self._results.record_path(record.key), self._config_dir if record.config_dir else ""
+            path = self._results.record_path(record.key)
+            theirs = self._config_dir if record.config_dir else ""
             if record.config_dir and not theirs:
                 self._name(path, f"needs code of {record.config_dir}; if you trust it, add --config-dir FOLDER")
                 continue
@@ -165,7 +170,8 @@ class Verification:
         """How to verify runs that today's code would not make under their keys, and one line to quote."""
         others = [record for record in self._records if record.key in self._others]
         made_by = Counter(f"commit {record.commit or 'unknown'} with {_listed(record.versions)}" for record in others)
-        counts, problems = self._counts, len(self.problems)
+        counts = self._counts
+        problems = len(self.problems)
         commits = sorted({record.commit[:COMMIT_LETTERS] or "unknown" for record in self._records})
         other = f", {len(self._others)} of other code or libraries (not compared)" if self._others else ""
         return [

@@ -72,7 +72,8 @@ def one_line_errors(
     except MissingConfigException as error:
         _refuse_path(str(error.missing_cfg_file))
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        extra, installed = name.partition("_")[0], {other.partition("_")[0] for other in error.options or ()}
+        extra = name.partition("_")[0]
+        installed = {other.partition("_")[0] for other in error.options or ()}
         if group == LAUNCHER and extra in LAUNCHER_EXTRAS - installed:
             raise UserError(f"{group}={name}: not installed. Run pip install -e '.[{extra}]'") from error
         if error.options:

@@ -110,7 +110,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
         else:
             if key and key.name != "defaults":
                 yield key, inner
-            key, inner = None, []
+            key = None
+            inner = []
             if found:
                 key = Key(found["name"], found["value"] or "", found["comment"] or " ".join(comment))
             comment = []

@@ -222,7 +222,8 @@ class Composer:
             self._store.put(
                 ["run", *overrides], {k: v for k, v in plain_values(composed, False).items() if k != "hydra"}
             )
-            launcher, params = composed.hydra.launcher, composed.hydra.sweeper.params or {}
+            launcher = composed.hydra.launcher
+            params = composed.hydra.sweeper.params or {}
             # A sweep that is no figure's finds them all.
             usual = IN_FIGURES[:1] if any(text.startswith("figure=") for text in overrides) else IN_FIGURES
             found = {
@@ -274,7 +275,9 @@ def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
     Raises:
         UserError: if the path changes but the name does not.
     """
-    path, own, name = inside.get("workload.path"), workload.get("path"), workload.get("name")
+    path = inside.get("workload.path")
+    own = workload.get("path")
+    name = workload.get("name")
     if path is not None and name and path != own and "workload.name" not in inside:
         raise UserError(
             f"workload.path={path}: workload={name} always reads {own}. To use your file, pass workload=trace "
@@ -285,7 +288,8 @@ def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
 @cache
 def _plain(text: str) -> tuple[str, Any]:
     """Return key and value of a plain override; the schema checks and converts the value."""
-    override, typed = parse(text), _typed()
+    override = parse(text)
+    typed = _typed()
     try:
         OmegaConf.update(typed, override.key_or_group, override.value())
     except OmegaConfBaseException as error:

@@ -15,9 +15,11 @@ from entrain_bench.config.hub.files import is_reference, published_model
 from entrain_bench.config.overrides import is_inside, parse
 from entrain_bench.config.schema import RunConfig
 
-MODEL, CLUSTER = "model", "cluster"
+MODEL = "model"
+CLUSTER = "cluster"
 # The workload of a shape trace, in one word.
-DATA, TRACE = "data", "trace"
+DATA = "data"
+TRACE = "trace"
 # 16xh100 or 8xa100-80g, and the same as the choices of a cluster are called: h100x16.
 COUNTED = re.compile(r"(\d+)x([a-z]+\d+)((?:-\w+)*)")
 NAMED = re.compile(r"([a-z]+\d+)((?:-\w+)*)x(\d+)")
@@ -86,7 +88,9 @@ def given_of(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[tuple[s
         UserError: for a model that cannot be read or mapped, and for changes that a given group cannot take.
     """
     chosen = {key: text for text in overrides if (key := text.partition("=")[0]) in (MODEL, CLUSTER)}
-    model, num_gpus, base = None, None, None
+    model = None
+    num_gpus = None
+    base = None
     if MODEL in chosen and is_reference(name := _chosen(chosen[MODEL])):
         model = published_model(str(name))
     if CLUSTER in chosen and (counted := _counted(_chosen(chosen[CLUSTER]))):
@@ -144,7 +148,8 @@ def resized(cluster: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
     require(fits, CLUSTER, f"{num_gpus}x{name.partition('x')[0]}", allowed)
     if num_gpus >= width:
         return {**cluster, "name": name, "num_nodes": num_gpus // width}
-    inner, outermost = cluster["tiers"][:-1], cluster["tiers"][-1]
+    inner = cluster["tiers"][:-1]
+    outermost = cluster["tiers"][-1]
     # Links inside a node as far as there are GPUs to join; a tier that joins no more than the one before is left out.
     tiers: list[dict[str, Any]] = []
     for tier in inner:

@@ -19,7 +19,10 @@ from entrain_bench.config.schema import NESTED, ConfigSchema, check_storage
 from entrain_bench.specs.parse import parse as parse_values
 
 RUN = "run"
-MULTIRUN, CONFIG_DIR, HELP, VERSION = "--multirun", "--config-dir", "--help", "--version"
+MULTIRUN = "--multirun"
+CONFIG_DIR = "--config-dir"
+HELP = "--help"
+VERSION = "--version"
 # Every option by what may be typed.
 FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
 HELP_OPTIONS = (HELP, "-h")
@@ -141,7 +144,10 @@ class Line:
 
 def split(arguments: Sequence[str]) -> Line:
     """Sort the words of a command line; options may stand anywhere; ``UserError`` for an option without its value."""
-    words, overrides, options, unknown = list[str](), list[str](), dict[str, str](), dict[str, str]()
+    words = list[str]()
+    overrides = list[str]()
+    options = dict[str, str]()
+    unknown = dict[str, str]()
     rest = [*arguments]
     while rest:
         text = rest.pop(0)
@@ -197,7 +203,8 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
             raise UserError(f"{option}: {name} does not take it; leave it out")
     if line.words and not verb.words:
         raise UserError(f"{line.words[0]}: must be KEY=VALUE{_choice_hint(line.words[0])}")
-    mine, texts = {each.name for each in verb.fields}, list[str]()
+    mine = {each.name for each in verb.fields}
+    texts = list[str]()
     for text in line.overrides:
         found = TOP.match(text)
         if found and found[1] not in verb.known:

@@ -50,7 +50,8 @@ def _built(value: Any, where: str, **arguments: Any) -> Any:
         return value
     if TARGET not in value:
         return {key: _built(each, f"{where}.{key}") for key, each in value.items()}
-    cls, given = _class(value, where), {key: each for key, each in value.items() if key != TARGET}
+    cls = _class(value, where)
+    given = {key: each for key, each in value.items() if key != TARGET}
     checked = check_values(cls, given, where) if is_dataclass(cls) else given
     built = {key: _built(each, f"{where}.{key}") for key, each in checked.items()}
     try:

@@ -114,16 +114,20 @@ def examine(each: Sequence[Case]) -> Iterator[Verdict]:
     """Verdicts, one by one."""
     for case in each:
         started = perf_counter()
-        outcome, detail = "ok", ""
+        outcome = "ok"
+        detail = ""
         try:
             found = case.examine()
             detail = found if isinstance(found, str) else ""
         except IncompatibleError as error:
-            outcome, detail = "skipped", str(error)
+            outcome = "skipped"
+            detail = str(error)
         except (ViolationError, UserError) as error:
-            outcome, detail = "failed", str(error)
+            outcome = "failed"
+            detail = str(error)
         except Exception as error:
-            outcome, detail = "failed", explain(error)
+            outcome = "failed"
+            detail = explain(error)
         yield Verdict(case, outcome, detail, perf_counter() - started)
 
 
@@ -155,7 +159,8 @@ def require_valid(config: RunConfig) -> RunResult:
 
 def require_repeatable(config: RunConfig) -> None:
     """Two runs of one seed give one timeline, and wrong estimates still a valid program; raises as above."""
-    first, again = require_valid(config), require_valid(config)
+    first = require_valid(config)
+    again = require_valid(config)
     # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
     if first.timeline is None or again.timeline is None or not first.timeline.equals(again.timeline):
         raise ViolationError("two runs of one seed have different timelines")
@@ -187,10 +192,12 @@ def decisions(
     setting = prepare(config)
     assert not isinstance(setting.executor, Trainer)
     job = replace(setting.job, cluster=seen(setting.job.cluster))
-    known, wrong = (job, setting.truth, setting.source), (config.belief_error, config.belief_bias)
+    known = (job, setting.truth, setting.source)
+    wrong = (config.belief_error, config.belief_bias)
     profile = Profile(*known, config.seed, *wrong)
     layout = setting.strategy.plan(Profile(*known, config.planning_seed, *wrong, config.simulated_batches))
-    feed, made = Feed(replace(setting, profile=profile), layout, config.seed), list[Layout | Program]([layout])
+    feed = Feed(replace(setting, profile=profile), layout, config.seed)
+    made = list[Layout | Program]([layout])
     for iteration in range(WATCHED_ITERATIONS):
         program, _ = feed.program(feed.batch(iteration))
         feed.observe(setting.executor.execute(program))
@@ -213,7 +220,8 @@ def difference(one: object, other: object, path: str = "") -> str:
         return path or type(one).__name__
     if isinstance(one, np.ndarray):
         return "" if np.array_equal(one, np.asarray(other)) else path
-    parts, others = _parts(one), _parts(other)
+    parts = _parts(one)
+    others = _parts(other)
     if not parts and not others:
         return "" if one == other else path
     if parts.keys() != others.keys():

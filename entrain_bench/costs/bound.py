@@ -72,7 +72,8 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
         for units in (module.units(shapes),)
     ]
     ways = _sample_paths(truth, shapes, alone)
-    turn, first_generator = np.zeros(len(shapes)), truth.model.llm_index + 1
+    turn = np.zeros(len(shapes))
+    first_generator = truth.model.llm_index + 1
     for module, times in zip(truth.model.generators, alone[first_generator:], strict=True):
         there_and_back_s = times.total_s if times.weight_s is None else times.total_s - times.weight_s
         np.maximum.at(turn, module.owners(shapes, module.units(shapes)), there_and_back_s.sum(axis=1))
@@ -97,7 +98,8 @@ def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTi
     """
     times = alone[truth.model.llm_index]
     num_stages = times.forward_s.shape[1]
-    forward, backward = np.zeros((num_stages + 1, len(shapes))), np.zeros((num_stages + 1, len(shapes)))
+    forward = np.zeros((num_stages + 1, len(shapes)))
+    backward = np.zeros((num_stages + 1, len(shapes)))
     for module, own in zip(truth.model.encoders, alone, strict=False):
         owner = shapes.item_sample[module.units(shapes)]
         np.maximum.at(forward[0], owner, (own.forward_s + own.forward_comm_s).sum(axis=1))
@@ -149,7 +151,8 @@ def _work_bound(
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
     first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
-    work, heavy = [], []
+    work = []
+    heavy = []
     for module, placed, first in zip(truth.model.modules, layout.modules, first_stage[:-1], strict=True):
         units = module.units(shapes)
         labelled = module.labelled(shapes, units)
@@ -158,7 +161,8 @@ def _work_bound(
         heavy.append(np.zeros((len(heaviest), first_stage[-1])))
         heavy[-1][:, first : first + placed.pp] = heaviest
     held = stages_held(layout)
-    work_s, heavy_s = np.concatenate(work), np.concatenate(heavy)
+    work_s = np.concatenate(work)
+    heavy_s = np.concatenate(heavy)
     fill_s, drain_s = (np.concatenate(each) for each in zip(*paths, strict=True))
     gather_s, sync_s, optimizer_s = (
         np.concatenate([getattr(own, name) for own in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
@@ -204,8 +208,10 @@ def _busiest_replica_s(
     if not len(lengths):
         return np.zeros(placed.pp), np.zeros((0, placed.pp))
     order = np.argsort(-lengths, kind="stable")
-    longest, told = lengths[order], None if labelled is None else labelled[order]
-    counts, placed = module.kind_counts(placed.layers_per_stage), placed.as_replicas
+    longest = lengths[order]
+    told = None if labelled is None else labelled[order]
+    counts = module.kind_counts(placed.layers_per_stage)
+    placed = placed.as_replicas
     if placed.widths:
         # Every rank may take part in every unit.
         loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]), told)
@@ -242,8 +248,10 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> floa
     context parallelism that suit it best; those of one role may run side by side. ``work`` is the GPU time of all
     samples (``least_gpu_s``).
     """
-    modules, ranks = truth.model.modules, truth.cluster.num_ranks
-    longest, node = int(np.argmax(shapes.llm_tokens)), truth.cluster.gpus_per_node
+    modules = truth.model.modules
+    ranks = truth.cluster.num_ranks
+    longest = int(np.argmax(shapes.llm_tokens))
+    node = truth.cluster.gpus_per_node
     # Mostly even one GPU is through with it in less.
     for widths in [(1, 1)], [(tp, cp) for tp in divisors(node) for cp in divisors(ranks // tp)]:
         widest = [_widest_s(truth, module, shapes, longest, widths) for module in modules]

@@ -50,7 +50,8 @@ def _reached_s(
 @lru_cache(maxsize=1024)
 def _points(layer_parameters: bytes, parameters: bytes, begins: bool) -> tuple[IntArray, FloatArray]:
     """The layer in which each number of parameters is reached, and the share of it that is through by then."""
-    held, wanted = np.frombuffer(layer_parameters), np.frombuffer(parameters)
+    held = np.frombuffer(layer_parameters)
+    wanted = np.frombuffer(parameters)
     ends = np.cumsum(held)
     layer = np.minimum(np.searchsorted(ends, wanted, side="right" if begins else "left"), len(ends) - 1)
     return layer, (wanted - (ends[layer] - held[layer])) / np.maximum(held[layer], 1.0)
@@ -81,7 +82,8 @@ def gather_stall_s(
 
     Arguments as for ``sync_lag_s``, of forwards and gathers; buckets are in the order of a backward here as well.
     """
-    needed, bucket_s = _needed_s(layer_s, layer_parameters, parameters), bucket_s[::-1]
+    needed = _needed_s(layer_s, layer_parameters, parameters)
+    bucket_s = bucket_s[::-1]
     stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)
     return np.asarray(bucket_s[0] + stalls.sum(axis=1))
 
@@ -136,11 +138,13 @@ def trailing_s(
         link_s: how long the synchronisation occupies the links ``[stages]``.
         backward_s: last backward of the stage ``[stages]``.
     """
-    left, ends_s = np.zeros(num_lanes), []
+    left = np.zeros(num_lanes)
+    ends_s = []
     for own, backward in zip(lanes, backward_s, strict=True):
         ends_s.append(-float(left[own].min()))
         left[own] += backward
-    links_free, trailing = np.full(num_lanes, -np.inf), np.zeros(num_lanes)
+    links_free = np.full(num_lanes, -np.inf)
+    trailing = np.zeros(num_lanes)
     for own, end, lag, link in zip(lanes[::-1], ends_s[::-1], lag_s[::-1], link_s[::-1], strict=True):
         ready = end + lag
         if link:

@@ -40,13 +40,15 @@ def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions
     its tensor-parallel group, without context parallelism of the encoder those of all its sequences.
     """
     layout = program.layout
-    action, target_action = program.dep_actions, rows_of(program.dep_offsets)
+    action = program.dep_actions
+    target_action = rows_of(program.dep_offsets)
     width, low, high, rank_set = (
         np.concatenate([getattr(each, name) for each in layout.blocks]) for name in ("width", "low", "high", "rank_set")
     )
     latency = np.array([tier.latency_s for tier in cluster.tiers])
     per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
-    a, b = program.blocks(action), program.blocks(target_action)
+    a = program.blocks(action)
+    b = program.blocks(target_action)
     travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
     tier = cluster.tier_of(np.minimum(low[a], low[b]), np.maximum(high[a], high[b]))
     inside = program.module[action] == program.module[target_action]
@@ -96,7 +98,8 @@ def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[
     Links are busy for ``link_s``, 0 for what takes no time of its ends; ``fixed_s`` pass besides ``[dependencies]``.
     """
     held = np.flatnonzero(link_s > 0)
-    sends, receives = np.zeros(program.num_actions), np.zeros(program.num_actions)
+    sends = np.zeros(program.num_actions)
+    receives = np.zeros(program.num_actions)
     for action, total in ((program.dep_actions[held], sends), (rows_of(program.dep_offsets)[held], receives)):
         longest = np.zeros(program.num_actions)
         np.maximum.at(longest, action, fixed_s[held])

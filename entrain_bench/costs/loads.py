@@ -69,7 +69,8 @@ def score_area(attention: Attention, lengths: IntArray, kernel: str = FLASH2) ->
         area = full * (padded(window, QUERY_TILE) * padded(window, KEY_TILE))
         return area + padded(rest, QUERY_TILE) * padded(rest, KEY_TILE)
     queries = np.ceil(np.asarray(lengths) * attention.rows_per_token)
-    rows, columns = padded(queries, QUERY_TILE), padded(attention.context_tokens or queries, KEY_TILE)
+    rows = padded(queries, QUERY_TILE)
+    columns = padded(attention.context_tokens or queries, KEY_TILE)
     skips = attention.causal and kernel != UNFUSED
     return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if skips else rows * columns
 
@@ -109,7 +110,8 @@ def packed(
 
     It does for attention if it cuts chunks as a whole, and for a head over labelled tokens.
     """
-    whole, told = framework.cp_split == PACK and offsets is not None, any(kind.labelled for kind in module.kinds)
+    whole = framework.cp_split == PACK and offsets is not None
+    told = any(kind.labelled for kind in module.kinds)
     if not whole and not told:
         return loads
     lengths = np.asarray(lengths)

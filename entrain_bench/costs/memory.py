@@ -24,7 +24,8 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import FUSED
 
 # Layouts whose states, and splits of a module whose bytes of a token are remembered.
-MAX_STATES, MAX_TOKENS = 16, 4096
+MAX_STATES = 16
+MAX_TOKENS = 4096
 # Both Adam moments.
 MOMENT_BYTES = 2 * FP32_BYTES
 
@@ -116,7 +117,8 @@ class Memory:
         whatever type they are reduced. A head over labelled tokens has a chunk of logits in both passes,
         which the allocator keeps.
         """
-        shards, copies = module.weight_shards(placed.tp), module.weight_copies(placed.tp, placed.dp * placed.cp)
+        shards = module.weight_shards(placed.tp)
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
         logits = np.zeros(placed.pp)
@@ -134,7 +136,8 @@ class Memory:
         Per parameter whose states it holds: an fp32 copy of a gradient in another type, and with an unfused optimizer
         the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
         """
-        framework, copies = self.framework, module.weight_copies(placed.tp, placed.dp * placed.cp)
+        framework = self.framework
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
         each = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
         sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
@@ -173,8 +176,10 @@ class Memory:
         """As ``token_bytes``, for chunks on their groups ``[chunks, stages]``, or for all alike ``[stages]``."""
         if not placed.widths:
             return self.token_bytes(module, placed, remade)
-        degree, shape = placed.degree_of_copy[replica], (len(replica), placed.pp)
-        kept, extra = np.zeros(shape), np.zeros(shape)
+        degree = placed.degree_of_copy[replica]
+        shape = (len(replica), placed.pp)
+        kept = np.zeros(shape)
+        extra = np.zeros(shape)
         for each in np.unique(degree).tolist():
             rows = np.flatnonzero(degree == each)
             own = self.token_bytes(module, placed.at(each), None if remade is None else remade[rows])
@@ -194,7 +199,9 @@ class Memory:
         The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
         buffer into which megatron-core gathers hidden states.
         """
-        tp, split, size = placed.tp, self.framework.splits_tokens(module, placed.tp), self.element_bytes
+        tp = placed.tp
+        split = self.framework.splits_tokens(module, placed.tp)
+        size = self.element_bytes
         kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
         gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
         working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
@@ -238,12 +245,14 @@ class Memory:
     def _offload_windows(self, program: Program) -> Iterator[_OffloadWindow]:
         """Where the states of offloaded modules are away; nowhere on lanes with a backward before the last forward."""
         layout = program.layout
-        kind, owner = program.kind[program.lane_actions], program.module[program.lane_actions]
+        kind = program.kind[program.lane_actions]
+        owner = program.module[program.lane_actions]
         lane = rows_of(program.lane_offsets)
         for index, placed in enumerate(layout.modules):
             if not placed.offload:
                 continue
-            last, first = np.full(layout.num_lanes, -1), np.full(layout.num_lanes, -1)
+            last = np.full(layout.num_lanes, -1)
+            first = np.full(layout.num_lanes, -1)
             forwards = np.flatnonzero((owner == index) & (kind == Pass.FORWARD))
             backwards = np.flatnonzero((owner == index) & (kind == Pass.BACKWARD))
             last[lane[forwards]] = forwards
@@ -265,8 +274,10 @@ class Memory:
 
         Inside a module a rank has the hidden states of its own tokens; at a module's border it has all rows.
         """
-        source, target = program.dep_actions, rows_of(program.dep_offsets)
-        layout, modules = program.layout, self.model.modules
+        source = program.dep_actions
+        target = rows_of(program.dep_offsets)
+        layout = program.layout
+        modules = self.model.modules
         inside = program.module[source] == program.module[target]
         block = program.blocks(target)
         shares = np.where(inside, token_parts(program, self.framework)[block], 1)
@@ -293,7 +304,8 @@ class Memory:
         Returns:
             What a forward keeps of another module's, and what there is besides while any action runs.
         """
-        handed, starts = self.transfers(program), program.lane_offsets[:-1]
+        handed = self.transfers(program)
+        starts = program.lane_offsets[:-1]
         moved = (handed.sent + handed.received)[program.lane_actions]
         held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
         return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program, handed)
@@ -305,7 +317,8 @@ class Memory:
         activations are recomputed.
         """
         handed = handed or self.transfers(program)
-        change, working = np.zeros(program.num_actions), np.zeros(program.num_actions)
+        change = np.zeros(program.num_actions)
+        working = np.zeros(program.num_actions)
         for index, (module, placed) in enumerate(zip(self.model.modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
@@ -342,11 +355,14 @@ class Memory:
 
         Each layer keeps its probabilities; the softmax has the scores besides, its backward two gradients.
         """
-        module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
+        module = program.model.modules[index]
+        placed = program.layout.modules[index]
+        chunks = program.chunks[index]
         kernel = self.framework.attention_kernel or (self.device and self.device.attention_kernel)
         if kernel != UNFUSED:
             return np.zeros((1, 1)), np.zeros((1, 1))
-        counts, lengths = module.kind_counts(placed.layers_per_stage), module.lengths(program.shapes, chunks.members)
+        counts = module.kind_counts(placed.layers_per_stage)
+        lengths = module.lengths(program.shapes, chunks.members)
         again = counts * [kind.recomputed and kind.remade is None for kind in module.kinds] * placed.recompute
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
@@ -377,7 +393,8 @@ class Memory:
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)
-        action, lane = program.lane_actions, rows_of(program.lane_offsets)
+        action = program.lane_actions
+        lane = rows_of(program.lane_offsets)
         posted = np.concatenate(([0.0], np.cumsum(handed.received[action])))
         here = 1 + np.arange(len(action))
         ahead = np.minimum(here + self.framework.receives_ahead, program.lane_offsets[1:][lane])

@@ -49,7 +49,8 @@ class Packs:
         even = cp == 1 or not self.whole or attention.window_tokens or attention.context_tokens
         if even or not len(self.lengths):
             return np.ones(len(self.offsets) - 1)
-        sizes, causal = self.lengths.astype(np.int64), attention.causal
+        sizes = self.lengths.astype(np.int64)
+        causal = attention.causal
 
         def scores(sequence: IntArray, inside: IntArray) -> IntArray:
             return np.asarray(inside * (inside + 1) // 2 if causal else inside * sizes[sequence])
@@ -61,7 +62,8 @@ class Packs:
     def most_labelled(self, cp: int) -> FloatArray:
         """Labelled tokens of the rank of ``cp`` that has most of them ``[chunks]``."""
         assert self.labelled is not None
-        labelled, first = self.labelled, self.lengths - 1 - self.labelled
+        labelled = self.labelled
+        first = self.lengths - 1 - self.labelled
 
         def count(sequence: IntArray, inside: IntArray) -> IntArray:
             return np.clip(inside - first[sequence], 0, labelled[sequence])

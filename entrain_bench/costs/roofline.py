@@ -147,7 +147,8 @@ class Roofline:
         self, attention: Attention, area: FloatArray, tokens: FloatArray, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray]:
         """Forward and backward time of attention with the given padded score area and number of tokens."""
-        device, kernel = self.cluster.device, self._kernel
+        device = self.cluster.device
+        kernel = self._kernel
         if kernel == UNFUSED:
             return self._unfused_attention_s(attention, area, tp, cp)
         half = device.attention_half_head_dim
@@ -170,7 +171,8 @@ class Roofline:
         device = self.cluster.device
         rate = device.peak_bf16_flops * device.sustained_fraction * device.gemm_efficiency
         bandwidth = self._elementwise_bytes_per_s
-        heads, passes = attention.query_width / attention.head_dim, []
+        heads = attention.query_width / attention.head_dim
+        passes = []
         rate = rate / (1.0 + device.gemm_half_width / attention.head_dim / 2.0)
         for products, num_bytes in zip((1.0, UNFUSED_BACKWARD), UNFUSED_SCORE_BYTES, strict=True):
             arithmetic_s = area * (products * 4.0 * attention.query_width / (tp * cp * rate))
@@ -196,11 +198,13 @@ class Roofline:
         backward = GEMM_BACKWARD * layer.backward_share * gemm + elementwise_back
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
-            forward, backward = forward + ahead, backward + back
+            forward = forward + ahead
+            backward = backward + back
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
         columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
-        weight, put_off = None, 0
+        weight = None
+        put_off = 0
         if split:
             weight, put_off = (gemm, len(gemms)) if layer.learns else (np.zeros_like(gemm), 0)
             backward = backward - weight
@@ -216,7 +220,8 @@ class Roofline:
         With sequence parallelism every rank gathers all tokens before it chooses the labelled ones, whose gradients are
         then all-reduced.
         """
-        whole, split = replace(self, framework=replace(self.framework, sequence_parallel=False)), times.weight_s
+        whole = replace(self, framework=replace(self.framework, sequence_parallel=False))
+        split = times.weight_s
         own = whole.layer_s(part, Loads(most_labelled(layer, loads, cp), {}), tp, cp, split is not None)
         again = own.forward_s if part.backward_share else np.zeros_like(own.forward_s)
         return PassTimes(
@@ -237,7 +242,8 @@ class Roofline:
         self, layer: Layer, forward: FloatArray, backward: FloatArray, put_off: int
     ) -> tuple[FloatArray, FloatArray]:
         """Passes that last at least as long as the host issues their kernels; ``put_off`` of backward run elsewhere."""
-        host_s, others = self.cluster.device.host_launch_s, layer.num_elementwise_kernels
+        host_s = self.cluster.device.host_launch_s
+        others = layer.num_elementwise_kernels
         attention = 0 if layer.attention is None else 3 if self._kernel == UNFUSED else 1
         ahead = len(layer.gemms) + others + attention
         twice = layer.backward_elementwise_bytes_per_token is None
@@ -274,7 +280,8 @@ class Roofline:
             (tier,) = self.cluster.ring_tiers(np.arange(0, tp * cp, tp)[None])
             width = 2 * BF16_BYTES * layer.attention.key_value_width / tp
             gather = all_gather_s(width * tokens, cp, tier)
-            comm, comm_backward = comm + gather, comm_backward + 2 * gather
+            comm = comm + gather
+            comm_backward = comm_backward + 2 * gather
         return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
@@ -307,7 +314,8 @@ class Roofline:
         device = self.cluster.device
         bandwidth = self._elementwise_bytes_per_s
         replicated = layer.replicated_elementwise_bytes_per_token
-        shared, launches = layer.split_parts(tp), layer.num_elementwise_kernels * device.kernel_launch_s
+        shared = layer.split_parts(tp)
+        launches = layer.num_elementwise_kernels * device.kernel_launch_s
 
         def seconds(moved: float, hidden: float) -> FloatArray:
             a_rank = (moved - hidden) / shared + hidden / (tp if self.framework.sequence_parallel else 1)
@@ -329,16 +337,19 @@ class Roofline:
         input's gather with the product for its gradient, and that gradient's transfer with the weight's product, unless
         another pass makes that. ``columns`` are forward times of the products whose inputs are gathered.
         """
-        states, tier = (BF16_BYTES * layer.hidden_size / cp) * tokens, self.cluster.group_tier(np.arange(tp))
+        states = (BF16_BYTES * layer.hidden_size / cp) * tokens
+        tier = self.cluster.group_tier(np.arange(tp))
         overlaps = layer.learns and self.framework.overlaps_products
-        one, both = all_gather_s(states, tp, tier), all_reduce_s(states, tp, tier)
+        one = all_gather_s(states, tp, tier)
+        both = all_reduce_s(states, tp, tier)
         if self.framework.sequence_parallel:
             forward = (layer.num_gathers + layer.num_scatters) * one
             # Without a product for weights there is none that a second gather would be for, or that hides anything.
             backward = forward + layer.num_gathers * one if overlaps else forward
             hidden = [(1 if split else 2) * np.minimum(one, product) for product in columns]
         else:
-            forward, backward = layer.num_scatters * both, layer.num_gathers * both
+            forward = layer.num_scatters * both
+            backward = layer.num_gathers * both
             hidden = [np.minimum(both, product) for product in columns if not split]
         return forward, backward, sum_in_order(hidden if overlaps else [], tokens)
 

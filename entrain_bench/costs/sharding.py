@@ -95,7 +95,8 @@ def layer_traffic(
     def seconds(num_bytes: FloatArray) -> FloatArray:
         return np.where(num_bytes > 0, all_gather_s(num_bytes, copies, tier), 0.0)
 
-    gather_s, scatter_s = seconds(BF16_BYTES * weights), seconds(gradient_bytes * learning)
+    gather_s = seconds(BF16_BYTES * weights)
+    scatter_s = seconds(gradient_bytes * learning)
     again_s = gather_s * runs_backward
     if module.config.tied_embeddings:
         again_s[0] = 0.0
@@ -140,25 +141,33 @@ def exposed_s(
         cluster: provides the links.
         framework: says which communication overlaps.
     """
-    added, gradient_bytes = np.zeros(program.num_actions), framework.gradient_bytes(BF16_BYTES)
+    added = np.zeros(program.num_actions)
+    gradient_bytes = framework.gradient_bytes(BF16_BYTES)
     sets = [
         passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster, gradient_bytes)
     ]
     if not sets:
         return added
-    hides_gather, hides_scatter = framework.overlap_param_gather, framework.overlap_grad_reduce
-    first_ready, last_left = np.zeros(program.num_actions), np.zeros(program.num_actions)
+    hides_gather = framework.overlap_param_gather
+    hides_scatter = framework.overlap_grad_reduce
+    first_ready = np.zeros(program.num_actions)
+    last_left = np.zeros(program.num_actions)
     for own in sets:
-        first_ready[own.actions], last_left[own.actions] = own.ready_s[0], own.left_s[-1]
+        first_ready[own.actions] = own.ready_s[0]
+        last_left[own.actions] = own.left_s[-1]
     before, after = _neighbours(program, np.concatenate([own.actions for own in sets]))
     for own in sets:
         row = np.full(program.num_actions, -1)
         row[own.actions] = np.arange(len(own.actions))
         rows = row[program.lane_actions]
-        previous, following, rows = before[rows >= 0], after[rows >= 0], rows[rows >= 0]
+        previous = before[rows >= 0]
+        following = after[rows >= 0]
+        rows = rows[rows >= 0]
         compute_s = own.compute_s[rows]
-        gathers, scatters = np.zeros(compute_s.shape), np.zeros(compute_s.shape)
-        gathers[:, :-1], scatters[:, 1:] = own.ready_s[1:], own.left_s[:-1]
+        gathers = np.zeros(compute_s.shape)
+        scatters = np.zeros(compute_s.shape)
+        gathers[:, :-1] = own.ready_s[1:]
+        scatters[:, 1:] = own.left_s[:-1]
         gathers[:, -1] = np.where(following >= 0, first_ready[following], 0.0)
         scatters[:, 0] = np.where(previous >= 0, last_left[previous], 0.0)
         beside = hides_gather * gathers + hides_scatter * scatters
@@ -178,7 +187,8 @@ def collective_passes(program: Program) -> IntArray:
     A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1: no group. Ranks
     without units take part in the collectives while they wait for their next pass. Shape ``[actions]``.
     """
-    group, count = np.full(program.num_actions, -1), 0
+    group = np.full(program.num_actions, -1)
+    count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
         if not placed.sharded or placed.copies == 1 or not len(chunks):
             continue
@@ -191,7 +201,9 @@ def collective_passes(program: Program) -> IntArray:
 
 def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
     """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``."""
-    module, placed, chunks = program.model.modules[index], program.layout.modules[index], program.chunks[index]
+    module = program.model.modules[index]
+    placed = program.layout.modules[index]
+    chunks = program.chunks[index]
     kind = module.layer_kind
     loads = chunk_loads(layer_times, module, program.shapes, chunks.members, chunks.offsets)
 
@@ -213,21 +225,25 @@ def passes_of(
     gradient_bytes: int = FP32_BYTES,
 ) -> tuple[Passes, ...]:
     """Return the forwards and backwards of a module whose layers take ``layers_s``; no backwards if it is frozen."""
-    module, placed = program.model.modules[index], program.layout.modules[index]
-    traffic, (forward_s, backward_s) = layer_traffic(module, placed, cluster, gradient_bytes), layers_s
+    module = program.model.modules[index]
+    placed = program.layout.modules[index]
+    traffic = layer_traffic(module, placed, cluster, gradient_bytes)
+    (forward_s, backward_s) = layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
     nothing = np.zeros(len(module.layers))
     forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, nothing)
     if not runs.any():
         return (forwards,)
-    gather_s, scatter_s = traffic.again_s[::-1][runs], traffic.scatter_s[::-1][runs]
+    gather_s = traffic.again_s[::-1][runs]
+    scatter_s = traffic.scatter_s[::-1][runs]
     backwards = Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], gather_s, scatter_s)
     return forwards, backwards
 
 
 def remade_layers(program: Program, index: int) -> BoolArray:
     """Return whether the backward of each chunk recomputes each layer ``[chunks, layers]``."""
-    module, placed = program.model.modules[index], program.layout.modules[index]
+    module = program.model.modules[index]
+    placed = program.layout.modules[index]
     covered = covered_layers(module) & [layer.backward_share > 0 for layer in module.layers]
     if placed.recompute or not program.remade:
         return np.repeat((covered & placed.recompute)[None], len(program.chunks[index]), axis=0)
@@ -247,6 +263,8 @@ def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray
     # Not from the end of one lane to the beginning of the next.
     ends = program.lane_offsets[1:-1] - 1
     chained[ends[(ends >= 0) & (ends < len(chained))]] = False
-    before, after = np.full(len(order), -1), np.full(len(order), -1)
-    before[1:][chained], after[:-1][chained] = order[:-1][chained], order[1:][chained]
+    before = np.full(len(order), -1)
+    after = np.full(len(order), -1)
+    before[1:][chained] = order[:-1][chained]
+    after[:-1][chained] = order[1:][chained]
     return before, after

@@ -155,8 +155,10 @@ class StepCosts:
             forward_s: of each layer in the first forward, which gathers go on beside ``[layers]``.
             backward_s: of each layer in the last backward, which synchronisations go on beside ``[layers]``.
         """
-        framework, least = self.memory.framework, self.exposed(module, placed)
-        gather_s, sync_s = least.gather_s.copy(), least.sync_s.copy()
+        framework = self.memory.framework
+        least = self.exposed(module, placed)
+        gather_s = least.gather_s.copy()
+        sync_s = least.sync_s.copy()
         bounds = np.cumsum(placed.layers_per_stage[:-1])
         passes = zip(np.split(forward_s, bounds), np.split(backward_s, bounds), strict=True)
         tied_s = np.zeros(placed.pp)
@@ -194,7 +196,8 @@ class StepCosts:
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
         framework = self.memory.framework
-        gather_s, sync_s = np.zeros(placed.pp), np.zeros(placed.pp)
+        gather_s = np.zeros(placed.pp)
+        sync_s = np.zeros(placed.pp)
         for stage, own in enumerate(traffic):
             # First layers without parameters hide a part of their bucket.
             last = slice(-1, None) if own.layer_parameters[0] else slice(0, 0)
@@ -206,7 +209,8 @@ class StepCosts:
         return exposed
 
     def _traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        framework, sharing = self.memory.framework, self._sharing(module, placed)
+        framework = self.memory.framework
+        sharing = self._sharing(module, placed)
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
@@ -217,7 +221,8 @@ class StepCosts:
         of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
-        found, size = list[Traffic](), self.memory.gradient_bytes
+        found = list[Traffic]()
+        size = self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
         for (kinds, own), total, ring, instances in stages:
@@ -232,7 +237,8 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
-            kinds, own = kinds.astype(np.int64), own.copy()
+            kinds = kinds.astype(np.int64)
+            own = own.copy()
             freeze(kinds, own, parameters, sync_s, gather_s)
             found.append(Traffic(kinds, own, parameters, sync_s, gather_s))
         return found
@@ -243,8 +249,10 @@ class StepCosts:
 
     def ends(self, program: Program, index: int, loads: Loads) -> Ends:
         """Where the passes of one of a program's modules begin and end, given what its chunks carry."""
-        module, placed = program.model.modules[index], program.layout.modules[index]
-        firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
+        module = program.model.modules[index]
+        placed = program.layout.modules[index]
+        firsts = first_of_stages(program, index)
+        lasts = last_of_stages(program, index)
         split = program.splits_backward(index)
 
         def priced(own: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
@@ -291,8 +299,10 @@ class StepCosts:
         """
         found = []
         for index, (placed, each) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
-            bounds, sides = np.cumsum(placed.layers_per_stage[:-1]), []
-            firsts, lasts = first_of_stages(program, index), last_of_stages(program, index)
+            bounds = np.cumsum(placed.layers_per_stage[:-1])
+            sides = []
+            firsts = first_of_stages(program, index)
+            lasts = last_of_stages(program, index)
             for own, seconds in zip((firsts, lasts), each, strict=True):
                 shares = [part / part.sum() for part in np.split(np.maximum(seconds, 1e-12), bounds)]
                 sides.append([duration_s[one][:, None] * share for one, share in zip(own, shares, strict=True)])
@@ -304,7 +314,9 @@ class StepCosts:
         """Times of a program's step."""
         framework = self.memory.framework
         modules = [*zip(program.model.modules, program.layout.modules, strict=True)]
-        lags, tied, first_stage = [], [], 0
+        lags = []
+        tied = []
+        first_stage = 0
         for (module, placed), own in zip(modules, ends, strict=True):
             for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
                 lags.append(np.zeros(len(layer_s)))
@@ -334,8 +346,10 @@ class StepCosts:
         Returns:
             The earliest start of each action, and how long it waits once all else is ready.
         """
-        release, stall = np.zeros(program.num_actions), np.zeros(program.num_actions)
-        framework, launched = self.memory.framework, np.zeros(program.layout.num_lanes)
+        release = np.zeros(program.num_actions)
+        stall = np.zeros(program.num_actions)
+        framework = self.memory.framework
+        launched = np.zeros(program.layout.num_lanes)
         if not framework.overlap_param_gather:
             return release, stall
         for blocks, own in zip(program.layout.blocks, ends, strict=True):
@@ -385,9 +399,11 @@ def first_of_stages(program: Program, index: int) -> list[IntArray]:
 def _extreme(program: Program, index: int, kind: Pass, order: slice) -> list[IntArray]:
     """Of a module's actions of a kind those that come last in the given order of the lanes, one array a stage."""
     placed = program.layout.modules[index]
-    actions, lanes = program.lane_actions[order], rows_of(program.lane_offsets)[order]
+    actions = program.lane_actions[order]
+    lanes = rows_of(program.lane_offsets)[order]
     mine = (program.module[actions] == index) & (program.kind[actions] == kind)
-    actions, lanes = actions[mine], lanes[mine]
+    actions = actions[mine]
+    lanes = lanes[mine]
     found = np.full((placed.pp, program.layout.num_lanes), -1)
     # Of several values for one place the last is kept.
     found[program.stage[actions], lanes] = actions

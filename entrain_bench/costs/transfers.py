@@ -64,16 +64,20 @@ def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) 
     microbatch, forward before backward; the rank receives one and sends one at a time.
     ``travels`` marks dependencies along which bytes go from one set of ranks to another ``[dependencies]``.
     """
-    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    source = program.dep_actions
+    target = rows_of(program.dep_offsets)
     carried = np.flatnonzero(travels & (program.module[source] != program.module[target]))
-    source, target = source[carried], target[carried]
+    source = source[carried]
+    target = target[carried]
     llm = program.model.llm_index
     of_llm = np.where(program.module[source] == llm, source, target)
     microbatch = program.chunks[llm].microbatch[program.chunk[of_llm]]
     labels, number = np.unique(2 * microbatch + program.kind[target], return_inverse=True)
     count = len(labels)
-    first, last = np.full(len(program.dep_actions), -1), np.full(len(program.dep_actions), -1)
-    first[carried], last[carried] = number, count + number
+    first = np.full(len(program.dep_actions), -1)
+    last = np.full(len(program.dep_actions), -1)
+    first[carried] = number
+    last[carried] = count + number
     total_bytes = np.bincount(number, weights=program.dep_bytes[carried], minlength=count)
     return Transfers(
         first,

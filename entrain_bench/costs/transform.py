@@ -19,10 +19,12 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
     replicas (arXiv:2605.27678, section 1). One collective carries an encoder microbatch of a group. Gradients are on
     the ranks of the LLM's first stage; with more stages they are broadcast to the others before they are sliced.
     """
-    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    source = program.dep_actions
+    target = rows_of(program.dep_offsets)
     llm = program.model.llm_index
     consumer = program.layout.modules[llm].as_replicas
-    positions, delays = [np.zeros(0, np.int64)], [np.zeros(0)]
+    positions = [np.zeros(0, np.int64)]
+    delays = [np.zeros(0)]
     for index, placed in enumerate(own.as_replicas for own in program.layout.modules[:llm]):
         if not are_grids(placed, consumer):
             continue
@@ -34,7 +36,9 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
         of_llm = np.where(ahead, target, source)[found]
         group = program.replica[of_encoder] // ratio.fan_in
         inside = group == program.replica[of_llm] // ratio.fan_out
-        found, of_encoder, group = found[inside], of_encoder[inside], group[inside].astype(np.int64)
+        found = found[inside]
+        of_encoder = of_encoder[inside]
+        group = group[inside].astype(np.int64)
         microbatch = program.chunks[index].microbatch[program.chunk[of_encoder]]
         forward = program.kind[target[found]] == Pass.FORWARD
         call = 2 * (group * (1 + microbatch.max(initial=0)) + microbatch) + forward
@@ -43,7 +47,8 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
         tier_index = cluster.tier_of(ranks.min(axis=1), ranks.max(axis=1))[group]
         seconds = np.zeros(len(found))
         for number in np.unique(tier_index):
-            tier, mine = cluster.tiers[number], tier_index == number
+            tier = cluster.tiers[number]
+            mine = tier_index == number
             forward_s = all_gather_s(total[mine], ratio.fan_in, tier)
             backward_s = all_gather_s(total[mine], ratio.fan_out, tier) + broadcast_s(total[mine], consumer.pp, tier)
             seconds[mine] = np.where(forward[mine], forward_s, backward_s)

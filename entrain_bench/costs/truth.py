@@ -115,7 +115,8 @@ class CostTruth:
 
         If groups have several widths, each time is the least over them.
         """
-        loads, placements = self.layer_times.loads(module, lengths, None, labelled), range(len(placed.degrees))
+        loads = self.layer_times.loads(module, lengths, None, labelled)
+        placements = range(len(placed.degrees))
         return least_times([self._stages_s(module, placed.at(each), loads, None, split) for each in placements])
 
     def chunk_times(
@@ -164,13 +165,16 @@ class CostTruth:
 
     def charge(self, program: Program) -> Prices:
         """Return the costs of one execution: the program's prices with noise on its passes."""
-        prices, factors = self.price(program), self.noise.factors(program)
+        prices = self.price(program)
+        factors = self.noise.factors(program)
         return replace(prices, duration_s=factors * prices.duration_s, comm_s=factors * prices.comm_s)
 
     def price(self, program: Program) -> Prices:
         """Return durations and delays of a whole program without noise."""
-        duration, comm = np.zeros(program.num_actions), np.zeros(program.num_actions)
-        layout, loads = program.layout, []
+        duration = np.zeros(program.num_actions)
+        comm = np.zeros(program.num_actions)
+        layout = program.layout
+        loads = []
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
             remade = program.remade[index] if program.remade else None
             split = program.splits_backward(index)
@@ -214,14 +218,17 @@ class CostTruth:
     def _edges(self, program: Program) -> tuple[Edges, FloatArray, FloatArray]:
         """Return transfers along dependencies, delays besides links, and busy times of links ``[dependencies]``."""
         edges = edges_of(program, self.cluster, self.framework)
-        delay, link = edges.fixed_s.copy(), edges.link_s.copy()
+        delay = edges.fixed_s.copy()
+        link = edges.link_s.copy()
         collective, seconds = colocated_transforms(program, self.cluster)
-        delay[collective], link[collective] = seconds, 0.0
+        delay[collective] = seconds
+        link[collective] = 0.0
         return edges, np.where(edges.travels, delay, 0.0), link
 
     def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
         """Return the time lanes are held after each action, delays of dependencies, and transfers that queue."""
-        layout, transfers = program.layout, None
+        layout = program.layout
+        transfers = None
         edges, delay, link = self._edges(program)
         if layout.single_rank_boundary:
             tier = self.cluster.group_tier(np.concatenate([placed.ranks.ravel() for placed in layout.modules]))

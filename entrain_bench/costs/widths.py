@@ -28,7 +28,8 @@ def priced_by_width(placed: ModuleLayout, replica: IntArray, loads: Loads, price
     """
     if not placed.widths:
         return list(priced(placed, loads, slice(None)))
-    degree, found = placed.degree_of_copy[replica], list[tuple[IntArray, Sequence[PassTimes]]]()
+    degree = placed.degree_of_copy[replica]
+    found = list[tuple[IntArray, Sequence[PassTimes]]]()
     for each in np.unique(degree).tolist() or [0]:
         rows = np.flatnonzero(degree == each)
         found.append((rows, priced(placed.at(each), loads.take(rows), rows)))

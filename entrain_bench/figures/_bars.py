@@ -109,7 +109,8 @@ def draw_lines(
     lacking = []
     markers = marker_of(labels)
     for name in colours:
-        marker, rows = markers[name], table[table[by] == name].sort_values(x)
+        marker = markers[name]
+        rows = table[table[by] == name].sort_values(x)
         panel.plot(rows[x], rows[y], color=colours[name], marker=marker, markersize=MARKER_SIZE, mec="white", mew=0.3)
         if f"{y}_low" in rows:
             panel.vlines(rows[x], rows[f"{y}_low"], rows[f"{y}_high"], color=colours[name], linewidth=0.7)

@@ -15,7 +15,8 @@ from entrain_bench.config.comments import first_sentence
 from entrain_bench.figures._rows import drawing_of
 
 # In a folder of the user's: modules, and sweeps that name one as their ``figure.drawing``.
-MODULES, SWEEPS = "figures", "figure"
+MODULES = "figures"
+SWEEPS = "figure"
 
 
 def discover(config_dir: str | None = None) -> dict[str, str]:

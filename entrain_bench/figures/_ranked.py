@@ -32,15 +32,19 @@ from entrain_bench.figures._style import (
 # The figure is as wide as a column of a paper, and all its texts are legible there.
 COLUMNS = 2
 # Height of a bar with its texts, of a panel's title and gap, and of texts around all panels, in inches.
-ROW_IN, TITLE_IN, HEAD_IN = 0.085, 0.26, 1.0
+ROW_IN = 0.085
+TITLE_IN = 0.26
+HEAD_IN = 1.0
 # Lines of message and legend that this leaves room for, and the height of each further one.
-HEAD_LINES, LINE_IN = 4, 0.12
+HEAD_LINES = 4
+LINE_IN = 0.12
 # Where columns of numbers end, right of the bars, in points, and the share of its row that a bar fills.
 NUMBER_ENDS_PT = (16.5, 46.5, 60.5)
 BAR = 0.82
 LEGEND_PT = 6.0
 # From here half widths are whole percents, and numbers whole.
-WHOLE, MANY = 0.95, 999.5
+WHOLE = 0.95
+MANY = 999.5
 # Percents: two seeds can have intervals that are wider than all there is room for.
 WIDEST = 99
 
@@ -186,7 +190,8 @@ def draw_metric(
         mine = table[(table["model"] == model) & (table["workload"] == trace)]
         rows = []
         for _, row in mine.sort_values(metric, ascending=not descending, kind="stable").iterrows():
-            name, there = row["strategy"], pd.notna(row[metric])
+            name = row["strategy"]
+            there = pd.notna(row[metric])
             said = texts(row) if there else [row["status"]]
             rows.append(Row(starred(labels[name], row.to_dict()), colours[name], row[metric] if there else None, said))
         draw_ranked(panel, f"{traces[trace]}, {models[model]}", headings, rows)

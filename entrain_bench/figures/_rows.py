@@ -75,7 +75,8 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     Raises:
         UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
     """
-    content, rows = _yaml(experiment, config_dir), rows_of(experiment, config_dir)
+    content = _yaml(experiment, config_dir)
+    rows = rows_of(experiment, config_dir)
     params = {str(key): str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
     # Has ``glob(*)`` find the strategies that it finds for the figure.
     shown = f"+{SHOWN}=[{','.join((content.get('figure') or {}).get('strategies', IN_FIGURES[:1]))}]"
@@ -110,7 +111,8 @@ def check_names(cells: Sequence[Cell]) -> None:
     for group in REPLACED:
         seen: dict[str, object] = {}
         for cell in cells:
-            name, values = str(labels_of(cell.config)[group]), getattr(cell.config, group)
+            name = str(labels_of(cell.config)[group])
+            values = getattr(cell.config, group)
             if seen.setdefault(name, values) != values:
                 raise UserError(f"{group}: two entries share the name {name}. Give each entry a unique name")
 

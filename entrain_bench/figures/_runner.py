@@ -82,7 +82,9 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
 
     A figure without data says so, and does not keep others from theirs.
     """
-    problem, cells, module = "", list[Cell](), drawing.module
+    problem = ""
+    cells = list[Cell]()
+    module = drawing.module
     try:
         cells = [cell for sweep in drawing.sweeps.values() for cell in study.cells(*sweep)]
         if module.RUNS:
@@ -109,7 +111,8 @@ def render(draw: Callable[[], tuple[Figure, pd.DataFrame]], stated: bool = False
         figure, table = draw()
         if stated:
             state_model_error(figure)
-        pdf, png = BytesIO(), BytesIO()
+        pdf = BytesIO()
+        png = BytesIO()
         figure.savefig(png, format="png")
         figure.set_layout_engine("none")  # keeps the layout just made
         figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})

@@ -17,12 +17,21 @@ from entrain_bench.answers.text import count, listing, speedup, spell_seeds
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures._style import COLOURBLIND, FAINT, INK, MODEL_ERROR, lighter, small_png
 
-WIDTH_IN, BAR_IN, LINE_IN, EDGE_IN = 8.0, 0.27, 0.16, 0.25
-HEAD_IN, AXIS_IN = 0.79, 0.45
-TITLE_PT, TEXT_PT, CODE_PT = 15.0, 9.0, 7.5
+WIDTH_IN = 8.0
+BAR_IN = 0.27
+LINE_IN = 0.16
+EDGE_IN = 0.25
+HEAD_IN = 0.79
+AXIS_IN = 0.45
+TITLE_PT = 15.0
+TEXT_PT = 9.0
+CODE_PT = 7.5
 # Letters of a line of the gain, of the job and of a command; commands that are shown, and bars.
-GAIN_LETTERS, JOB_LETTERS, CODE_LETTERS = 105, 118, 124
-MAX_COMMANDS, MAX_BARS = 3, 12
+GAIN_LETTERS = 105
+JOB_LETTERS = 118
+CODE_LETTERS = 124
+MAX_COMMANDS = 3
+MAX_BARS = 12
 PLURALS = {"harness": "harnesses"}
 
 
@@ -76,7 +85,8 @@ def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure
     cut = f"{len(shown)} of {len(gains)} strategies shown. " if len(shown) < len(gains) else ""
     simulated = all(record.labels["harness"] == "simulate" for record in answer.records)
     foot = [*commands, *filter(None, [f"{cut}Simulated; {MODEL_ERROR}" if simulated else cut.strip()])]
-    head_in, foot_in = HEAD_IN + LINE_IN * len([*won, *job]), LINE_IN * len(foot) + EDGE_IN
+    head_in = HEAD_IN + LINE_IN * len([*won, *job])
+    foot_in = LINE_IN * len(foot) + EDGE_IN
     height_in = head_in + BAR_IN * len(shown) + AXIS_IN + foot_in
     figure = Figure(figsize=(WIDTH_IN, height_in))
     panel = figure.add_axes(

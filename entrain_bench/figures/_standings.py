@@ -30,17 +30,22 @@ from entrain_bench.figures._style import (
 )
 
 # More are not readable; the table has them all.
-MAX_CASES, MAX_VARIANTS = 12, 12
+MAX_CASES = 12
+MAX_VARIANTS = 12
 # Of the distance between two cases, the share that their bars fill.
 FILLED = 0.8
 # What a single column has room for: more takes a double one.
-NARROW_CASES, NARROW_ROWS = 2, 3
+NARROW_CASES = 2
+NARROW_ROWS = 3
 # Height of the panel, and of a figure in which everything has room.
-PANEL_IN, ROOMY_IN = 1.7, 16.0
+PANEL_IN = 1.7
+ROOMY_IN = 16.0
 # Width of a label above a bar, and the share of the panel's height that the longest takes.
-LABEL_IN, LABEL_SHARE = 0.13, 0.42
+LABEL_IN = 0.13
+LABEL_SHARE = 0.42
 # Letters of a line of the legend, and lines of a name in it.
-LINE_LETTERS, MAX_LINES = 56, 3
+LINE_LETTERS = 56
+MAX_LINES = 3
 
 
 def standings_png(answer: Answer) -> bytes:
@@ -53,7 +58,8 @@ def draw(answer: Answer) -> Figure:
 
     The panel has the same height whatever stands around it.
     """
-    cases, colours = answer.cases[:MAX_CASES], _colours(answer)
+    cases = answer.cases[:MAX_CASES]
+    colours = _colours(answer)
     names = _wrapped([*colours])
     narrow = len(cases) <= NARROW_CASES and len(names) <= NARROW_ROWS * _columns(names, SINGLE_COLUMN_IN)
     width_in = SINGLE_COLUMN_IN if narrow else DOUBLE_COLUMN_IN
@@ -123,7 +129,9 @@ def _colours(answer: Answer) -> dict[str, Colour]:
     """A colour for each variant: its strategy's, if all are strategies; one that another has gets lighter."""
     shown = answer.variants[:MAX_VARIANTS]
     orders = {row.group.strategy: row.group.display_order for row in answer.results}
-    colours, taken, wanted = {}, set[Colour](), palette(shown)
+    colours = {}
+    taken = set[Colour]()
+    wanted = palette(shown)
     if {*shown} <= {*orders}:
         wanted = strategy_colours({name: None if orders[name] is None else int(orders[name] or 0) for name in shown})
     for name, colour in wanted.items():

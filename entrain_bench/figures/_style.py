@@ -23,13 +23,17 @@ from matplotlib.ticker import FuncFormatter
 mpl.use("Agg")
 
 _DRAWING = RLock()
-SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN = 3.35, 7.0
-FONT_PT, MESSAGE_PT = 7.0, 8.0
+SINGLE_COLUMN_IN = 3.35
+DOUBLE_COLUMN_IN = 7.0
+FONT_PT = 7.0
+MESSAGE_PT = 8.0
 # Of figures that have many names in one column's width.
 SMALL_PT = 5.0
 SMALL_DPI = 130
 # Upper estimates of what a legend's symbol with its gaps and a letter take.
-ENTRY_IN, LETTER_IN, MESSAGE_LETTER_IN = 0.36, 0.055, 0.071
+ENTRY_IN = 0.36
+LETTER_IN = 0.055
+MESSAGE_LETTER_IN = 0.071
 GRID, INK, FAINT = "#d9d9d9", "#262626", "#8c8c8c"
 TICKS = {"labelsize": FONT_PT, "major.width": 0.6, "major.size": 2.5, "minor.size": 0.0, "major.pad": 2.0}
 STYLE: Any = {

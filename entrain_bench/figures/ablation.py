@@ -33,7 +33,9 @@ PARTS = ["planner", "assigner", "scheduler"]
 JOB = ["model", "workload"]
 CASE = [*JOB, *PARTS]
 # Height of a row of a panel, and of what is above and below its rows.
-ROW_IN, PANEL_IN, HEAD_IN = 0.17, 0.3, 0.75
+ROW_IN = 0.17
+PANEL_IN = 0.3
+HEAD_IN = 0.75
 # Speed-ups at which colours end; further ones look alike.
 EXTREME = 1.5
 
@@ -48,7 +50,8 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Schedulers from top to bottom, models and traces side by side."""
     table = gains(data)
-    traces, models = names(data, "workload"), names(data, "model")
+    traces = names(data, "workload")
+    models = names(data, "model")
     jobs = [(model, trace) for model in models for trace in traces]
     planners, assigners, schedulers = ([*map(str, data[part].unique())] for part in PARTS)
     height_in = HEAD_IN + (PANEL_IN + ROW_IN * len(planners)) * len(schedulers)

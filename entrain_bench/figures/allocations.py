@@ -39,9 +39,11 @@ def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A heat map for every model (rows) and trace (columns): encoder GPUs by batch size, share of the draws."""
-    models, traces = names(data, "model"), names(data, "workload")
+    models = names(data, "model")
+    traces = names(data, "workload")
     used = data[data["share"] > 0]["encoder_gpus"]
-    low, high = used.min() - 1, used.max() + 1
+    low = used.min() - 1
+    high = used.max() + 1
     shown = data[data["encoder_gpus"].between(low, high)]
     height = 0.55 + len(models) * (0.42 + 0.17 * (shown["encoder_gpus"].nunique()))
     figure, axes = facets([*models], [*traces], height)

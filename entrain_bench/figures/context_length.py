@@ -52,7 +52,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def _message(grid: Grid, table: pd.DataFrame) -> str:
     """The greatest gain over the first strategy."""
-    first, keys = next(iter(grid.strategies)), ["model", *SETTINGS]
+    first = next(iter(grid.strategies))
+    keys = ["model", *SETTINGS]
     base = table[table["strategy"] == first].set_index(keys)["tflops_per_gpu"]
     gains = table.join(base.rename("base"), on=keys)
     gains = gains.assign(gain=gains["tflops_per_gpu"] / gains["base"]).dropna(subset="gain")
@@ -60,5 +61,6 @@ def _message(grid: Grid, table: pd.DataFrame) -> str:
         return f"{grid.strategies[first]} has no result to compare with."
     best = gains.sort_values("gain", ascending=False, kind="stable").to_dict("records")[0]
     where = f"{best['sequence_tokens'] / KIBI:g}K tokens, {100 * best['vision_share']:g}% of them vision"
-    winner, gain = grid.strategies[best["strategy"]], f"{best['gain']:.2f}x the throughput of {grid.strategies[first]}"
+    winner = grid.strategies[best["strategy"]]
+    gain = f"{best['gain']:.2f}x the throughput of {grid.strategies[first]}"
     return f"{winner} reaches up to {gain}: at {where}."

@@ -43,7 +43,8 @@ SIDES = {"encoder": "Encoder", "llm": "LLM"}
 CASE = ["workload", "model", "strategy"]
 BOX = [*CASE, "side"]
 ACTION = ["module", "stage", "replica", "microbatch", "part"]
-BOX_PERCENT, BOX_ENDS = (5, 25, 50, 75, 95), ("whislo", "q1", "med", "q3", "whishi")
+BOX_PERCENT = (5, 25, 50, 75, 95)
+BOX_ENDS = ("whislo", "q1", "med", "q3", "whishi")
 # How far a whisker reaches down at most: a logarithmic axis has no 0.
 MOST_BELOW = 10
 # An axis from a value to less than so many times as much would have one power of ten, or none.
@@ -60,7 +61,8 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
 def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     """Top: a panel for every side and trace, a box a strategy. Bottom: standard deviations on a logarithmic axis."""
     grid = Grid.of(data.table)
-    forward, spread = microbatch_forward(data.actions), forward_std(data.table)
+    forward = microbatch_forward(data.actions)
+    spread = forward_std(data.table)
     figure = Figure(figsize=(DOUBLE_COLUMN_IN, 5.0), layout="constrained")
     boxes, dots = split(figure, heights=[1.75, 1.0])
     axes = boxes.subplots(len(SIDES), len(grid.workloads), squeeze=False, sharex=True)

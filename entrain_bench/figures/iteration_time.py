@@ -66,11 +66,14 @@ load = partial(run_table, settings=KNOBS)
 
 def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace and model, and one a model for all traces; ``drawn`` are the runs under posterior draws."""
-    labels, traces, models = names(data, "strategy"), names(data, "workload"), names(data, "model")
+    labels = names(data, "strategy")
+    traces = names(data, "workload")
+    models = names(data, "model")
     odds = chances_by_job(drawn) if drawn is not None else {}
     headings = (*HEADINGS, PROBABILITY) if odds else HEADINGS
     runs = with_all(data)
-    comparisons, table = compared(runs, JOB), summarise(runs)
+    comparisons = compared(runs, JOB)
+    table = summarise(runs)
     traces |= {ALL: "All traces"}
     figure, axes = ranked_panels(len(comparisons), len(labels))
     colours = family_colours(data)
@@ -143,7 +146,8 @@ def is_tested(comparison: Comparison[str]) -> bool:
 
 def setting_of(data: pd.DataFrame) -> str:
     """The knobs that all runs share with their value, then those that are free; empty without columns of knobs."""
-    given, free = list[str](), list[str]()
+    given = list[str]()
+    free = list[str]()
     for knob in filter(data.columns.__contains__, KNOBS):
         values = data[knob].unique()
         if pd.isna(values).all():

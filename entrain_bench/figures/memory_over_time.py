@@ -37,9 +37,11 @@ HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "
 def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> Runs:
     """The table of the runs and their timelines; beside strategies of rows after the first stands the row's label."""
     first, *_ = cells
-    tables, actions = [], []
+    tables = []
+    actions = []
     for label, each in cells.items():
-        table, timelines = run_table(each, results), run_actions(each, results)
+        table = run_table(each, results)
+        timelines = run_actions(each, results)
         if label != first:
             called = [text or spell(name) for name, text in table[["strategy", "strategy_label"]].to_numpy()]
             table["strategy_label"] = [f"{text}, {label}" for text in called]

@@ -36,7 +36,9 @@ EXPERIMENT = "out_of_the_box"
 RUNS = True
 CASE = ["row", "model", "workload", "strategy"]
 # Height of a trace of a strategy, of the gap between two strategies, and of what is above and below the panels.
-TRACE_IN, GAP_IN, HEAD_IN = 0.11, 0.1, 1.0
+TRACE_IN = 0.11
+GAP_IN = 0.1
+HEAD_IN = 1.0
 MARK = 3.6
 # What stands in the place of a mark, by the state of the runs; those that are ok have nothing to be compared with.
 WORDS = {"failed": "fails", "skipped": "incompatible", "missing": "not run", "ok": "no reference"}
@@ -46,8 +48,10 @@ load = run_tables
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A column of panels a stack, a row a model; balancers from top to bottom, a mark a trace."""
-    grid, table = Grid.of(data), gains(data)
-    stacks, colours = [*map(str, data["row"].unique())], palette(grid.workloads)
+    grid = Grid.of(data)
+    table = gains(data)
+    stacks = [*map(str, data["row"].unique())]
+    colours = palette(grid.workloads)
     balancers = [*grid.strategies][1:]
     step_in = TRACE_IN * len(grid.workloads) + GAP_IN
     height_in = HEAD_IN + len(grid.models) * (0.25 + step_in * max(1, len(balancers)))
@@ -93,7 +97,8 @@ def _message(table: pd.DataFrame, balancers: Sequence[str], grid: Grid) -> str:
         return "No balancer has a result that can be compared."
     best = mine.sort_values("speedup", ascending=False, kind="stable").to_dict("records")[0]
     several = mine["num_ok"] > 1
-    faster, slower = (several & (mine["speedup_low"] > 1)).sum(), (several & (mine["speedup_high"] < 1)).sum()
+    faster = (several & (mine["speedup_low"] > 1)).sum()
+    slower = (several & (mine["speedup_high"] < 1)).sum()
     return (
         f"Of {len(mine)} combinations of balancer, trace and stack, {faster} are significantly faster and {slower} "
         f"slower than {next(iter(grid.strategies.values()))}; at most {best['speedup']:.2f}x "

@@ -33,7 +33,8 @@ from entrain_bench.figures._style import (
 
 EXPERIMENT = "robustness"
 RUNS = True
-ROW_IN, HEAD_IN = 0.2, 1.0
+ROW_IN = 0.2
+HEAD_IN = 1.0
 # Width of a cell, where correlations take 1.
 CELL = 0.65
 # Where name and number begin and end, from the middle of the cell.
@@ -45,7 +46,8 @@ load = run_tables
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Left: a column a model and trace. Right: rank correlations of every row."""
-    grid, table = Grid.of(data), rankings(data)
+    grid = Grid.of(data)
+    table = rankings(data)
     rows = [*data["row"].unique()]
     height_in = HEAD_IN + ROW_IN * len(rows)
     widths = (CELL * len(grid.models) * len(grid.workloads), 1.0)
@@ -61,7 +63,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def _message(table: pd.DataFrame, labels: Mapping[str, str]) -> str:
     """The strategy that is fastest most often, the first row's fastest, and the lowest correlation of a row."""
-    cells, together = table[table["workload"] != ALL], table[table["workload"] == ALL]
+    cells = table[table["workload"] != ALL]
+    together = table[table["workload"] == ALL]
     wins = cells.loc[cells["winner"] != "", "winner"].tolist()
     most = max(labels, key=wins.count)
     first = f"{labels[most]} is fastest in {wins.count(most)} of {len(cells)} cells"
@@ -75,11 +78,13 @@ def _message(table: pd.DataFrame, labels: Mapping[str, str]) -> str:
 def _draw_winners(panel: Axes, table: pd.DataFrame, grid: Grid, rows: Sequence[str]) -> None:
     cases = [*product(grid.models, grid.workloads)]
     for row in table.to_dict("records"):
-        x, y = cases.index((row["model"], row["workload"])), rows.index(row["row"])
+        x = cases.index((row["model"], row["workload"]))
+        y = rows.index(row["row"])
         colour = lighter(grid.colours[row["winner"]]) if row["winner"] else "white"
         panel.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.0))
         if not row["firm"]:
-            corner, size = (x - 0.5 + FRAME / 2, y - 0.5 + 1.5 * FRAME), (1 - FRAME, 1 - 3 * FRAME)
+            corner = (x - 0.5 + FRAME / 2, y - 0.5 + 1.5 * FRAME)
+            size = (1 - FRAME, 1 - 3 * FRAME)
             panel.add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=0.9))
         panel.text(x - EDGE, y, grid.strategies.get(row["winner"], "none"), va="center", color=INK)
         panel.text(x + EDGE, y, f"{row['tau']:.2f}", ha="right", va="center", color=INK)

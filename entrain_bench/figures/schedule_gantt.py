@@ -42,10 +42,12 @@ RUNS = True
 TIMELINES = True
 # The part of the longest schedule that is shown enlarged.
 ZOOM = (0.22, 0.42)
-LANE_IN, TITLE_IN = 0.108, 0.18
+LANE_IN = 0.108
+TITLE_IN = 0.18
 LEGEND_ROWS = 2
 # Bars of groups have their degrees in them where a letter has this part of a panel.
-LETTER, SMALLEST_PT = 0.013, 5.0
+LETTER = 0.013
+SMALLEST_PT = 5.0
 STEP = "Gradient sync and optimizer"
 STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
 PASSES = {"forward": "forward", "backward": "backward", "weight": "weights"}
@@ -71,7 +73,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         len(labels), 2, DOUBLE_COLUMN_IN, height, sharex="col", gridspec_kw={"height_ratios": heights}
     )
     longest = max(rows["end_s"].max() for rows in bars.values())
-    whole, part = (0.0, 1.01 * longest), (ZOOM[0] * longest, ZOOM[1] * longest)
+    whole = (0.0, 1.01 * longest)
+    part = (ZOOM[0] * longest, ZOOM[1] * longest)
     for name, overview, enlarged in zip(labels, axes[::2], axes[1::2], strict=True):
         overview.set_title(labels[name], loc="left")
         if name not in bars:
@@ -86,7 +89,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
         enlarged.set_yticks([])
         # Outlines what the enlarged panels show.
         low, high = sorted(overview.get_ylim())
-        corner, size = (part[0], low), (part[1] - part[0], high - low)
+        corner = (part[0], low)
+        size = (part[1] - part[0], high - low)
         overview.add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=0.8))
     axes[1].set_title("enlarged", loc="right")
     for last in axes[-2:]:
@@ -94,7 +98,8 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
     handles = [Patch(facecolor=colour, label=label) for label, colour in colours.items()]
     legend_above(figure, handles, columns=-(-len(handles) // LEGEND_ROWS))
     ends = {name: float(rows["end_s"].max()) for name, rows in bars.items()}
-    least, most = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+    least = min(ends, key=ends.__getitem__)
+    most = max(ends, key=ends.__getitem__)
     said = " and ".join(f"{seconds(ends[name])} s with {labels[name]}" for name in (least, most))
     say(figure, f"The same batch takes {said}.")
     columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
@@ -132,14 +137,18 @@ def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
 def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], window: tuple[float, float]) -> None:
     """A bar an action and a row a lane, as far as the time window goes."""
     shown = rows[(rows["end_s"] > window[0]) & (rows["start_s"] < window[1])]
-    start, end = shown["start_s"].to_numpy(), shown["end_s"].to_numpy()
-    top, bottom = shown["lane"].to_numpy(dtype=np.float64) - 0.44, shown["lane"].to_numpy(dtype=np.float64) + 0.44
+    start = shown["start_s"].to_numpy()
+    end = shown["end_s"].to_numpy()
+    top = shown["lane"].to_numpy(dtype=np.float64) - 0.44
+    bottom = shown["lane"].to_numpy(dtype=np.float64) + 0.44
     if has_groups(rows):
         keys = ["module", "stage", "replica", "microbatch", "part", "pass"]
         lane = shown.groupby(keys)["lane"]
-        top, bottom = lane.transform("min").to_numpy() - 0.44, lane.transform("max").to_numpy() + 0.44
+        top = lane.transform("min").to_numpy() - 0.44
+        bottom = lane.transform("max").to_numpy() + 0.44
         for each in shown.drop_duplicates(keys).to_dict("records"):
-            low, high = max(each["start_s"], window[0]), min(each["end_s"], window[1])
+            low = max(each["start_s"], window[0])
+            high = min(each["end_s"], window[1])
             text = degrees_of(each["group"])
             if high - low > LETTER * len(text) * (window[1] - window[0]):
                 middle = float(lane.get_group(tuple(each[key] for key in keys)).mean())

@@ -52,8 +52,10 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a model, a line a trace."""
-    models, traces = names(data, "model"), names(data, "workload")
-    colours, table = palette(traces), relative_times(data)
+    models = names(data, "model")
+    traces = names(data, "workload")
+    colours = palette(traces)
+    table = relative_times(data)
     figure, axes = panels(1, len(models), DOUBLE_COLUMN_IN, 2.2, sharey=True)
     for panel, model in zip(axes, models, strict=True):
         rows = table[table["model"] == model]

@@ -55,7 +55,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     handles = [Line2D([], [], color=colours[name], linestyle=styles[name], label=labels[name]) for name in labels]
     legend_above(figure, handles, columns=min(len(handles), 8))
     medians = data[data["probability"] >= 0.5].groupby("workload", sort=False)["llm_tokens"].first()
-    least, most = str(medians.idxmin()), str(medians.idxmax())
+    least = str(medians.idxmin())
+    most = str(medians.idxmax())
     ends = " and ".join(f"{medians[name]:,.0f} on {labels[name]}" for name in (least, most))
     say(figure, f"Number of LLM tokens in the median sample: {ends}.")
     return figure, data[["workload", "probability", *PANELS]]

@@ -28,7 +28,8 @@ load = partial(run_table, settings={BUDGET: BUDGET})
 
 def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A row of panels for each model and trace, a column for each family, a line for each strategy."""
-    grid, keys = Grid.of(data), [*CASE, BUDGET]
+    grid = Grid.of(data)
+    keys = [*CASE, BUDGET]
     budgets = sorted(data[BUDGET].unique())
     largest = data[data[BUDGET] == budgets[-1]]
     table = interval_over_seeds(data, keys, "iteration_time_s")

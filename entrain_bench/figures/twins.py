@@ -36,7 +36,8 @@ COLUMNS = ["model", "trace", "strategy", "side", "speedup", "tau"]
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """The table of the sweep's runs; ``trace`` is the trace's name and ``side`` whether a run is of it or its twin."""
-    table, labels = run_table(cells, results, SETTINGS), stated_labels()
+    table = run_table(cells, results, SETTINGS)
+    labels = stated_labels()
     return table.assign(
         trace_label=[labels.get(str(path), "") for path in table["path"]],
         trace=[PurePath(str(path)).stem for path in table["path"]],
@@ -48,7 +49,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """A panel a trace, a point a strategy; on the dashed line a strategy gains the same on both."""
     table = speedups(data)
     traces = labels_of(data)
-    strategies, colours = names(data, "strategy"), strategy_colours(orders(data))
+    strategies = names(data, "strategy")
+    colours = strategy_colours(orders(data))
     figure, axes = panels(1, len(traces), DOUBLE_COLUMN_IN, 2.1)
     markers = marker_of(strategies)
     for panel, trace in zip(axes, traces, strict=True):
@@ -80,7 +82,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def stated_labels() -> dict[str, str]:
     """The labels of our workloads by the file that they read as it is, with images as large as in ``trace.yaml``."""
-    found, usual = {}, yaml.safe_load((config_tree() / "workload" / "trace.yaml").read_text())[IMAGES]
+    found = {}
+    usual = yaml.safe_load((config_tree() / "workload" / "trace.yaml").read_text())[IMAGES]
     for name in choices("workload"):
         values = yaml.safe_load((config_tree() / "workload" / f"{name}.yaml").read_text())
         if values.keys() >= {"path", "label"} and "text" not in values and values.get(IMAGES, usual) == usual:

@@ -37,7 +37,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Columns of panels for models and traces, a line a strategy; times above, memory below."""
     # Columns of runs without result are absent.
     data = data.assign(peak_memory_gib=data.get("peak_memory_bytes", pd.Series(float("nan"), data.index)) / GIB)
-    grid, keys = Grid.of(data), ["workload", "model", "strategy", "max_extra_forwards"]
+    grid = Grid.of(data)
+    keys = ["workload", "model", "strategy", "max_extra_forwards"]
     table = over_seeds(data, keys, **{name: (name, "mean") for name in ROWS})
     ticks = sorted(table["max_extra_forwards"].unique(), key=lambda text: (text == UNLIMITED, text.zfill(9)))
     table = table.assign(place=table["max_extra_forwards"].map(ticks.index))
@@ -62,7 +63,8 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 def _message(grid: Grid, table: pd.DataFrame, ticks: Sequence[str]) -> str:
     """Change from the first number of forwards to the last, by strategy, mean over the jobs."""
-    keys, said = ["workload", "model"], []
+    keys = ["workload", "model"]
+    said = []
     for name, rows in table.groupby("strategy", sort=False):
         first, last = (rows[rows["max_extra_forwards"] == tick].set_index(keys) for tick in (ticks[0], ticks[-1]))
         change = 100 * ((last["iteration_time_s"] / first["iteration_time_s"]).mean() - 1)

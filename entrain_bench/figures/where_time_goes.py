@@ -32,7 +32,9 @@ CASE = ["model", "workload", "strategy"]
 load = run_table
 MAX_COLUMNS = 5
 # Height of a strategy, of a panel's title and axis, and of what is above all panels.
-BAR_IN, PANEL_IN, HEAD_IN = 0.128, 0.32, 1.0
+BAR_IN = 0.128
+PANEL_IN = 0.32
+HEAD_IN = 1.0
 # Share of a panel's width that a digit takes.
 DIGIT = 0.085
 
@@ -74,7 +76,8 @@ def by_family(data: pd.DataFrame) -> dict[str, float]:
     # The first is what the others are compared with, beside the family that follows.
     (first, _), *others = families(data).items()
     present = {family for _, family in others}
-    groups, found = [family for family in FAMILIES if family in present], {first: 0.0}
+    groups = [family for family in FAMILIES if family in present]
+    found = {first: 0.0}
     for name, family in sorted(others, key=lambda pair: groups.index(pair[1])):
         found[name] = len(found) + 0.5 * groups.index(family)
     return found

@@ -42,7 +42,8 @@ def write_outputs(
 
     The name is that of the module's package; the module's first line is the title.
     """
-    name, title = module.__name__.split(".")[-2], (module.__doc__ or "").partition("\n")[0]
+    name = module.__name__.split(".")[-2]
+    title = (module.__doc__ or "").partition("\n")[0]
     write_atomically(results / f"{name}.csv", rows.to_csv(index=False).encode())
     described_as = {"json": described(title, command, setting, seeds, {"ranks of this machine": costs})}
     for suffix, content in (render(draw) | described_as).items():

@@ -122,7 +122,8 @@ def group_chunks(
     module: ModuleSpec, shapes: SampleShapes, labels: ModuleAssignment, part: IntArray | None = None
 ) -> Chunks:
     """Group a module's units into chunks by replica, microbatch and part ``[units]``; None keeps microbatches whole."""
-    num_microbatches, num_parts = 1 + int(labels.microbatch.max(initial=0)), 1
+    num_microbatches = 1 + int(labels.microbatch.max(initial=0))
+    num_parts = 1
     # One integer key sorts several times faster than lexsort; units keep their order inside a chunk.
     key = labels.replica.astype(np.int64) * num_microbatches + labels.microbatch
     if part is not None:

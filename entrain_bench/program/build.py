@@ -130,7 +130,10 @@ def _ordered(
     num_groups = 3 * len(chunks)
     num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
     last_slot = max(int(times.max(initial=0)) for own in slots for times in own.passes)
-    lanes, keys, actions, widths = [], [], [], []
+    lanes = []
+    keys = []
+    actions = []
+    widths = []
 
     def occupy(lane: IntArray, position: IntArray, key: IntArray, action: IntArray) -> None:
         lanes.append(lane)
@@ -144,7 +147,8 @@ def _ordered(
         backward_tie[np.lexsort((-rows.part, rows.microbatch, rows.replica))] = forward_tie
         block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
         offsets, entries = take_rows(blocks.offsets, block)
-        lane, position = blocks.lanes[entries], rows_of(offsets)
+        lane = blocks.lanes[entries]
+        position = rows_of(offsets)
         groups = index, 2 * len(chunks) - 1 - index, 3 * len(chunks) - 1 - index
         ties = forward_tie, backward_tie, backward_tie
         first = int(first_action[index])
@@ -162,7 +166,8 @@ def _ordered(
             occupy(blocks.held_lanes, rows_of(blocks.held_offsets), key, step + stage)
             widths.append(np.bincount(stage, weights=np.diff(blocks.held_offsets)).astype(np.int64))
             step += blocks.num_stages
-    lane, action = np.concatenate(lanes), np.concatenate(actions)
+    lane = np.concatenate(lanes)
+    action = np.concatenate(actions)
     span = (last_slot + 3) * num_groups * num_ties
     order = np.argsort(lane * span + np.concatenate(keys), kind="stable")
     offsets = offsets_from_counts(np.bincount(lane, minlength=layout.num_lanes))
@@ -178,7 +183,9 @@ def _dependencies(
     num_actions: int,
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Dependencies of each action as CSR, with the transferred bytes."""
-    waits, needs, sizes = [], [], []
+    waits = []
+    needs = []
+    sizes = []
     llm = model.llm_index
     consumer = chunk_of_unit(chunks[llm], len(shapes))
     grid = [
@@ -211,7 +218,8 @@ def _dependencies(
         edges, edge = np.unique(pair, return_inverse=True)
         projected = np.bincount(edge, weights=shapes.item_llm_tokens[rows.members], minlength=len(edges))
         size = projected.astype(np.int64) * (BF16_BYTES * model.llm.config.hidden_size)
-        own, its_llm = edges // len(chunks[llm]), edges % len(chunks[llm])
+        own = edges // len(chunks[llm])
+        its_llm = edges % len(chunks[llm])
         if module.is_encoder:
             waits += [grid[llm][0, its_llm, 0], backward[own, -1]]
             needs += [forward[own, -1], grid[llm][1, its_llm, 0]]

@@ -99,8 +99,10 @@ class Program:
 
     def spans(self, module: int) -> tuple[slice, slice, slice]:
         """Where a module's forwards, backwards and weight passes are among the actions; the last may be empty."""
-        first, count = int(self.first_action[module]), len(self.chunks[module]) * self.layout.modules[module].pp
-        forward, backward = slice(first, first + count), slice(first + count, first + 2 * count)
+        first = int(self.first_action[module])
+        count = len(self.chunks[module]) * self.layout.modules[module].pp
+        forward = slice(first, first + count)
+        backward = slice(first + count, first + 2 * count)
         return forward, backward, slice(backward.stop, int(self.first_action[module + 1]))
 
     def forward_actions(self, module: int) -> IntArray:
@@ -127,7 +129,8 @@ class Program:
     def blocks(self, actions: IntArray) -> IntArray:
         """Block of each of the given passes, numbered through all modules."""
         module = self.module[actions]
-        first, stages = self.layout.first_block[module], self.layout.num_stages[module]
+        first = self.layout.first_block[module]
+        stages = self.layout.num_stages[module]
         return np.asarray(first + self.replica[actions] * stages + self.stage[actions])
 
     @property
@@ -137,7 +140,8 @@ class Program:
 
     def view(self, action: int) -> ActionView:
         """One action as an object."""
-        module, chunk = int(self.module[action]), int(self.chunk[action])
+        module = int(self.module[action])
+        chunk = int(self.chunk[action])
         chunks = self.chunks[module]
         labels = (-1, 0) if chunk < 0 else (int(chunks.microbatch[chunk]), int(chunks.part[chunk]))
         members = () if chunk < 0 else tuple(chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].tolist())
@@ -155,12 +159,14 @@ class Program:
 
     def group_name(self, action: int) -> str:
         """Name the ranks and degrees that run a pass, such as ``ranks 4-7 cp4``; empty if groups are replicas."""
-        placed, replica = self.layout.modules[self.module[action]], int(self.replica[action])
+        placed = self.layout.modules[self.module[action]]
+        replica = int(self.replica[action])
         if len(placed.widths) < 2 or replica < 0:
             return ""
         blocks = self.layout.blocks[self.module[action]]
         block = replica * blocks.num_stages + int(self.stage[action])
-        low, high = int(blocks.low[block]), int(blocks.high[block])
+        low = int(blocks.low[block])
+        high = int(blocks.high[block])
         tp, cp = placed.degrees[placed.degree_of_copy[replica]]
         ranks = f"rank {low}" if low == high else f"ranks {low}-{high}"
         return " ".join([ranks, *[f"tp{tp}"] * (tp > 1), *[f"cp{cp}"] * (cp > 1)])

@@ -82,7 +82,8 @@ def lanes_of(
             held = _lanes_of(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
         flat, size = own_sets
         starts = offsets_from_counts(size)[:-1]
-        low, high = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
+        low = np.minimum.reduceat(flat, starts)
+        high = np.maximum.reduceat(flat, starts)
         blocks.append(Blocks(*own, ranks.shape[1], number, low, high, size, *held))
         freeze(*own, number, low, high, size, *held)
     lanes = width[order], used[first[order]]
@@ -116,7 +117,8 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
     """Number of every set of ranks by its first place among those of all modules; equal sets have one number."""
     flat, size = (np.concatenate(each) for each in zip(*sets, strict=True))
     ends = offsets_from_counts(size)
-    low, high = flat[ends[:-1]], flat[ends[1:] - 1]
+    low = flat[ends[:-1]]
+    high = flat[ends[1:] - 1]
     # A run of consecutive ranks is told by its lowest rank and its length; any other set by its first place.
     key = (1 + low) * (1 + max(len(size), int(size.max()))) + size
     known: dict[bytes, int] = {}

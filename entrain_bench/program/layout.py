@@ -249,7 +249,8 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         first = placed.ranks[:, :, :1]
         aligned = np.all(placed.ranks == first + np.arange(placed.ranks_per_block)) and not np.any(first % placed.tp)
         require(bool(aligned), f"{where}.ranks", "scattered", "consecutive in each block, from a multiple of tp")
-        low, high = int(placed.ranks.min()), int(placed.ranks.max())
+        low = int(placed.ranks.min())
+        high = int(placed.ranks.max())
         within = low >= 0 and high < cluster.num_ranks
         require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")
 

@@ -14,8 +14,10 @@ def parent_microbatches(program: Program, module: int) -> IntArray:
     An encoder's microbatches are parts of the LLM's (DIP, arXiv:2504.14145) where each feeds exactly one, of its own
     replica. Where any feeds several (deferral, windows of the batch) they are microbatches in their own right.
     """
-    model, shapes = program.model, program.shapes
-    chunks, llm = program.chunks[module], program.chunks[model.llm_index]
+    model = program.model
+    shapes = program.shapes
+    chunks = program.chunks[module]
+    llm = program.chunks[model.llm_index]
     groups = [placed.copies for placed in program.layout.modules]
     if not model.modules[module].is_encoder or not len(chunks) or groups[module] != groups[model.llm_index]:
         return chunks.microbatch

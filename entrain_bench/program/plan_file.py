@@ -199,7 +199,8 @@ def _parsed(values: Any) -> TrainingPlan:
     if isinstance(values, Mapping) and "version" in values:
         require(version == VERSION, "version", version, f"{VERSION}, which this entrain-bench reads")
     file = parse(_File, values, "plan")
-    job, expected = parse(PlannedJob, file.job, "job"), parse(Expected, file.expected, "expected")
+    job = parse(PlannedJob, file.job, "job")
+    expected = parse(Expected, file.expected, "expected")
     for name in ("global_batch", "microbatch_size"):
         require(getattr(job, name) >= 1, f"job.{name}", getattr(job, name), "at least 1")
     require(0 <= job.seed < 2**32, "job.seed", job.seed, "in 0..2^32-1")

@@ -29,7 +29,8 @@ def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: In
     Of a stage's covered layers the first ones are recomputed, as with megatron-core's ``recompute_method=block``.
     ``remade`` is how many each chunk recomputes ``[chunks, stages]``.
     """
-    covered, first = covered_layers(module), 0
+    covered = covered_layers(module)
+    first = 0
     counts = np.zeros((*remade.shape, len(module.kinds)))
     for stage, count in enumerate(layers_per_stage):
         held = np.arange(first, first + count)[covered[first : first + count]]

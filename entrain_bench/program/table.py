@@ -20,7 +20,8 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     the executor can tell.
     """
     program = timeline.program
-    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    lane = rows_of(program.lane_offsets)
+    action = program.lane_actions
     module = program.module[action]
     names = np.array([spec.name for spec in program.model.modules])
     chunk = program.chunk[action]
@@ -71,7 +72,8 @@ def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
         name = {"name": f"rank {rank}"}
         events.append({"ph": "M", "name": "thread_name", "pid": replica, "tid": int(lane), "args": name})
     for row in frame.to_dict("records"):
-        start, group = float(row["start_s"]) * 1e6, row.get("group", "")
+        start = float(row["start_s"]) * 1e6
+        group = row.get("group", "")
         events.append(
             {
                 "ph": "X",

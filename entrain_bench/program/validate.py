@@ -46,7 +46,8 @@ def check_program(program: Program) -> None:
 
 def _check_lanes(program: Program) -> None:
     """Every action is listed once on each lane that holds its layers, and on no other."""
-    layout, action = program.layout, program.lane_actions
+    layout = program.layout
+    action = program.lane_actions
     lane = rows_of(program.lane_offsets)
     listed = np.bincount(action, minlength=program.num_actions)
     wrong = np.flatnonzero(listed != program.num_lanes)
@@ -66,7 +67,8 @@ def _check_lanes(program: Program) -> None:
         mine = np.flatnonzero(program.module[action] == index)
         own = action[mine]
         # A pass belongs to the block of its replica, a step to all that hold its stage: numbered behind the blocks.
-        step, num_blocks = program.chunk[own] < 0, len(blocks.rank_set)
+        step = program.chunk[own] < 0
+        num_blocks = len(blocks.rank_set)
         block = np.where(step, num_blocks, program.replica[own] * blocks.num_stages) + program.stage[own]
         holder = num_blocks + rows_of(blocks.held_offsets) % blocks.num_stages
         holds = np.concatenate([rows_of(blocks.offsets), holder]) * layout.num_lanes

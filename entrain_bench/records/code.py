@@ -119,7 +119,8 @@ def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Sto
         module = waiting.pop()
         if module in found:
             continue
-        path, top = _path_of(module, roots), module.partition(".")[0]
+        path = _path_of(module, roots)
+        top = module.partition(".")[0]
         if path is None:
             if top not in roots and (releases := releases_of(top)):
                 found[top] = Source(None, releases)

@@ -29,8 +29,10 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntA
     Returns:
         Replica of each microbatch and its seconds, by replica and microbatch ``[microbatches]``.
     """
-    program, llm = timeline.program, timeline.program.model.llm_index
-    duration_s, placed = timeline.end_s - timeline.start_s, program.layout.modules
+    program = timeline.program
+    llm = timeline.program.model.llm_index
+    duration_s = timeline.end_s - timeline.start_s
+    placed = program.layout.modules
     grouped = any(len(placed[index].widths) > 1 for index in (*modules, llm))
 
     def by_replica(index: int, microbatch: IntArray, seconds: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
@@ -91,7 +93,9 @@ def measure(
         host_time: seconds of assigning and scheduling; None: left out.
         need: what the samples need under any layout; None: computed here.
     """
-    program, cluster, host_time = timeline.program, truth.cluster, host_time or HostTime()
+    program = timeline.program
+    cluster = truth.cluster
+    host_time = host_time or HostTime()
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
     seconds = timeline.iteration_time_s
     passes = program.is_pass

@@ -205,7 +205,8 @@ def new_record(
             "remarks": outcome.remarks,
             "timeline": outcome.timeline is not None or (False if cell.timeline else None),
         }
-    labels, content = labels_of(cell.config), cell.config.content()
+    labels = labels_of(cell.config)
+    content = cell.config.content()
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
     result |= made_by()
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
@@ -276,7 +277,8 @@ class Results:
         try:
             # A path object would take ten times as long, for every cell of a sweep.
             status = os.stat(f"{self.root}/runs/{key[:SHARD]}/{key}.json")  # noqa: PTH116
-            seen, known = (status.st_size, status.st_mtime_ns), self._records.get(key)
+            seen = (status.st_size, status.st_mtime_ns)
+            known = self._records.get(key)
             if known is None or known[0] != seen:
                 content = self.record_path(key).read_bytes()
                 known = seen, sha256(content).hexdigest(), _record_of(unsealed(content, key))

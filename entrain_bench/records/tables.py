@@ -21,7 +21,8 @@ LEVEL = 9
 
 def parquet_of(table: pd.DataFrame) -> bytes:
     """A table as a file, floats to the last bit: bytes of the same place in them are stored side by side."""
-    arrow, file = pa.Table.from_pandas(table, preserve_index=False), BytesIO()
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    file = BytesIO()
     floats = [field.name for field in arrow.schema if pa.types.is_floating(field.type)]
     pq.write_table(
         arrow,

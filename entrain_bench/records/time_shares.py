@@ -45,7 +45,8 @@ def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: 
             computation all of that counts as work.
         remade: share of the computation of each action that runs a forward once more ``[actions]``.
     """
-    program, width = timeline.program, timeline.program.layout.lane_width
+    program = timeline.program
+    width = timeline.program.layout.lane_width
     begin_s = float(timeline.start_s[program.is_pass].min())
     core_s = float(timeline.end_s[program.is_pass].max()) - begin_s
     kinds_s = _occupied_s(timeline, remade)
@@ -54,8 +55,11 @@ def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: 
     occupied = np.minimum(kinds_s.sum(axis=0), core_s)
     compute, again, comm, synced = (kinds_s * width).sum(axis=1).tolist()
     stage_s, stage_ranks = _class_means(program, occupied)
-    fullest, busiest, used = float(stage_s.max()), float(occupied.max()), program.layout.num_ranks
-    work, waiting_s = min(least_gpu_s, compute), core_s - busiest
+    fullest = float(stage_s.max())
+    busiest = float(occupied.max())
+    used = program.layout.num_ranks
+    work = min(least_gpu_s, compute)
+    waiting_s = core_s - busiest
     pipeline_s = min(float((occupied + fill_and_drain_s(timeline)).max()) - busiest, waiting_s)
     total_s = timeline.iteration_time_s
     gpu_s = (
@@ -96,7 +100,8 @@ def fill_and_drain_s(timeline: Timeline) -> FloatArray:
     module with another DP its replicas' mean. Of the stages that a rank holds the one reached first counts, so that of
     the first stages it is 0.
     """
-    program, llm = timeline.program, timeline.program.model.llm_index
+    program = timeline.program
+    llm = timeline.program.model.llm_index
     modules = [_mean_passes_s(timeline, index) for index in range(len(program.chunks))]
     lead_s = np.full(program.layout.num_lanes, np.inf)
     for index, (own_s, blocks) in enumerate(zip(modules, program.layout.blocks, strict=True)):
@@ -118,8 +123,10 @@ def _of_replicas(stages_s: FloatArray, count: int) -> FloatArray:
 
 def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
     """Mean over a replica's chunks of the time of a forward and a backward on each stage ``[replicas, stages]``."""
-    program, seconds = timeline.program, timeline.end_s - timeline.start_s
-    placed, replica = program.layout.modules[module], program.chunks[module].replica
+    program = timeline.program
+    seconds = timeline.end_s - timeline.start_s
+    placed = program.layout.modules[module]
+    replica = program.chunks[module].replica
     total_s = np.zeros((placed.copies, placed.pp))
     np.add.at(total_s, replica, seconds[program.forward_actions(module)] + seconds[program.backward_actions(module)])
     return np.asarray(total_s / np.maximum(np.bincount(replica, minlength=placed.copies), 1)[:, None])
@@ -130,12 +137,17 @@ def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
 
     Computation, that of recomputation, communication, and synchronisation of gradients after the lane's last pass.
     """
-    program, lanes = timeline.program, timeline.program.layout.num_lanes
-    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    program = timeline.program
+    lanes = timeline.program.layout.num_lanes
+    lane = rows_of(program.lane_offsets)
+    action = program.lane_actions
     passes = program.is_pass[action]
-    own, mine = action[passes], lane[passes]
-    start_s, end_s = timeline.start_s[own], timeline.end_s[own]
-    begin_s, last_s = float(start_s.min()), float(end_s.max())
+    own = action[passes]
+    mine = lane[passes]
+    start_s = timeline.start_s[own]
+    end_s = timeline.end_s[own]
+    begin_s = float(start_s.min())
+    last_s = float(end_s.max())
     before_s = np.where(np.diff(mine, prepend=-1) == 0, np.append(begin_s, end_s[:-1]), begin_s)
     # What a first pass waits for its weights before any other has begun is of the step.
     waited_s = np.minimum(timeline.transfer_wait_s[own], np.maximum(start_s - before_s, 0.0))
@@ -146,7 +158,8 @@ def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
     free_s = np.full(lanes, begin_s)
     np.maximum.at(free_s, mine, end_s)
     syncs = program.kind[action] == Pass.GRAD_SYNC
-    theirs, sync = lane[syncs], action[syncs]
+    theirs = lane[syncs]
+    sync = action[syncs]
     shown_s = np.minimum(timeline.end_s[sync], last_s) - np.maximum(timeline.start_s[sync], free_s[theirs])
     parts = (
         (mine, computed_s - again_s),

@@ -45,7 +45,8 @@ def _changes(group: str, text: str) -> tuple[str, ...]:
     name = str(values.get("name", "")) if isinstance(values, dict) else ""
     if name not in choices(group):
         return ()
-    own, chosen = flatten(values), _chosen(group, name)
+    own = flatten(values)
+    chosen = _chosen(group, name)
     paths = [path for path in dict.fromkeys((*chosen, *own)) if COSMETIC_KEYS.isdisjoint(path.split("."))]
     return tuple(
         f"{group}.{path}={json.dumps(own[path]) if path in own else 'absent'}"

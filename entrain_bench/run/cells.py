@@ -60,7 +60,8 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
     Raises:
         UserError: for bad overrides, and data that cannot be read.
     """
-    composer, identifier = Composer(config_dir), Identifier()
+    composer = Composer(config_dir)
+    identifier = Identifier()
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
     composed = [Cell.composed(each, composer, identifier) for each in cells]
     composer.save()
@@ -171,7 +172,8 @@ def is_simulated(cell: Cell) -> bool:
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:
     """The same cells, taken by a thread; what taking them raises comes before cells that wait."""
-    taken, problems = SimpleQueue[Cell | None](), list[BaseException]()
+    taken = SimpleQueue[Cell | None]()
+    problems = list[BaseException]()
 
     def take() -> None:
         try:

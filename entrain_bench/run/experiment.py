@@ -108,7 +108,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
         UserError: if the configuration or the data is invalid; the error names the field.
     """
     shared = shared_job(config, source)
-    truth, budget = shared.truth, shared.job.memory_budget_bytes
+    truth = shared.truth
+    budget = shared.job.memory_budget_bytes
     parts: dict[str, Any] = {
         part: instantiate(config.strategy[part], f"strategy.{part}", method)
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
@@ -156,7 +157,8 @@ class Feed:
         profile = self.setting.profile
         with stopwatch() as host_time:
             if self._executed is not None:
-                self.strategy, self._executed = self.strategy.observe(self._executed, profile), None
+                self.strategy = self.strategy.observe(self._executed, profile)
+                self._executed = None
             program = self.strategy.program(shapes, self.layout, profile)
         return program, host_time
 
@@ -225,7 +227,9 @@ def run_experiment(
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: cannot take other samples than those of its workload")
         return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)))
-    job, strategy, profile = setting.job, setting.strategy, setting.profile
+    job = setting.job
+    strategy = setting.strategy
+    profile = setting.profile
     setting.shared.batch(0, config.seed)
     plan = plan_of(setting, config, plans if source is None else None)
     layout = plan.layout
@@ -233,7 +237,8 @@ def run_experiment(
     warm_up(strategy, layout, profile)
     feed = Feed(setting, layout, config.seed)
     upcoming = feed.program(feed.batch(0))
-    measured, frame = [], None
+    measured = []
+    frame = None
     for iteration in range(config.iterations):
         program, host_time = upcoming
         if iteration + 1 < config.iterations:

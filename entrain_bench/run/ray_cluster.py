@@ -49,7 +49,8 @@ def own_cluster(num_cpus: int) -> Iterator[str]:
         try:
             started, text = connection.recv()
         except EOFError:
-            started, text = False, "Ray's parent process died"
+            started = False
+            text = "Ray's parent process died"
         if not started:
             raise ConnectionError(text)
         yield text

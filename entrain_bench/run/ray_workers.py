@@ -52,7 +52,8 @@ def work_off[Job, Result](
 def _work_off[Job, Result](
     ray: Any, function: Callable[[Job], Result], waiting: Iterator[Job], num_cpus: int, field: str
 ) -> Iterator[tuple[Job, Result | Died]]:
-    task, busy = ray.remote(max_retries=0)(_call), dict[Any, Job]()
+    task = ray.remote(max_retries=0)(_call)
+    busy = dict[Any, Job]()
     while True:
         for job in islice(waiting, num_cpus - len(busy)):
             busy[task.remote(pickle.dumps((function, job)), tuple(sys.path), Path.cwd())] = job

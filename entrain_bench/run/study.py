@@ -25,8 +25,10 @@ class Study:
     """
 
     def __init__(self, results: Results, config_dir: str | None = None) -> None:
-        self.results, self.config_dir = results, config_dir
-        self.composer, self._identifier = Composer(config_dir), Identifier()
+        self.results = results
+        self.config_dir = config_dir
+        self.composer = Composer(config_dir)
+        self._identifier = Identifier()
         self._cells: dict[SweepOverrides, list[Cell]] = {}
 
     def cells(self, *overrides: str) -> list[Cell]:
@@ -88,7 +90,8 @@ class Output:
 
     def bring_up_to_date(self, study: Study) -> str:
         """Write the files unless they are as they would be; returns what is missing from them, if anything."""
-        files, inputs = (*self.committed, *self.files), self._inputs(study)
+        files = (*self.committed, *self.files)
+        inputs = self._inputs(study)
         stamp = read_stamp(study.results, self.name)
         if files and inputs and stamp == Stamp.of(inputs, files, study.results.root):
             return ""
@@ -150,7 +153,8 @@ def bring_up_to_date(
     Yields:
         Each output once it is written, and what is missing from it.
     """
-    waiting, tried = [*outputs], dict[str, bool]()
+    waiting = [*outputs]
+    tried = dict[str, bool]()
     while waiting:
         lacking = [_lacking(output, study, retry_failed, tried) for output in waiting]
         missing = dict[str, Cell]()
@@ -189,7 +193,8 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
         retry_failed: whether every failed cell is run again.
         tried: the keys of cells that were run already, and whether their timelines were asked for.
     """
-    results, cells = study.results, study.cells_by_key(output.needed(study))
+    results = study.results
+    cells = study.cells_by_key(output.needed(study))
     lacking = {
         key: replace(cell, timeline=False)
         for key, cell in cells.items()

@@ -79,7 +79,9 @@ class Crew:
         self, function: Callable[[Job], Result], jobs: Iterable[Job], num_processes: int
     ) -> Iterator[tuple[Job, Result | Died]]:
         """As the function of this name."""
-        waiting, busy, idle = iter(jobs), dict[Connection, tuple[_Worker, Job]](), self._idle
+        waiting = iter(jobs)
+        busy = dict[Connection, tuple[_Worker, Job]]()
+        idle = self._idle
         try:
             while True:
                 while len(busy) < num_processes:

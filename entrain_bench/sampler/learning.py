@@ -79,7 +79,8 @@ def _checked(name: str, rows: Sequence[Sequence[Sequence[float]]], dealt: Dealt)
     arrays = []
     for rank, (row, microbatches) in enumerate(zip(rows, dealt, strict=True)):
         array = np.asarray(row, np.float64)
-        where, shape = f"observe: {name}: rank {rank}", (len(microbatches), 2)
+        where = f"observe: {name}: rank {rank}"
+        shape = (len(microbatches), 2)
         require(array.shape == shape, f"{where}: shape", array.shape, f"{shape}, forward and backward of a microbatch")
         require(bool(np.all(np.isfinite(array) & (array >= 0))), where, array.tolist(), "seconds of at least 0")
         arrays.append(array)

@@ -12,7 +12,9 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 # How many microbatches ranks have.
-FIXED, EQUAL, ASSIGNED = "fixed", "equal", "assigned"
+FIXED = "fixed"
+EQUAL = "equal"
+ASSIGNED = "assigned"
 COUNTS = (FIXED, EQUAL, ASSIGNED)
 
 
@@ -25,7 +27,8 @@ def as_assignment(dealt: Dealt, model: ModelSpec, shapes: SampleShapes) -> Assig
     replica, place = np.empty((2, len(shapes)), np.int64)
     for rank, microbatches in enumerate(dealt):
         for index, positions in enumerate(microbatches):
-            replica[list(positions)], place[list(positions)] = rank, index
+            replica[list(positions)] = rank
+            place[list(positions)] = index
     owners = [module.owners(shapes, module.units(shapes)) for module in model.modules]
     return Assignment(tuple(ModuleAssignment(replica[owner], place[owner]) for owner in owners))
 
@@ -44,7 +47,8 @@ def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_m
         UserError: if a rank has no sample, or has more microbatches, or fewer samples, than it is to have microbatches.
     """
     order = np.lexsort((labels.microbatch, labels.replica))
-    replica, place = labels.replica[order], labels.microbatch[order]
+    replica = labels.replica[order]
+    place = labels.microbatch[order]
     first = np.flatnonzero((np.diff(replica, prepend=-1) != 0) | (np.diff(place, prepend=-1) != 0))
     rows = [tuple(row.tolist()) for row in np.split(order, first[1:])]
     of_rank: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]

@@ -25,7 +25,8 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.stream import ListedShapes
 
 # Words for layouts that need not be given.
-DATA_PARALLEL, PLANNED = "data_parallel", "planned"
+DATA_PARALLEL = "data_parallel"
+PLANNED = "planned"
 # Keys of the configuration that arguments of the sampler decide.
 OWN_KEYS = ("strategy", "model", "cluster", "workload", "workload.path", "global_batch", "microbatch_size", "seed")
 
@@ -43,7 +44,8 @@ class BatchPlan:
 
     def deal(self, strategy: Strategy, samples: np.ndarray) -> Dealt:
         """Microbatches of all ranks, as positions among these samples; ``UserError`` for what is no assignment."""
-        job, batch = self.setting.job, self.shapes.take(samples)
+        job = self.setting.job
+        batch = self.shapes.take(samples)
         assignment = strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
         llm = job.model.llm_index
@@ -80,7 +82,8 @@ def plan_batches(
     own = [f"{key}={value}" for key, value in chosen.items()]
     own += [text for text in usual if text.partition("=")[0] not in given]
     setting, content = _setting(shapes, [*own, *overrides], config_dir)
-    listed, job = setting.source, setting.job
+    listed = setting.source
+    job = setting.job
     assert isinstance(listed, ListedShapes)
     if listed.num_dropped:
         raise UserError(

@@ -123,7 +123,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._batches: tuple[int, IntArray] | None = None
         self._furthest = -1
         # Where the epoch stands: the next microbatch is ``_place`` of ``_iteration``.
-        self._epoch, self._iteration, self._place, self._resumed = 0, 0, 0, False
+        self._epoch = 0
+        self._iteration = 0
+        self._place = 0
+        self._resumed = False
 
     @classmethod
     def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
@@ -164,7 +167,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Yield the epoch's microbatches on this rank, iteration by iteration."""
         if not self._resumed:
             self._epoch += self._iteration == self.num_iterations
-            self._iteration, self._place = 0, 0
+            self._iteration = 0
+            self._place = 0
         self._resumed = False
         return self._walk(self._epoch, self._iteration, self._place)
 
@@ -172,9 +176,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         for iteration in range(first, self.num_iterations):
             batches = self.microbatches(iteration, epoch)
             for index in range(place, len(batches)):
-                self._epoch, self._iteration, self._place = epoch, iteration, index + 1
+                self._epoch = epoch
+                self._iteration = iteration
+                self._place = index + 1
                 if index + 1 == len(batches):
-                    self._iteration, self._place = iteration + 1, 0
+                    self._iteration = iteration + 1
+                    self._place = 0
                 yield batches[index]
             place = 0
 
@@ -187,7 +194,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Make the next ``iter()`` start this epoch; a loaded state within the same epoch is kept."""
         require(epoch >= 0, "epoch", epoch, "at least 0")
         if not (self._resumed and epoch == self._epoch):
-            self._epoch, self._iteration, self._place, self._resumed = epoch, 0, 0, False
+            self._epoch = epoch
+            self._iteration = 0
+            self._place = 0
+            self._resumed = False
 
     def microbatches(self, iteration: int, epoch: int | None = None, rank: int | None = None) -> list[list[int]]:
         """Return a rank's microbatches of one iteration, independent of what a loader has already taken.
@@ -248,7 +258,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 f"{ahead} of the iterations that observing iteration {iteration} would change"
             )
         require(first > self._lessons.first[-1], "observe: iteration", iteration, "later than the last observed one")
-        setting, strategy = self._plan.setting, self._lessons.strategies[-1]
+        setting = self._plan.setting
+        strategy = self._lessons.strategies[-1]
         batch = self._plan.shapes.take(self._samples(self._epoch)[iteration])
         dealt = self._deal(self._epoch, iteration)
         timeline = executed(setting.job.model, batch, self.layout, dealt, timings)
@@ -301,8 +312,11 @@ class BalancedBatchSampler(Sampler[list[int]]):
             self._lessons = self._lessons.restored(state["lessons"])
         else:
             self._lessons = Lessons((0,), (self._plan.setting.strategy,))
-        self._dealt, self._furthest = {}, -1
-        self._epoch, self._iteration, self._place = state["epoch"], state["iteration"], place
+        self._dealt = {}
+        self._furthest = -1
+        self._epoch = state["epoch"]
+        self._iteration = state["iteration"]
+        self._place = place
         self._resumed = True
 
     def _deal(self, epoch: int, iteration: int) -> Dealt:

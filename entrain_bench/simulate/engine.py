@@ -41,7 +41,8 @@ def place_actions(
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.
     """
-    dep_actions, nothing = program.dep_actions.astype(np.int32), np.zeros(program.num_actions)
+    dep_actions = program.dep_actions.astype(np.int32)
+    nothing = np.zeros(program.num_actions)
     columns = Columns(
         first_transfer=program.num_actions,
         lane_offsets=program.lane_offsets.astype(np.int64),
@@ -65,7 +66,8 @@ def place_actions(
     start, end, wait, position = _run_lanes(columns if transfers is None else _with_transfers(columns, transfers))
     position = position[: program.layout.num_lanes]
     if groups is not None:
-        met, first = wait[program.num_actions :], columns.lane_offsets[:-1]
+        met = wait[program.num_actions :]
+        first = columns.lane_offsets[:-1]
         # The program's actions among those that each lane ran.
         own = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
         position = own[first + position] - own[first]
@@ -187,7 +189,8 @@ def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:
     carriers = columns.carriers.copy()
     delivered = np.flatnonzero(transfers.last >= 0)
     carriers[delivered] = numbers[transfers.last[delivered]]
-    taken, forwarding = np.flatnonzero(transfers.first >= 0), np.flatnonzero(transfers.follows >= 0)
+    taken = np.flatnonzero(transfers.first >= 0)
+    forwarding = np.flatnonzero(transfers.follows >= 0)
     waits = np.concatenate([transfers.first[taken], forwarding])
     needs = np.concatenate([columns.dep_actions[taken], numbers[transfers.follows[forwarding]]])
     needs = needs[np.argsort(waits, kind="stable")]
@@ -243,7 +246,8 @@ def _run_lanes(columns):  # type: ignore[no-untyped-def]
 @njit()
 def _nothing_run(columns):  # type: ignore[no-untyped-def]
     """The state before the first action: every lane may go on."""
-    num_lanes, num_actions = len(columns.lane_offsets) - 1, len(columns.num_lanes)
+    num_lanes = len(columns.lane_offsets) - 1
+    num_actions = len(columns.num_lanes)
     lanes = Lanes(
         position=np.zeros(num_lanes, np.int64),
         reached=np.full(num_lanes, -1, np.int32),
@@ -269,7 +273,8 @@ def _nothing_run(columns):  # type: ignore[no-untyped-def]
 @inlined
 def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
     """Run a lane's actions one after another, until it is done or parked; returns a transfer that is ready, or -1."""
-    first, beyond = columns.lane_offsets[lane], columns.lane_offsets[lane + 1]
+    first = columns.lane_offsets[lane]
+    beyond = columns.lane_offsets[lane + 1]
     for row in range(first + lanes.position[lane], beyond):
         action = columns.lane_actions[row]
         # It has an end if another lane has run it for both.
@@ -314,7 +319,8 @@ def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-
 @inlined
 def _start(action, columns, actions):  # type: ignore[no-untyped-def]
     """Start an action when its lanes are free and its data are there, and note how much of that is transfers."""
-    computed_s, start_s = actions.done_s[action], actions.free_s[action]
+    computed_s = actions.done_s[action]
+    start_s = actions.free_s[action]
     for row in range(columns.dep_offsets[action], columns.dep_offsets[action + 1]):
         computed_s = max(computed_s, actions.end_s[columns.dep_actions[row]])
         start_s = max(start_s, actions.end_s[columns.carriers[row]] + columns.delay_s[row])
@@ -326,7 +332,8 @@ def _start(action, columns, actions):  # type: ignore[no-untyped-def]
 @inlined
 def _occupy(transfer, ready_s, columns, link_free_s):  # type: ignore[no-untyped-def]
     """Occupy a transfer's links as soon as it is ready and all are free; returns when it ends."""
-    start_s, number = ready_s, transfer - columns.first_transfer
+    start_s = ready_s
+    number = transfer - columns.first_transfer
     for row in range(columns.link_offsets[number], columns.link_offsets[number + 1]):
         start_s = max(start_s, link_free_s[columns.links[row]])
     end_s = start_s + columns.duration_s[transfer]

@@ -40,25 +40,30 @@ def _is_stuck(program: Program, travels: BoolArray, rule: str) -> bool:
     Nodes are the end of each action, then for each entry of a lane (its place in ``lane_actions``) the moment at which
     the lane is ready to begin it: the sends of the action before it have ended and, in a batch, its data are there.
     """
-    count, actions = program.num_actions, program.lane_actions
+    count = program.num_actions
+    actions = program.lane_actions
     entries = np.arange(len(actions))
     lane = rows_of(program.lane_offsets)
     # The first entry of a lane has none before it, the last has none behind it.
     has_before = np.append(False, lane[1:] == lane[:-1])
     has_next = np.append(has_before[1:], False)
-    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    source = program.dep_actions
+    target = rows_of(program.dep_offsets)
     sender, receiver = _ends_of(program, lane, source[travels], target[travels])
     # A receive ends once its sender has the data: before the pass begins, or in the batch before it.
     waits = [actions, count + entries[has_before], target]
     needs = [count + entries, actions[entries[has_before] - 1], source]
     if rule == BATCHED:
-        waits, needs = [*waits, count + receiver], [*needs, actions[sender]]
+        waits = [*waits, count + receiver]
+        needs = [*needs, actions[sender]]
     # A send ends once its receiver has posted: the lane behind it goes on no earlier.
     posted = has_next[sender] & ((rule == SEPARATE) | has_before[receiver])
-    sender, receiver = sender[posted], receiver[posted]
+    sender = sender[posted]
+    receiver = receiver[posted]
     waits.append(count + sender + 1)
     needs.append(count + receiver if rule == SEPARATE else actions[receiver - 1])
-    row, column = np.concatenate(waits), np.concatenate(needs)
+    row = np.concatenate(waits)
+    column = np.concatenate(needs)
     size = count + len(actions)
     graph = coo_array((np.ones(len(row), np.int8), (row, column)), shape=(size, size)).tocsr()
     parts, _ = connected_components(graph, directed=True, connection="strong")
@@ -73,7 +78,9 @@ def _ends_of(program: Program, lane: IntArray, source: IntArray, target: IntArra
     number = rows_of(sides)
     inner, receivers = take_rows(offsets, target[number])
     pair = rows_of(inner)
-    sender, receiver, carried = order[senders][pair], order[receivers], number[pair]
+    sender = order[senders][pair]
+    receiver = order[receivers]
+    carried = number[pair]
     lanes = 1 + int(lane.max(initial=0))
     has_data = np.isin(carried * lanes + lane[receiver], carried * lanes + lane[sender])
     return sender[~has_data], receiver[~has_data]

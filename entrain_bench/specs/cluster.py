@@ -16,7 +16,8 @@ from entrain_bench.specs.parse import check_keys, check_mapping, parse
 SIZES = frozenset({"gemm_half_flops", "attention_half_tokens", "attention_half_head_dim"})
 # Ranks of a cluster: a layout lists those of every module.
 MAX_RANKS = 2**17
-SLOWEST, FASTEST = 1e-6, 1e6
+SLOWEST = 1e-6
+FASTEST = 1e6
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
 # Generations of attention kernels, oldest first; a device runs those up to its own.
@@ -168,7 +169,8 @@ class ClusterSpec:
 
     def group_tier(self, ranks: IntArray) -> LinkTier:
         """The innermost tier that joins all the given ranks."""
-        low, high = int(ranks.min()), int(ranks.max())
+        low = int(ranks.min())
+        high = int(ranks.max())
         joins = (tier for tier in self.tiers if low // tier.num_ranks == high // tier.num_ranks)
         return next(joins, self.tiers[-1])
 
@@ -205,7 +207,8 @@ class ClusterSpec:
         """
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])
-        bandwidth, first = np.full(len(rings), np.inf), _first_of_blocks(rings, 1)
+        bandwidth = np.full(len(rings), np.inf)
+        first = _first_of_blocks(rings, 1)
         for tier in self.tiers:
             members = np.diff(np.flatnonzero(first), append=first.size)
             num_blocks = first.sum(axis=1)
@@ -231,7 +234,8 @@ class ClusterSpec:
             check_mapping(config[key], f"cluster.{key}")
         device = parse(DeviceSpec, config["device"], "cluster.device")
         size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
-        nodes, width = size.num_nodes, size.gpus_per_node
+        nodes = size.num_nodes
+        width = size.gpus_per_node
         require(width >= 1, "cluster.gpus_per_node", width, "at least 1")
         require(nodes >= 1, "cluster.num_nodes", nodes, "at least 1")
         most = MAX_RANKS // width

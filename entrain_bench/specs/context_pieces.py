@@ -42,7 +42,8 @@ def rows_of_ranks(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 
     found = np.full((cp, rank_rows(lengths, cp, whole_pack=whole_pack, parts=parts)), -1)
     for rank, own in enumerate(found):
         pair = [rank, 2 * cp - 1 - rank]
-        starts, counts = bounds[:, pair].ravel(), np.diff(bounds, axis=1)[:, pair].ravel()
+        starts = bounds[:, pair].ravel()
+        counts = np.diff(bounds, axis=1)[:, pair].ravel()
         ends = np.cumsum(counts)
         own[: ends[-1]] = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
     return found

@@ -42,7 +42,8 @@ def shapes_of(
     Raises:
         UserError: if lengths of columns do not fit together, or sizes are not positive.
     """
-    text, parts = np.asarray(text_tokens, np.int64), list(modalities.values())
+    text = np.asarray(text_tokens, np.int64)
+    parts = list(modalities.values())
     for name, part in modalities.items():
         owned = int(np.sum(part.counts))
         require(len(part.counts) == len(text), f"{name}: counts", len(part.counts), f"of all {len(text)} samples")

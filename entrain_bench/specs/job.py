@@ -136,7 +136,8 @@ class Job:
 
     def check_request(self) -> None:
         """Raise ``UserError`` for requested degrees that no layout can have, naming the degree."""
-        node, asked = self.cluster.gpus_per_node, self.request
+        node = self.cluster.gpus_per_node
+        asked = self.request
         if asked.tp:
             require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
         if asked.dp:
@@ -147,7 +148,8 @@ class Job:
 
     def degrees(self) -> Iterator[Degrees]:
         """Every homogeneous (TP, CP, PP, DP) on all ranks that meets the request; ``UserError`` if there is none."""
-        ranks, node = self.cluster.num_ranks, self.cluster.gpus_per_node
+        ranks = self.cluster.num_ranks
+        node = self.cluster.gpus_per_node
         asked = self.request
         heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]
         tps = [asked.tp] if asked.tp else [t for t in divisors(node) if all(size % t == 0 for size in heads)]

@@ -165,7 +165,8 @@ class Layer:
 
     def with_unfused_gates(self) -> Layer:
         """The layer with gates of two kernels, activation and product, which keep what passes between them."""
-        moved, back = 2 * BF16_BYTES * self.gated_values_per_token, self.backward_elementwise_bytes_per_token
+        moved = 2 * BF16_BYTES * self.gated_values_per_token
+        back = self.backward_elementwise_bytes_per_token
         return replace(
             self,
             elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
@@ -219,7 +220,9 @@ class Layer:
         if not self.tensor_parallel:
             return self.activation_bytes_per_token * scale / tp
         shared = 1 if sequence_parallel else tp
-        whole, replicated, fp32 = self.whole_bytes_per_token, self.replicated_bytes_per_token, self.fp32_bytes_per_token
+        whole = self.whole_bytes_per_token
+        replicated = self.replicated_bytes_per_token
+        fp32 = self.fp32_bytes_per_token
         split = self.activation_bytes_per_token - whole - replicated - fp32
         return (scale * (whole * tp + replicated * shared + split) + fp32 * tp / self.split_parts(tp)) / tp
 

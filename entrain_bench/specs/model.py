@@ -31,7 +31,8 @@ MAX_STEP = 2**12
 # Keys of token rules that are mappings of their own.
 PARTS_OF_TOKENS: Mapping[str, Any] = {"tiles": TileRules, "images": object, "frames": FrameRules, "audio": AudioRules}
 # What recomputation covers of a block: all of it, or its MLP with the norm before it.
-FULL, SELECTIVE = "full", "selective"
+FULL = "full"
+SELECTIVE = "selective"
 # A backward takes twice the forward's model FLOPs.
 TRAINING_FLOPS = 3.0
 
@@ -195,7 +196,8 @@ class ModuleSpec:
         split = tuple(layers_per_stage)
         counts = self._counts.get(split)
         if counts is None:
-            stage, kinds = np.repeat(np.arange(len(split)), split), len(self.kinds)
+            stage = np.repeat(np.arange(len(split)), split)
+            kinds = len(self.kinds)
             held = np.bincount(stage * kinds + self.layer_kind, minlength=len(split) * kinds)
             counts = self._counts[split] = held.reshape(len(split), kinds).astype(np.float64)
             freeze(counts)
@@ -262,11 +264,13 @@ class ModelSpec:
 
     def training_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
-        unneeded, logits = 0.0, self.llm.layers[-1].labelled
+        unneeded = 0.0
+        logits = self.llm.layers[-1].labelled
         if logits and not logits.learns:
             unneeded += float(logits.unneeded_flops(shapes.labelled_tokens).sum())
         for module in self.modules:
-            counts, lengths = np.bincount(module.layer_kind), module.lengths(shapes, module.units(shapes))
+            counts = np.bincount(module.layer_kind)
+            lengths = module.lengths(shapes, module.units(shapes))
             for count, kind in zip(counts, module.kinds, strict=True):
                 if not kind.learns:
                     unneeded += float(count * kind.unneeded_flops(lengths).sum())
@@ -291,7 +295,8 @@ class ModelSpec:
                     f"workload: has {name} items, but model={self.name} encodes only {sorted(encoded)}"
                 )
         longest = int(np.argmax(shapes.llm_tokens))
-        length, limit = int(shapes.llm_tokens[longest]), self.llm.config.context_tokens
+        length = int(shapes.llm_tokens[longest])
+        limit = self.llm.config.context_tokens
         if length > limit:
             raise UserError(
                 f"workload: sample {shapes.name_of(longest)} has {length} LLM tokens, "

@@ -83,9 +83,11 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     divides (arXiv:2205.05198).
     """
     if config.role == Role.LLM:
-        embed, head = _token_embedding(config), language_head(config)
+        embed = _token_embedding(config)
+        head = language_head(config)
     else:
-        embed, head = _encoder_embedding(config), _projector(config)
+        embed = _encoder_embedding(config)
+        head = _projector(config)
     full = _block(config, "block", window_tokens=0)
     if not config.window_tokens:
         return (embed, *(full for _ in range(config.num_layers)), head)
@@ -101,7 +103,8 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
     before the first product, not the scatter behind the second, nor the sum with what came in. The weights are the
     block's.
     """
-    h, f = config.hidden_size, config.ffn_hidden_size
+    h = config.hidden_size
+    f = config.ffn_hidden_size
     up = 2 * f if config.gated_mlp else f
     return Layer(
         kind="mlp",
@@ -121,8 +124,10 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
 
 
 def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
-    h, f = config.hidden_size, config.ffn_hidden_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    h = config.hidden_size
+    f = config.ffn_hidden_size
+    q = config.num_heads * config.head_dim
+    kv = config.num_kv_heads * config.head_dim
     up = 2 * f if config.gated_mlp else f
     biases = (q + 2 * kv if config.qkv_bias else 0) + (2 * h + up if config.linear_bias else 0)
     norms = 2 * h * (2 if config.norm_bias else 1)
@@ -131,7 +136,8 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
     elementwise = hidden + (2 * (q + kv) if config.rotary else 0) + up + f
     # Kept for backward: both norms' inputs and outputs, queries, keys, values, attention output, MLP before and after
     # its activation; in fp32 flash attention's logarithm of each head's sum.
-    kept, fp32 = BF16_BYTES * (4 * h + 2 * q + 2 * kv + up + f), FP32_BYTES * config.num_heads
+    kept = BF16_BYTES * (4 * h + 2 * q + 2 * kv + up + f)
+    fp32 = FP32_BYTES * config.num_heads
     return Layer(
         kind=kind,
         gemms=(Gemm(h, q + 2 * kv), Gemm(q, h, row_parallel=True), Gemm(h, up), Gemm(f, h, row_parallel=True)),
@@ -180,7 +186,8 @@ def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
     - ``eager`` (PyTorch): gathered logits, their fp32 copy and the fp32 logarithms stay; backward adds the fp32
       gradients of both. Forward casts (6) and normalizes (12), backward writes (4), reads twice and writes (12), casts.
     """
-    h, vocab = config.hidden_size, config.vocab_size
+    h = config.hidden_size
+    vocab = config.vocab_size
     norm = h * (2 if config.norm_bias else 1)
     hidden = 2 * BF16_BYTES * h
     # Bytes of a logit: forward and backward traffic, kept in bf16 and in fp32, only while a pass runs.
@@ -234,7 +241,8 @@ def _encoder_embedding(config: ModuleConfig) -> Layer:
 
 
 def _projector(config: ModuleConfig) -> Layer:
-    h, gemms = config.hidden_size, gemms_of(config.head_gemms, "head_gemms")
+    h = config.hidden_size
+    gemms = gemms_of(config.head_gemms, "head_gemms")
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
     # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's

@@ -38,7 +38,8 @@ class RopeScaling:
         scaling = parse(cls, check_mapping(values, where), where)
         for name in ("factor", "low_freq_factor", "original_context_tokens"):
             require(getattr(scaling, name) > 0, f"{where}.{name}", getattr(scaling, name), "positive")
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        low = scaling.low_freq_factor
+        high = scaling.high_freq_factor
         require(high > low, f"{where}.high_freq_factor", high, f"above low_freq_factor={low}")
         return scaling
 

@@ -11,7 +11,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
 # Beyond these, times and their squares would leave the range of a double; no constant of a machine or a model is.
-LEAST, MOST = 1e-30, 1e30
+LEAST = 1e-30
+MOST = 1e30
 SCALARS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -36,7 +37,8 @@ def check_keys(cls: type, values: Any, where: str) -> None:
 def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys and wrong types."""
     known = {field.name for field in fields(cls) if field.init}
-    hints, checked = get_type_hints(cls), dict[str, Any]()
+    hints = get_type_hints(cls)
+    checked = dict[str, Any]()
     for key, value in values.items():
         if key not in known:
             raise unknown_choice(f"{where} key", str(key), known)

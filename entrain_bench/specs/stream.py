@@ -32,7 +32,8 @@ def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: in
     require(iteration >= 0, "iteration", iteration, "0 or more")
     require(seed >= 0, "seed", seed, "0 or more")
     require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-    first, last = iteration * num_samples, (iteration + 1) * num_samples
+    first = iteration * num_samples
+    last = (iteration + 1) * num_samples
     for block in range(first // block_samples, (last - 1) // block_samples + 1):
         base = block * block_samples
         yield block, max(first - base, 0), min(last - base, block_samples)

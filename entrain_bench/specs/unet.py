@@ -48,7 +48,8 @@ def parse_unet(values: Mapping[str, Any], where: str) -> UNetConfig:
     config = parse(UNetConfig, values, where)
     for key in ("in_channels", "layers_per_block", "cross_attention_dim", "context_tokens"):
         require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
-    channels, levels = config.block_out_channels, config.attention_levels
+    channels = config.block_out_channels
+    levels = config.attention_levels
     require(
         bool(channels) and min(channels) >= 1, f"{where}.block_out_channels", [*channels], "one or more, at least 1"
     )
@@ -112,7 +113,8 @@ class _Builder:
 
     def embed(self, projection: Sequence[Gemm]) -> None:
         """Context projection, first convolution, and the two layers that embed the diffusion step."""
-        first, width = self.config.block_out_channels[0], self.time_width
+        first = self.config.block_out_channels[0]
+        width = self.time_width
         self.channels = first
         once = 1 / self.positions
         time = (Gemm(first, width, rows_per_token=once), Gemm(width, width, rows_per_token=once))
@@ -124,7 +126,9 @@ class _Builder:
 
     def block(self, outputs: int) -> None:
         """A residual block: norm, SiLU and convolution twice, the step's embedding added in between."""
-        inputs, rows, width = self.channels, self.rows, self.time_width
+        inputs = self.channels
+        rows = self.rows
+        width = self.time_width
         self.channels = outputs
         gemms = [self.convolution(inputs, outputs), self.convolution(outputs, outputs)]
         gemms.append(Gemm(width, outputs, rows_per_token=1 / self.positions))
@@ -133,13 +137,16 @@ class _Builder:
         norms = 2 * (inputs + outputs)
         parameters = sum(g.k * g.n + g.n for g in gemms) + norms
         # Two fused norms with SiLU, one residual addition; both norms' inputs and outputs are kept.
-        moved, kept = (2 * inputs + 5 * outputs) * rows, 2 * (inputs + outputs) * rows
+        moved = (2 * inputs + 5 * outputs) * rows
+        kept = 2 * (inputs + outputs) * rows
         self.add(f"residual {inputs}-{outputs} x{rows:g}", gemms, parameters, moved, 3, kept, inputs * rows)
 
     def transformer(self) -> None:
         """A transformer block between two projections, as two layers: self-attention; cross-attention and GEGLU."""
-        c, rows = self.channels, self.rows
-        width, context = self.config.cross_attention_dim, self.config.context_tokens
+        c = self.channels
+        rows = self.rows
+        width = self.config.cross_attention_dim
+        context = self.config.context_tokens
         self_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, 3 * c, c)]
         # Group norm, layer norm, residual; what they read and write, queries, keys, values and attention output kept.
         self.add(
@@ -170,7 +177,8 @@ class _Builder:
 
     def resample(self, factor: float) -> None:
         """A convolution at a quarter (down) or four times (up) the positions."""
-        c, before = self.channels, self.rows
+        c = self.channels
+        before = self.rows
         self.rows *= factor
         down = factor < 1
         gemm = self.convolution(c, c, STRIDED_TAPS if down else TAPS)

@@ -49,7 +49,8 @@ def _with_layers(model: ModelSpec, changed: Callable[[Layer], Layer]) -> ModelSp
 
 def with_labelled_head(model: ModelSpec) -> ModelSpec:
     """The model with logits and loss of labelled tokens only."""
-    modules, llm = [*model.modules], model.llm
+    modules = [*model.modules]
+    llm = model.llm
     modules[model.llm_index] = replace(llm, layers=(*llm.layers[:-1], labelled_head(llm.layers[-1])))
     return replace(model, modules=tuple(modules))
 
@@ -59,7 +60,8 @@ def labelled_head(head: Layer) -> Layer:
 
     It keeps the norm's input of all tokens and its output of those that have a label, here as if all had one.
     """
-    norm, back = head.replicated_elementwise_bytes_per_token, head.backward_elementwise_bytes_per_token
+    norm = head.replicated_elementwise_bytes_per_token
+    back = head.backward_elementwise_bytes_per_token
     logits = Layer(
         kind="logits",
         gemms=head.gemms,

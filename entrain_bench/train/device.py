@@ -17,7 +17,8 @@ def device_of(settings: TrainSettings) -> torch.device:
     """Where this process computes; ``UserError`` if a GPU is asked for and there is none for this process."""
     if find_device(settings.device, "harness.device").type == "cpu":
         return torch.device("cpu")
-    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    found = torch.cuda.device_count()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
     if local_ranks > found:
         need = f"{local_ranks} ranks need {local_ranks} GPUs, but this machine has {found}"

@@ -81,7 +81,9 @@ class TrainSettings:
             require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")
             fits = self.preprocessing == "processes"
             require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
-        least, peak, warmup = self.min_learning_rate, self.learning_rate, self.warmup_iterations
+        least = self.min_learning_rate
+        peak = self.learning_rate
+        warmup = self.warmup_iterations
         require(0 <= least <= peak, "harness.min_learning_rate", least, f"from 0 to learning_rate={peak}")
         fits = self.decay_iterations == 0 or self.decay_iterations > warmup
         allowed = f"0 (the run's), or above warmup_iterations={warmup}"
@@ -106,12 +108,15 @@ class TrainSettings:
         It rises in equal steps to ``learning_rate``, which the last of the warm-up has. A decay along half a cosine is
         that of arXiv:1608.03983, equation 5, without restarts.
         """
-        peak, least, warmup = self.learning_rate, self.min_learning_rate, self.warmup_iterations
+        peak = self.learning_rate
+        least = self.min_learning_rate
+        warmup = self.warmup_iterations
         if iteration < warmup:
             return peak * (iteration + 1) / warmup
         if self.learning_rate_decay == "constant":
             return peak
-        top, last = max(warmup - 1, 0), (self.decay_iterations or num_iterations) - 1
+        top = max(warmup - 1, 0)
+        last = (self.decay_iterations or num_iterations) - 1
         done = min(1.0, (iteration - top) / max(1, last - top))
         left = 1.0 - done if self.learning_rate_decay == "linear" else (1.0 + cos(pi * done)) / 2
         return least + (peak - least) * left

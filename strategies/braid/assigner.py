@@ -67,7 +67,8 @@ class BraidAssigner:
                     f"assignment: {len(shapes)} samples do not fit in memory in any number of rounds"
                 )
             return found
-        model, index_of_llm = profile.job.model, profile.job.model.llm_index
+        model = profile.job.model
+        index_of_llm = profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())
         placed_modules = zip(model.modules, layout.modules, strict=True)
@@ -76,10 +77,13 @@ class BraidAssigner:
         busy_s = _lane_seconds(layout, index_of_llm, _sums(replica, work[index_of_llm], llm.dp))
         chunks_s = _chunk_work(profile, model.llm, llm) * layout.num_microbatches
         busy_s += _lane_seconds(layout, index_of_llm, np.tile(chunks_s, (llm.dp, 1)))
-        owners, chunks = {}, {}
+        owners = {}
+        chunks = {}
         for index, module in others(model).items():
-            placed, units = layout.modules[index], module.units(shapes)
-            owner, tokens = module.owners(shapes, units), module.lengths(shapes, units)
+            placed = layout.modules[index]
+            units = module.units(shapes)
+            owner = module.owners(shapes, units)
+            tokens = module.lengths(shapes, units)
             seconds = work[index].sum(axis=1)
             most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp, self.overhead)
             owners[index] = owner
@@ -91,7 +95,8 @@ class BraidAssigner:
         labels = []
         for index, (owner, chunk) in items.items():
             placed = layout.modules[index]
-            copies, place = _copies(placed, llm), (first if index < index_of_llm else middle)[owner] + chunk
+            copies = _copies(placed, llm)
+            place = (first if index < index_of_llm else middle)[owner] + chunk
             of_replica = replica[owner] // max(1, llm.dp // placed.dp)
             total = _sums(of_replica, work[index], placed.dp // copies)
             shares = self._shares(layout, index, busy_s, total, copies)
@@ -106,7 +111,8 @@ class BraidAssigner:
         self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
     ) -> tuple[IntArray, IntArray]:
         """Replica and microbatch of every sample."""
-        llm, count = layout.modules[profile.job.model.llm_index], layout.num_microbatches
+        llm = layout.modules[profile.job.model.llm_index]
+        count = layout.num_microbatches
         index = np.arange(len(shapes))
         if not self.balance:
             group = index // max(1, -(-len(shapes) // (llm.dp * count)))
@@ -124,7 +130,8 @@ class BraidAssigner:
         self, profile: Profile, shapes: SampleShapes, layout: Layout, work: list[FloatArray]
     ) -> FloatArray:
         """Seconds that each sample costs every lane of an LLM replica on average ``[samples, lanes]``."""
-        model, index_of_llm = profile.job.model, profile.job.model.llm_index
+        model = profile.job.model
+        index_of_llm = profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
         mean = work[index_of_llm].sum(axis=0) / llm.dp
         busy_s = _lane_seconds(layout, index_of_llm, np.tile(mean, (llm.dp, 1)))
@@ -147,7 +154,8 @@ class BraidAssigner:
         """Shares of an encoder's copies in the work of each replica ``[replicas, copies]``."""
         if not self.level:
             return np.full((len(total), copies), 1 / copies)
-        blocks, placed = layout.blocks[index], layout.modules[index]
+        blocks = layout.blocks[index]
+        placed = layout.modules[index]
         base = np.maximum.reduceat(busy_s[blocks.lanes], blocks.offsets[:-1])
         return shares_of(base.reshape(len(total), copies, placed.pp), total)[0]
 
@@ -230,7 +238,8 @@ def spread_chunks(
     if not len(replica):
         return np.zeros(0, np.int64)
     key, member = np.unique(replica * (1 + int(chunk.max())) + chunk, return_inverse=True)
-    own, seconds = key // (1 + int(chunk.max())), np.bincount(member, cost_s) + chunk_s
+    own = key // (1 + int(chunk.max()))
+    seconds = np.bincount(member, cost_s) + chunk_s
     total = np.bincount(own, seconds, len(shares))
     mean = total / np.maximum(np.bincount(own, minlength=len(shares)), 1)
     heavy = np.flatnonzero(seconds > HEAVY * mean[own])
@@ -249,12 +258,14 @@ def _spread(replica, cost_s, shares, target_s, heavy):  # type: ignore[no-untype
     for chunk in range(len(replica)):
         if chosen[chunk] >= 0:
             continue
-        own, best_s = replica[chunk], np.inf
+        own = replica[chunk]
+        best_s = np.inf
         for copy in range(shares.shape[1]):
             if shares[own, copy] > 0:
                 after_s = (carried[own, copy] + cost_s[chunk]) / shares[own, copy]
                 if after_s < best_s * (1 - 1e-9):
-                    chosen[chunk], best_s = copy, after_s
+                    chosen[chunk] = copy
+                    best_s = after_s
         carried[own, chosen[chunk]] += cost_s[chunk]
     return chosen
 
@@ -276,7 +287,9 @@ def _work(
 
     A unit that does not fit memory by itself will be recomputed, one that takes half will not; in between a share.
     """
-    tp, cp, split = placed.tp, placed.cp, placed.layers_per_stage
+    tp = placed.tp
+    cp = placed.cp
+    split = placed.layers_per_stage
     seconds = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, placed.recompute))
     if placed.recompute or profile.job.request.recompute is not None:
         return seconds
@@ -299,7 +312,8 @@ def _sums(label: IntArray, values: FloatArray, count: int) -> FloatArray:
 
 def _lane_seconds(layout: Layout, index: int, stage_s: FloatArray) -> FloatArray:
     """A module's seconds on each lane ``[lanes]``, from those of its stages ``[replicas, stages]``."""
-    blocks, total = layout.blocks[index], np.zeros(layout.num_lanes)
+    blocks = layout.blocks[index]
+    total = np.zeros(layout.num_lanes)
     np.add.at(total, blocks.lanes, np.repeat(stage_s.ravel(), np.diff(blocks.offsets)))
     return total
 
@@ -320,7 +334,8 @@ def _add_lanes(
     loads: FloatArray, column: IntArray, layout: Layout, index: int, replica: int, stage_s: FloatArray
 ) -> None:
     """Add rows of seconds of a replica's stages to those of its lanes' columns ``[rows, columns]``."""
-    blocks, placed = layout.blocks[index], layout.modules[index]
+    blocks = layout.blocks[index]
+    placed = layout.modules[index]
     for stage in range(placed.pp):
         block = replica * placed.pp + stage
         lanes = blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]]

@@ -56,17 +56,22 @@ class Work:
 
 def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
     """Believed work of a batch at all widths of a layout, by the profile's estimates."""
-    modules, num_samples = profile.job.model.modules, len(shapes)
-    llm, asked = profile.job.model.llm_index, profile.job.request.recompute is not None
+    modules = profile.job.model.modules
+    num_samples = len(shapes)
+    llm = profile.job.model.llm_index
+    asked = profile.job.request.recompute is not None
     hidden_bytes = 2.0 * profile.job.model.llm.config.hidden_size
     counts = [len(module.units(shapes)) for module in modules]
     first_unit = offsets_from_counts(np.array(counts))
     first_degree = offsets_from_counts(np.array([len(placed.degrees) for placed in layout.modules]))
     seconds, again_s, bytes_, lean, running = np.zeros((5, int(first_degree[-1]), int(first_unit[-1])))
-    chunk_s, width, owners = np.zeros(int(first_degree[-1])), np.zeros(int(first_degree[-1]), np.int64), []
+    chunk_s = np.zeros(int(first_degree[-1]))
+    width = np.zeros(int(first_degree[-1]), np.int64)
+    owners = []
     for index, (module, placed) in enumerate(zip(modules, layout.modules, strict=True)):
         units = module.units(shapes)
-        mine, lengths = slice(int(first_unit[index]), int(first_unit[index + 1])), module.lengths(shapes, units)
+        mine = slice(int(first_unit[index]), int(first_unit[index + 1]))
+        lengths = module.lengths(shapes, units)
         owners.append(module.owners(shapes, units))
         kinds = module.kind_counts(placed.layers_per_stage)[0]
         for degree, (tp, cp) in enumerate(placed.degrees):
@@ -189,14 +194,17 @@ def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
 
 @njit()
 def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def]
-    best, best_s = -1, np.inf
-    chosen, place = np.zeros(len(units), np.int64), np.zeros(len(units), np.int64)
+    best = -1
+    best_s = np.inf
+    chosen = np.zeros(len(units), np.int64)
+    place = np.zeros(len(units), np.int64)
     for degree in range(len(width)):
         if width[degree] > most:
             continue
         span = _span(units, seconds[degree], most // width[degree], place) + chunk_s[degree]
         if span < best_s * (1 - 1e-9):
-            best, best_s = degree, span
+            best = degree
+            best_s = span
             chosen[:] = place
     return best, chosen
 
@@ -205,8 +213,10 @@ def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def
 def _labelled(  # type: ignore[no-untyped-def]
     seconds, chunk_s, degree_width, first_degree, rows, units, order, offsets, width, first, place, first_group
 ):
-    replica, number = np.zeros(len(units), np.int64), np.zeros(len(units), np.int64)
-    own, modules = np.empty(len(units), np.int64), len(first_degree) - 1
+    replica = np.zeros(len(units), np.int64)
+    number = np.zeros(len(units), np.int64)
+    own = np.empty(len(units), np.int64)
+    modules = len(first_degree) - 1
     for pack in range(len(place)):
         some = order[offsets[pack]]
         for module in range(modules):
@@ -218,7 +228,8 @@ def _labelled(  # type: ignore[no-untyped-def]
                     count += 1
             if count == 0:
                 continue
-            low, high = first_degree[module], first_degree[module + 1]
+            low = first_degree[module]
+            high = first_degree[module + 1]
             best, where = _split(own[:count], seconds[low:high], chunk_s[low:high], degree_width[low:high], width[some])
             group = first_group[low + best] + first[some] // degree_width[low + best]
             for index in range(count):
@@ -234,9 +245,11 @@ def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
     Samples come group after group. Arguments are their order, group and bytes ``[samples]``, the room of a group's bins
     and the number of bins at least; there are at most as many as the group has samples ``[groups]``.
     """
-    chosen, low = np.zeros(len(order), np.int64), 0
+    chosen = np.zeros(len(order), np.int64)
+    low = 0
     while low < len(order):
-        own, high = group[order[low]], low
+        own = group[order[low]]
+        high = low
         while high < len(order) and group[order[high]] == own:
             high += 1
         bins = count[own]
@@ -259,7 +272,8 @@ def _priced(width, chunk_s, columns, first_degree, offsets, units, widths, num_s
 
     Seconds, seconds of recomputation, bytes kept and kept at least add up over modules, bytes of running passes do not.
     """
-    seconds, modules = columns[0], len(first_degree) - 1
+    seconds = columns[0]
+    modules = len(first_degree) - 1
     found = np.zeros((5, len(widths), num_samples))
     place = np.zeros(len(units) + 1, np.int64)
     for level in range(len(widths)):
@@ -300,7 +314,9 @@ def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untype
 
     Samples of one width follow each other in the order.
     """
-    load, first, before = np.zeros(num_ranks), np.zeros(len(order), np.int64), -1
+    load = np.zeros(num_ranks)
+    first = np.zeros(len(order), np.int64)
+    before = -1
     least = [(0.0, 0)]
     for sample in order:
         width = widths[level[sample]]
@@ -318,20 +334,27 @@ def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untype
 @njit()
 def _exchanged(own, seconds, start, rounds):  # type: ignore[no-untyped-def]
     """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
-    own, load = own.copy(), start.copy()
+    own = own.copy()
+    load = start.copy()
     # A group's samples are linked: its first one, and the next of each; -1: none.
-    head, after = np.full(len(load), -1), np.full(len(own), -1)
+    head = np.full(len(load), -1)
+    after = np.full(len(own), -1)
     for sample in range(len(own) - 1, -1, -1):
         load[own[sample]] += seconds[sample]
-        after[sample], head[own[sample]] = head[own[sample]], sample
+        after[sample] = head[own[sample]]
+        head[own[sample]] = sample
     for _ in range(rounds):
-        top, low = load.argmax(), load.argmin()
-        gain, one, other = 1e-9 * load[top], -1, -1
+        top = load.argmax()
+        low = load.argmin()
+        gain = 1e-9 * load[top]
+        one = -1
+        other = -1
         sample = head[top]
         while sample >= 0:
             less = load[top] - max(load[top] - seconds[sample], load[low] + seconds[sample])
             if less > gain * (1 + 1e-9):
-                gain, one = less, sample
+                gain = less
+                one = sample
             sample = after[sample]
         for turn in range(-1, len(load)):
             # The idlest group first: a swap gains half of the difference at most, which rules out most others.
@@ -345,7 +368,9 @@ def _exchanged(own, seconds, start, rounds):  # type: ignore[no-untyped-def]
                 while partner >= 0:
                     less = seconds[sample] - seconds[partner]
                     if min(less, room - less) > gain * (1 + 1e-9):
-                        gain, one, other = min(less, room - less), sample, partner
+                        gain = min(less, room - less)
+                        one = sample
+                        other = partner
                     partner = after[partner]
                 sample = after[sample]
         if one < 0:
@@ -368,6 +393,8 @@ def _relink(sample, goal, own, load, seconds, head, after):  # type: ignore[no-u
         while after[before] != sample:
             before = after[before]
         after[before] = after[sample]
-    after[sample], head[goal], own[sample] = head[goal], sample, goal
+    after[sample] = head[goal]
+    head[goal] = sample
+    own[sample] = goal
     load[source] -= seconds[sample]
     load[goal] += seconds[sample]

@@ -138,13 +138,16 @@ class Work:
     def _of(self, index: int, tp: int, cp: int, recompute: bool) -> _ModuleWork:
         key = (index, tp, cp, recompute)
         if key not in self._known:
-            job, module = self.profile.job, self.profile.job.model.modules[index]
+            job = self.profile.job
+            module = self.profile.job.model.modules[index]
             units_s = unit_layers_s(self.profile, module, self.samples, tp, cp, recompute)
             whole_s = matmul(units_s, np.bincount(module.layer_kind, minlength=len(module.kinds)))
             longest = np.zeros(len(self.samples))
-            units, scale = module.units(self.samples), job.global_batch / len(self.samples)
+            units = module.units(self.samples)
+            scale = job.global_batch / len(self.samples)
             np.maximum.at(longest, module.owners(self.samples, units), whole_s)
-            chunk_s, num_chunks = chunk_layers_s(self.profile, module, tp, cp, recompute), 0
+            chunk_s = chunk_layers_s(self.profile, module, tp, cp, recompute)
+            num_chunks = 0
             if module.per_item:
                 lengths = module.lengths(self.samples, units)
                 one = chunk_tokens(self.profile, module, lengths, tp, cp, self.overhead)
@@ -155,16 +158,21 @@ class Work:
 
     def layers_s(self, shape: Shape, index: int) -> FloatArray:
         """Seconds of each layer of a module in an iteration of one LLM replica, on one of its blocks ``[layers]``."""
-        module, chunks = self.profile.job.model.modules[index], shape.num_microbatches * shape.degrees.dp
-        tp, cp = shape.degrees.tp, shape.degrees.cp
+        module = self.profile.job.model.modules[index]
+        chunks = shape.num_microbatches * shape.degrees.dp
+        tp = shape.degrees.tp
+        cp = shape.degrees.cp
         if module.per_item:
-            tp, cp = shape.encoder_tp, shape.encoder_cp
+            tp = shape.encoder_tp
+            cp = shape.encoder_cp
         own = self._of(index, tp, cp, shape.recompute[index])
         return np.asarray((own.units_s + max(own.num_chunks, chunks) * own.chunk_s) / shape.degrees.dp)
 
     def longest_s(self, shape: Shape) -> float:
         """Seconds of the sample that takes longest, forth and back: its longest items, before the LLM and after it."""
-        model, degrees, llm = self.profile.job.model, shape.degrees, self.profile.job.model.llm_index
+        model = self.profile.job.model
+        degrees = shape.degrees
+        llm = self.profile.job.model.llm_index
         before, behind = np.zeros((2, len(self.samples)))
         for index in others(model):
             own = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index]).longest_s
@@ -191,7 +199,8 @@ def split_layers(work: Work, shape: Shape) -> tuple[list[tuple[int, ...]], float
     llm = work.profile.job.model.llm_index
     encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
     if shape.chain:
-        loaded_s, whole = work.layers_s(shape, llm).copy(), [(len(own),) for own in encoders_s]
+        loaded_s = work.layers_s(shape, llm).copy()
+        whole = [(len(own),) for own in encoders_s]
         loaded_s[[0, -1]] += [sum(map(np.sum, encoders_s[:llm])), sum(map(np.sum, encoders_s[llm:]))]
         layers = partition_layers(loaded_s, shape.llm_stages)
         return [*whole[:llm], layers, *whole[llm:]], float(stage_sums(loaded_s, layers).max())
@@ -210,7 +219,8 @@ def split_layers(work: Work, shape: Shape) -> tuple[list[tuple[int, ...]], float
 
 def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     """The layout of a shape; replicas are consecutive ranks, blocks of TP x CP ranks inside."""
-    degrees, width = shape.degrees, shape.encoder_tp * shape.encoder_cp
+    degrees = shape.degrees
+    width = shape.encoder_tp * shape.encoder_cp
     if shape.chain:
         chain = place_chain(job, degrees, layers, shape.recompute, False)
         return replace(chain, num_microbatches=shape.num_microbatches)
@@ -221,9 +231,13 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     modules = []
     for module, split, again in zip(job.model.modules, layers, shape.recompute, strict=True):
         if module.per_item:
-            held, tp, cp = copies[:, : len(split)], shape.encoder_tp, shape.encoder_cp
+            held = copies[:, : len(split)]
+            tp = shape.encoder_tp
+            cp = shape.encoder_cp
         else:
-            held, tp, cp = blocks[:, shape.llm_blocks], degrees.tp, degrees.cp
+            held = blocks[:, shape.llm_blocks]
+            tp = degrees.tp
+            cp = degrees.cp
         modules.append(ModuleLayout(module.name, tp, cp, split, np.ascontiguousarray(held), again))
     return Layout(tuple(modules), shape.num_microbatches)
 
@@ -234,7 +248,8 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
     With ``own`` also on half, a quarter, ... of the blocks, next to each other or spread over the replica: fewer
     microbatches are under way then, and encoders have the other blocks to themselves.
     """
-    layers, lanes = len(job.model.llm.layers), degrees.pp
+    layers = len(job.model.llm.layers)
+    lanes = degrees.pp
     found = [(min(lanes, layers), 1)]
     for count in reversed(divisors(lanes)[:-1]) if own and others(job.model) else ():
         if count <= layers:
@@ -267,6 +282,8 @@ def chains_of(job: Job, choices: Sequence[tuple[bool, ...]]) -> Iterator[Shape]:
     """
     sizes = [size for module in job.model.modules for size in module.sharded_sizes.values()]
     for degrees, again in product(job.degrees(), choices):
-        tp, cp, pp = degrees.tp, degrees.cp, degrees.pp
+        tp = degrees.tp
+        cp = degrees.cp
+        pp = degrees.pp
         if 1 < pp <= len(job.model.llm.layers) and all(size % tp == 0 for size in sizes):
             yield Shape(degrees, tp, cp, 1, pp, 1, again, job.num_microbatches(degrees.dp), chain=True)

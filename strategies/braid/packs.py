@@ -44,7 +44,8 @@ def fastest_packs(
     """
     if layout.modules[0].sharded:
         return fastest_rounds(shapes, layout, profile)
-    work, widths = work_of(shapes, layout, profile), widths_of(layout)
+    work = work_of(shapes, layout, profile)
+    widths = widths_of(layout)
     room = KEPT * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
     seconds, kept, running = priced(work, widths, len(shapes), room)
     num_ranks = layout.modules[0].plane.shape[1]
@@ -77,12 +78,15 @@ def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tu
     All have equal shares of encoders and LLM; a module's units go to the groups that end first. Of the least number of
     rounds, if they recompute all that they can, and of larger numbers that which ends first; infinite if none fits.
     """
-    model, work = profile.job.model, work_of(shapes, layout, profile)
+    model = profile.job.model
+    work = work_of(shapes, layout, profile)
     asked = profile.job.request.recompute is not None
     lean = replace(layout, modules=tuple(replace(own, recompute=own.recompute or not asked) for own in layout.modules))
-    cost, bytes_ = np.zeros((len(shapes), 2)), 0.0
+    cost = np.zeros((len(shapes), 2))
+    bytes_ = 0.0
     for index, module in enumerate(model.modules):
-        row, units = int(work.first_degree[index]), slice(*work.first_unit[index : index + 2])
+        row = int(work.first_degree[index])
+        units = slice(*work.first_unit[index : index + 2])
         owner = module.owners(shapes, module.units(shapes))
         cost[:, int(module is model.llm)] += np.bincount(owner, work.seconds[row, units], len(shapes))
         bytes_ += float(work.lean_bytes[row, units].sum() * work.width[row])

@@ -27,17 +27,22 @@ from .layout import Shape, Work, chains_of, place, shapes_of, split_layers
 from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
-WORST, HOPELESS = 1.3, 2.0
+WORST = 1.3
+HOPELESS = 2.0
 # Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number.
 # From there on a layout is dropped if it takes so many times as long as the best.
-BATCHES, FEW, NEAR = 3, 512, 1.05
+BATCHES = 3
+FEW = 512
+NEAR = 1.05
 # Of larger batches there are fewer, drawn for a part of the job with at least so many ranks.
-MANY, PART = 6144, 256
+MANY = 6144
+PART = 256
 # No pipelines are planned if the best layout with widths takes at most so many times its work evenly shared.
 PIPELINED = 1.5
 # Ranks up to which pipelines have the whole budget of simulated batches. Batches of more ranks take longer, and the
 # budget shrinks as their number grows, down to the second number.
-RANKS, FEWEST = 64, 12
+RANKS = 64
+FEWEST = 12
 # Simulated batches for chains, of models with a generator: its copies on every block take memory that others lack.
 CHAINS = 8
 
@@ -89,8 +94,10 @@ class BraidPlanner:
         if wide and decisive(wide[0].estimated_s) <= decisive(PIPELINED * even_s):
             return wide[0].layout
         draft: MakeProgram = getattr(make_program, "draft", make_program)
-        sizes, default = profile.job.free_microbatch_size, default_job(profile.job)
-        one_size, best_s = replace(self, microbatches=(1,)), {True: np.inf, False: np.inf}
+        sizes = profile.job.free_microbatch_size
+        default = default_job(profile.job)
+        one_size = replace(self, microbatches=(1,))
+        best_s = {True: np.inf, False: np.inf}
         work = Work(profile, profile.draw(self.profile_samples), self.overhead)
 
         def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
@@ -138,7 +145,9 @@ class BraidPlanner:
 
         An estimate is the mean over drawn batches; only layouts near the best have more than a few.
         """
-        start, offers, part = profile.place, list[Candidate](), part_of(profile)
+        start = profile.place
+        offers = list[Candidate]()
+        part = part_of(profile)
         size = part.job.global_batch
         count = min(max(BATCHES, FEW // size), max(1, MANY // size)) if self.widths else 0
         batches = [profile.draw(size) for _ in range(count)]
@@ -194,7 +203,8 @@ class BraidPlanner:
 
     def _counts(self, profile: Profile, shape: Shape) -> list[int]:
         """Numbers of microbatches to consider: a replica has a sample for each."""
-        job, dp = profile.job, shape.degrees.dp
+        job = profile.job
+        dp = shape.degrees.dp
         most = job.global_batch // dp
         return sorted({min(most, max(1, round(job.num_microbatches(dp) * factor))) for factor in self.microbatches})
 
@@ -205,8 +215,11 @@ def part_of(profile: Profile) -> Profile:
     The part has the job's layouts: it keeps ``PART`` ranks, and states have room where they have room on all ranks. A
     job with requested CP or DP has no parts.
     """
-    job, parts = profile.job, 1
-    nodes, ranks, size = job.cluster.num_nodes, job.cluster.num_ranks, job.global_batch
+    job = profile.job
+    parts = 1
+    nodes = job.cluster.num_nodes
+    ranks = job.cluster.num_ranks
+    size = job.global_batch
     while size > parts * MANY and ranks >= 2 * parts * PART and nodes % (2 * parts) == size % (2 * parts) == 0:
         parts *= 2
     while parts > 1 and not (job.request.cp or job.request.dp):

@@ -49,7 +49,8 @@ class Replica:
     @property
     def most_bytes(self) -> FloatArray:
         """Bytes which the forwards of a group add to each lane at most ``[lanes]``."""
-        row, added = rows_of(self.actions.lane_offsets), np.zeros((len(self.members), self.num_groups))
+        row = rows_of(self.actions.lane_offsets)
+        added = np.zeros((len(self.members), self.num_groups))
         size_bytes = self.actions.size_bytes * (1 - self.actions.is_backward)
         np.add.at(added, (self.actions.lanes, self.group[row]), size_bytes[row])
         return added.max(axis=1)
@@ -71,18 +72,21 @@ class Replica:
 
 def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
     """The replicas of a program, whatever its own order; the assignment is what it was made of."""
-    layout, count = draft.layout, int(draft.first_action[-1])
+    layout = draft.layout
+    count = int(draft.first_action[-1])
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
     believed, room_bytes = _believed(draft, profile, lanes, row)
     handed = profile.handovers(draft)
-    wait, need = rows_of(draft.dep_offsets), draft.dep_actions
+    wait = rows_of(draft.dep_offsets)
+    need = draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]
     station = components(layout.num_lanes, first_lane[row], lanes)
     links = np.concatenate([first_lane[wait], first_lane[row]]), np.concatenate([first_lane[need], lanes])
     lane_set = components(layout.num_lanes, *links)
     groups = chunk_groups(draft, assignment, lane_set[first_lane], 1 + int(lane_set.max()))
-    chunk, first_group = groups.chunk, groups.first_group
+    chunk = groups.chunk
+    first_group = groups.first_group
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
     user_offsets, user_actions, edge = users_of(draft)
     tail_s = sync_after_s(draft, profile)
@@ -111,7 +115,8 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     replicas = []
     for one, own in enumerate(members_of(lane_set[first_lane], 1 + int(lane_set.max()))):
         if len(own):
-            members, count = np.flatnonzero(lane_set == one), first_group[one + 1] - first_group[one]
+            members = np.flatnonzero(lane_set == one)
+            count = first_group[one + 1] - first_group[one]
             own_group = groups.group[chunk[own]] - first_group[one]
             replicas.append(Replica(own, members, actions.of(own, members), own_group, inner[own], count))
     return replicas
@@ -136,10 +141,12 @@ def _believed(
 
     Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
     """
-    memory, count = profile.memory, int(program.first_action[-1])
+    memory = profile.memory
+    count = int(program.first_action[-1])
     change, working = (values[:count] for values in memory.action_bytes(program))
     duration_s = packed_durations(program, profile)
-    kept_bytes, kept_s = np.zeros(count, np.int64), np.zeros(count)
+    kept_bytes = np.zeros(count, np.int64)
+    kept_s = np.zeros(count)
     if plain is not None:
         whole, more = (values[:count] for values in memory.action_bytes(plain))
         working = np.maximum(working, more)

@@ -36,9 +36,13 @@ CLOSE = 1e-3
 # A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
 WORSE = 1 + 1e-6
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
-BLOCK, SHIFTS = 6, (0, -8, -3, 3, 8, 20, 60)
+BLOCK = 6
+SHIFTS = (0, -8, -3, 3, 8, 20, 60)
 # Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
-ELSEWHERE, TOGETHER, SWAPPED, SHIFTED = 0.45, 0.6, 0.75, 0.9
+ELSEWHERE = 0.45
+TOGETHER = 0.6
+SWAPPED = 0.75
+SHIFTED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,9 @@ class Search:
 
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is not slower than the best one."""
-        replica, rules, effect = self.replica, self.rules, choice.effect(self.replica)
+        replica = self.replica
+        rules = self.rules
+        effect = choice.effect(self.replica)
         if effect in self.known and effect == self.best.effect(replica):
             self.best = choice
             return
@@ -112,7 +118,9 @@ class Search:
             self.end_s * WORSE,
         )
         if decisive(end_s) <= decisive(self.end_s):
-            self.best, self.end_s, self.place = choice, end_s, place
+            self.best = choice
+            self.end_s = end_s
+            self.place = place
 
 
 @njit(nogil=True)
@@ -125,12 +133,17 @@ def _scheduled(  # type: ignore[no-untyped-def]
     backwards, lead that of the LLM; encoder backwards longer than ``hold_s`` are held, none
     if it is 0. For the others see ``Wish`` and ``list_schedule``.
     """
-    (own_group, inner), (order, shift), count = labels, moves, len(place)
+    (own_group, inner) = labels
+    (order, shift) = moves
+    count = len(place)
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    group, priority, is_held = position[own_group], np.empty(count), np.zeros(count, np.int64)
+    group = position[own_group]
+    priority = np.empty(count)
+    is_held = np.zeros(count, np.int64)
     for action in range(count):
-        backward, of_llm = actions.is_backward[action], actions.of_llm[action]
+        backward = actions.is_backward[action]
+        of_llm = actions.of_llm[action]
         shifted = group[action] + backward * shift[own_group[action]] - lead * of_llm
         priority[action] = shifted * (2.0 * count) + inner[action]
         is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
@@ -152,12 +165,17 @@ def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
 
 def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
     """Return a neighbor of a choice."""
-    draw, count = rng.random(), len(choice.order)
-    order, shift, lead, hold = choice.order, choice.shift, choice.lead, choice.hold
+    draw = rng.random()
+    count = len(choice.order)
+    order = choice.order
+    shift = choice.shift
+    lead = choice.lead
+    hold = choice.hold
     if draw < TOGETHER or count < 3:
         size = 1 if draw < ELSEWHERE else int(rng.integers(2, BLOCK))
         first = int(rng.integers(count))
-        block, rest = order[first : first + size], np.delete(order, slice(first, first + size))
+        block = order[first : first + size]
+        rest = np.delete(order, slice(first, first + size))
         goal = int(rng.integers(len(rest) + 1))
         order = np.concatenate([rest[:goal], block, rest[goal:]])
     elif draw < SWAPPED:

@@ -65,9 +65,11 @@ def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, Float
 @njit()
 def _shares(base_s, cost_s):  # type: ignore[no-untyped-def]
     replicas, copies, stages = base_s.shape
-    shares, high = np.zeros((replicas, copies)), np.zeros(replicas)
+    shares = np.zeros((replicas, copies))
+    high = np.zeros(replicas)
     for own in range(replicas):
-        low_s, most_s = np.inf, 0.0
+        low_s = np.inf
+        most_s = 0.0
         for stage in range(stages):
             most_s = max(most_s, cost_s[own, stage])
         for copy in range(copies):
@@ -121,7 +123,8 @@ def cuts(layer_s, stages):  # type: ignore[no-untyped-def]
                 busiest = max(best[first], prefix[end] - prefix[first])
                 # What is as good but for rounding is no better.
                 if busiest < longer[end] * (1 - 1e-9):
-                    longer[end], cut[stage, end] = busiest, first
+                    longer[end] = busiest
+                    cut[stage, end] = first
         best = longer
     bounds = np.zeros(stages + 1, np.int64)
     bounds[stages] = count
@@ -147,21 +150,26 @@ def split_evenly(llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast): 
         ``[encoders, stages + 1]``; seconds of the busiest lane.
     """
     segments, stages, width = grid
-    lanes, copies = segments * stages * width, segments * copies_abreast
+    lanes = segments * stages * width
+    copies = segments * copies_abreast
     bounds = np.zeros((len(offsets) - 1, stages + 1), np.int64)
-    llm_bounds, busy_s = cuts(llm_s, len(llm_blocks)), np.zeros(lanes)
+    llm_bounds = cuts(llm_s, len(llm_blocks))
+    busy_s = np.zeros(lanes)
     busy_s[llm_blocks] = _stage_sums(llm_s, llm_bounds)
     for index in range(len(offsets) - 1):
         own_s = encoders_s[offsets[index] : offsets[index + 1]]
         bounds[index] = cuts(own_s, stages)
-        cost_s, base_s = _stage_sums(own_s, bounds[index]), np.zeros((1, copies, stages))
+        cost_s = _stage_sums(own_s, bounds[index])
+        base_s = np.zeros((1, copies, stages))
         for lane in range(lanes):
-            segment, stage = lane // (stages * width), lane // width % stages
+            segment = lane // (stages * width)
+            stage = lane // width % stages
             for copy in range(segment * copies_abreast, (segment + 1) * copies_abreast):
                 base_s[0, copy, stage] = max(base_s[0, copy, stage], busy_s[lane])
         shares = _shares(base_s, cost_s.reshape(1, stages))[0][0]
         for lane in range(lanes):
-            segment, stage = lane // (stages * width), lane // width % stages
+            segment = lane // (stages * width)
+            stage = lane // width % stages
             own_shares = shares[segment * copies_abreast : (segment + 1) * copies_abreast]
             busy_s[lane] += own_shares.sum() / copies_abreast * cost_s[stage]
     return llm_bounds, bounds, busy_s.max()

@@ -70,12 +70,16 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
     random, up to the program over all buckets. Nothing ever gets worse.
     """
     deadline = np.inf if limits.seconds is None else perf_counter() + limits.seconds * TIME_SHARE
-    bucket, work, misses = start.copy(), 0.0, 0
+    bucket = start.copy()
+    work = 0.0
+    misses = 0
     bound = trivial_bound(cost, num_buckets) * (1 + CLOSE)
-    high, members = _highs(cost, bucket, num_buckets), members_of(bucket, num_buckets)
+    high = _highs(cost, bucket, num_buckets)
+    members = members_of(bucket, num_buckets)
     rng = np.random.default_rng(0)
     while work < limits.work and misses < PATIENCE:
-        fullest, size = int(high.argmax()), min(2 + misses // 2, num_buckets)
+        fullest = int(high.argmax())
+        size = min(2 + misses // 2, num_buckets)
         left = deadline - perf_counter()
         if left <= 0 or high[fullest] <= bound:
             break
@@ -88,7 +92,8 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
         after, spent = solve(cost[items], size, before, SolverLimits(most, left))
         work += spent
         if makespan(cost[items], after, size) < high[fullest] * (1 - CLOSE):
-            bucket[items], misses = group[after], 0
+            bucket[items] = group[after]
+            misses = 0
             high[group] = _highs(cost[items], after, size)
             for place, one in enumerate(group):
                 members[one] = items[after == place]
@@ -124,7 +129,8 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     Returns:
         The best assignment found, ``start`` if none, and the deterministic time taken.
     """
-    started, limit_s = perf_counter(), np.inf if limits.seconds is None else limits.seconds
+    started = perf_counter()
+    limit_s = np.inf if limits.seconds is None else limits.seconds
 
     def left_s() -> float:
         return limit_s - 2 * (perf_counter() - started)
@@ -210,7 +216,8 @@ class DflopAssigner:
 
     def __post_init__(self) -> None:
         where = "strategy.assigner"
-        work, limit = self.solver_work_per_sample, self.solver_seconds
+        work = self.solver_work_per_sample
+        limit = self.solver_seconds
         require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
         require(limit is None or limit > 0, f"{where}.solver_seconds", limit, "null or above 0")
         check_least(self, where, 0, "solver_samples", "shuffle")
@@ -221,7 +228,8 @@ class DflopAssigner:
 
         Encoder microbatch i holds the items of the L_dp buckets with that index, dealt over its replicas by ``split``.
         """
-        model, llm = profile.job.model, layout.modules[-1]
+        model = profile.job.model
+        llm = layout.modules[-1]
         num_buckets = layout.num_microbatches * llm.dp
         cost = np.zeros((len(shapes), 2))
         item_s = []
@@ -244,7 +252,8 @@ class DflopAssigner:
             bucket = np.arange(len(shapes)) * num_buckets // len(shapes)
         if self.shuffle is not None:
             bucket = np.random.default_rng(self.shuffle).permutation(num_buckets)[bucket]
-        replica, microbatch = bucket % llm.dp, bucket // llm.dp
+        replica = bucket % llm.dp
+        microbatch = bucket // llm.dp
         labels = []
         for module, placed, seconds in zip(model.encoders, layout.modules[:-1], item_s, strict=True):
             owner = shapes.item_sample[module.units(shapes)]
@@ -265,7 +274,9 @@ class DflopAssigner:
         """Feed the correction the executed durations of an iteration's microbatches."""
         if not self.correction or not self.correction.active:
             return self
-        program, seen, seconds = timeline.program, [], timeline.end_s - timeline.start_s
+        program = timeline.program
+        seen = []
+        seconds = timeline.end_s - timeline.start_s
         for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
             believed = unit_s(module, program.shapes, placed, program.layout.num_microbatches, profile)
             position = np.searchsorted(module.units(program.shapes), program.chunks[index].members)

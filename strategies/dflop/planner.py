@@ -82,10 +82,8 @@ class DflopPlanner:
     def __post_init__(self) -> None:
         check_least(self, "strategy.planner", 1, "num_microbatches", "num_trials", "profile_samples")
         check_choices(self, "strategy.planner", microbatches=MICROBATCHES, communicator=COMMUNICATORS)
-        given, allowed = (
-            self.num_microbatches,
-            "null with strategy.planner.microbatches=released, whose walk chooses it",
-        )
+        given = self.num_microbatches
+        allowed = "null with strategy.planner.microbatches=released, whose walk chooses it"
         require(given is None or self.microbatches == "paper", "strategy.planner.num_microbatches", given, allowed)
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
@@ -112,7 +110,8 @@ class DflopPlanner:
 
         def walked(each: Profile) -> Iterator[Candidate]:
             # Where the microbatch size is a knob, so is N_mb; the plan of the paper's rule comes first.
-            own, dp = candidates(each), each.job.request.dp
+            own = candidates(each)
+            dp = each.job.request.dp
             yield from islice(own, 1)
             if profile.job.free_microbatch_size and dp:
                 own = offered(replace(self, num_microbatches=each.job.num_microbatches(dp)), each)
@@ -130,7 +129,8 @@ class DflopPlanner:
         if self.microbatches == "released":
             yield from self._walk(profile, shapes)
             return
-        degrees, recompute = enumerate_degrees(profile.job), self.recompute(profile)
+        degrees = enumerate_degrees(profile.job)
+        recompute = self.recompute(profile)
         found: list[tuple[IntArray, ...]] = []
         for rows, i, totals in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
@@ -151,10 +151,13 @@ class DflopPlanner:
         degrees = degrees[walking_order(degrees)]
         count = microbatches(profile.job, shapes, degrees)
         again = (True, True) if profile.job.request.recompute is None else self.recompute(profile)[0]
-        seconds, fits = np.zeros(len(degrees)), np.zeros(len(degrees), np.bool_)
+        seconds = np.zeros(len(degrees))
+        fits = np.zeros(len(degrees), np.bool_)
         for rows, _, estimates in self.estimates(profile, shapes, degrees, count):
-            encoder_pp, llm_pp = degrees[rows, 1], degrees[rows, 4]
-            encoder_s, llm_s = estimates.encoder_s[:, 0], estimates.llm_s[:, 0]
+            encoder_pp = degrees[rows, 1]
+            llm_pp = degrees[rows, 4]
+            encoder_s = estimates.encoder_s[:, 0]
+            llm_s = estimates.llm_s[:, 0]
             factors = [recompute_factor(each) for each in again]
             seconds[rows] = decisive(
                 pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s * factors[0], llm_s * factors[1])
@@ -201,7 +204,9 @@ class DflopPlanner:
 
         ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget.
         """
-        limit, choices, given = profile.job.planning_budget_bytes, self.recompute(profile), self.num_microbatches
+        limit = profile.job.planning_budget_bytes
+        choices = self.recompute(profile)
+        given = self.num_microbatches
         counts = None if given is None else np.full(len(degrees), given)
         for rows, i, estimates in self.estimates(profile, shapes, degrees, counts):
             _, encoder_pp, _, _, llm_pp, llm_dp = (column[:, None] for column in degrees[rows].T)
@@ -286,14 +291,19 @@ class DflopPlanner:
         self, profile: Profile, shapes: DataShapes, seconds: float, plan: DflopDegrees, recompute: tuple[bool, ...]
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
-        batch, layers = profile.job.global_batch, []
+        batch = profile.job.global_batch
+        layers = []
         for index, module in enumerate(profile.job.model.modules):
             if module.is_encoder:
                 count = shapes.items[index] * batch / (plan.num_microbatches * plan.encoder_dp)
-                tokens, tp, pp = shapes.item_tokens[index], plan.encoder_tp, plan.encoder_pp
+                tokens = shapes.item_tokens[index]
+                tp = plan.encoder_tp
+                pp = plan.encoder_pp
             else:
                 count = batch / (plan.num_microbatches * plan.llm_dp)
-                tokens, tp, pp = shapes.sequence_tokens, plan.llm_tp, plan.llm_pp
+                tokens = shapes.sequence_tokens
+                tp = plan.llm_tp
+                pp = plan.llm_pp
             lengths = np.full(max(1, round(count)), tokens)
             layers.append(partition_layers(layer_s(profile, module, lengths, tp), pp))
         unequal = self.communicator == "unequal_dp" and plan.encoder_dp != plan.llm_dp

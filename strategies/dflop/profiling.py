@@ -96,7 +96,8 @@ def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmC
     left, so the difference of both times is the rest of attention; communication counts as linear. Attention is never
     believed to be faster than the device's peak.
     """
-    attention, linear = np.zeros(len(LLM_TOKENS)), np.zeros(len(LLM_TOKENS))
+    attention = np.zeros(len(LLM_TOKENS))
+    linear = np.zeros(len(LLM_TOKENS))
     peak = profile.job.cluster.device.peak_bf16_flops
     for index, tokens in enumerate(LLM_TOKENS):
         one = np.array([tokens])
@@ -151,7 +152,9 @@ class DataShapes:
 
 def data_shapes(profile: Profile, shapes: SampleShapes) -> DataShapes:
     """The data profiler's averages and maxima."""
-    items, tokens, most = [], [], []
+    items = []
+    tokens = []
+    most = []
     for module in profile.job.model.encoders:
         units = module.units(shapes)
         items.append(len(units) / len(shapes))

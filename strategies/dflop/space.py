@@ -53,14 +53,16 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     Raises:
         UserError: if there is none; says why.
     """
-    asked, ranks = job.request, job.cluster.num_ranks
+    asked = job.request
+    ranks = job.cluster.num_ranks
     if not job.model.encoders:
         raise IncompatibleError(
             f"model={job.model.name}: has no encoder, but strategy/planner=dflop splits GPUs between encoder and LLM"
         )
     if (asked.cp or 1) > 1:
         raise IncompatibleError(f"layout.cp={asked.cp}: must be 1 or null with strategy/planner=dflop")
-    node, batch = job.cluster.gpus_per_node, job.global_batch
+    node = job.cluster.gpus_per_node
+    batch = job.global_batch
     if asked.tp:
         require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
     if asked.dp:
@@ -74,7 +76,8 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     rest = ranks - llm.prod(axis=1)
     order = np.argsort(encoder.prod(axis=1), kind="stable")
     sizes = encoder.prod(axis=1)[order]
-    low, high = np.searchsorted(sizes, rest), np.searchsorted(sizes, rest, side="right")
+    low = np.searchsorted(sizes, rest)
+    high = np.searchsorted(sizes, rest, side="right")
     row = np.repeat(np.arange(len(llm)), high - low)
     within = np.arange(len(row)) - np.repeat(np.cumsum(high - low) - (high - low), high - low)
     plans = np.concatenate([encoder[order][low[row] + within], llm[row]], axis=1)
@@ -130,7 +133,9 @@ def microbatches(job: Job, shapes: DataShapes, degrees: IntArray) -> IntArray:
     It must leave every encoder and LLM replica a sample a microbatch on average; a plan that cannot takes the most that
     the LLM's replicas can, int(GBS / L_dp).
     """
-    batch, encoder_dp, llm_dp = job.global_batch, degrees[:, 2], degrees[:, 5]
+    batch = job.global_batch
+    encoder_dp = degrees[:, 2]
+    llm_dp = degrees[:, 5]
     least = np.ones(len(degrees), np.int64)
     # ceil(mean batch / (DP most)), but the comparison itself decides where rounding is in doubt.
     for mean, most, dp in (

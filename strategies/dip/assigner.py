@@ -43,7 +43,8 @@ class DipAssigner:
         Raises:
             IncompatibleError: if modules differ in DP.
         """
-        job, dp = profile.job, layout.modules[0].dp
+        job = profile.job
+        dp = layout.modules[0].dp
         if any(placed.dp != dp for placed in layout.modules):
             raise IncompatibleError("strategy.assigner: DIP needs the same DP for all modules")
         # As Megatron's sampler: consecutive samples fill a microbatch, microbatches go round the replicas.

@@ -140,7 +140,8 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, e
         lengths = module.lengths(samples, module.units(samples))
         if not len(lengths):
             continue
-        tp, cp = degrees.tp, degrees.cp
+        tp = degrees.tp
+        cp = degrees.cp
         count = profile.job.microbatch_size
         if module.per_item:
             count = efficient_items(profile, module, samples, tp, cp, efficiency)

@@ -28,7 +28,8 @@ EXPLORATION = 0.2
 # Elements that a rollout takes out of the best order and puts elsewhere, on average.
 MOVED = 8.0
 TINY = np.finfo(np.float64).tiny
-ROOT, NONE = 0, -1
+ROOT = 0
+NONE = -1
 
 
 class Tree(NamedTuple):
@@ -98,7 +99,8 @@ def new_tree(num_elements: int, spread: FloatArray) -> Tree:
 def propose(tree, rng):  # type: ignore[no-untyped-def]
     """Make the next proposal: the order 0, 1, 2, ... first, and the best one again once all orders are scored."""
     tree.proposed[:] = tree.order
-    node, depth = ROOT, 0
+    node = ROOT
+    depth = 0
     while tree.visits[node] > 0 and not tree.finished[ROOT]:
         place = _select(tree, node, depth, rng)
         move = tree.proposed[place]
@@ -117,7 +119,8 @@ def propose(tree, rng):  # type: ignore[no-untyped-def]
 @njit()
 def _put(order, place, goal):  # type: ignore[no-untyped-def]
     """Take out what is at one place of an order and put it in at another."""
-    element, step = order[place], 1 if goal > place else -1
+    element = order[place]
+    step = 1 if goal > place else -1
     while place != goal:
         order[place] = order[place + step]
         place += step
@@ -131,14 +134,17 @@ def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
     Of the unfinished children it is that of the highest upper confidence bound.
     """
     num_fresh = len(tree.proposed) - depth - tree.num_children[node]
-    chosen, chosen_bound = NONE, -np.inf
-    span, spread = max(tree.scores[1] - tree.scores[0], TINY), tree.spread[tree.visits[node]]
+    chosen = NONE
+    chosen_bound = -np.inf
+    span = max(tree.scores[1] - tree.scores[0], TINY)
+    spread = tree.spread[tree.visits[node]]
     child = tree.first_child[node]
     while child != NONE:
         if not tree.finished[child]:
             bound = (tree.scores[1] - tree.best[child]) / span + spread / np.sqrt(tree.visits[child])
             if chosen == NONE or bound > chosen_bound:
-                chosen, chosen_bound = child, bound
+                chosen = child
+                chosen_bound = bound
         child = tree.next_sibling[child]
     if num_fresh > 0 and (chosen == NONE or tree.num_children[node] < np.sqrt(tree.visits[node] + 1)):
         # What comes next in the best order is tried before all others.
@@ -214,7 +220,8 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     more follow, none of which starts after so many ``seconds`` of wall time.
     """
     started = perf_counter()
-    num_sets, num_actions = len(segments.num_groups), len(segments.actions.lanes)
+    num_sets = len(segments.num_groups)
+    num_actions = len(segments.actions.lanes)
     own = members_of(segments.lane_set[segments.actions.lanes], num_sets)
     actions = [segments.actions.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
     states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
@@ -258,7 +265,8 @@ def search_set(  # type: ignore[no-untyped-def]
     group, element, rank = labels
     place = np.empty(len(tree.order), np.int64)
     group_place = np.empty(len(tree.order) // per_group, np.int64)
-    turn, held = np.empty_like(best_place), np.zeros_like(best_place)
+    turn = np.empty_like(best_place)
+    held = np.zeros_like(best_place)
     for _ in range(num_rollouts):
         propose(tree, rng)
         num_seen = 0

@@ -86,10 +86,12 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
     np.maximum.at(extra, lane, working)
     extra += memory.posted_bytes(draft)
     room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
-    wait, need = rows_of(draft.dep_offsets), draft.dep_actions
+    wait = rows_of(draft.dep_offsets)
+    need = draft.dep_actions
     lane_set = components(draft.layout.num_lanes, lane[wait], lane[need])
     groups = chunk_groups(draft, assignment, lane_set[lane], 1 + int(lane_set.max()))
-    chunk, first_group = groups.chunk, groups.first_group
+    chunk = groups.chunk
+    first_group = groups.first_group
     is_backward = draft.kind[:count].astype(np.int64)
     own_group = (groups.group - first_group[groups.chunk_set])[chunk]
     per_group = len(draft.model.modules) if by_module else 1

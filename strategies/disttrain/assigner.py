@@ -148,7 +148,8 @@ def _take_closest(rest, first_s, count, interval_s):  # type: ignore[no-untyped-
             best = place
     chosen = rest[best]
     for place in range(best, count - 1):
-        rest[place], first_s[place] = rest[place + 1], first_s[place + 1]
+        rest[place] = rest[place + 1]
+        first_s[place] = first_s[place + 1]
     return chosen
 
 
@@ -157,19 +158,25 @@ def _closest_sum(rising, number, target):  # type: ignore[no-untyped-def]
     """Which ``number`` of the rising values sum close to the target: the best run of neighbours, then the best swap."""
     picked = np.zeros(len(rising), np.bool_)
     total = rising[:number].sum()
-    best_total, first = total, 0
+    best_total = total
+    first = 0
     for start in range(1, len(rising) - number + 1):
         total += rising[start + number - 1] - rising[start - 1]
         if abs(total - target) < abs(best_total - target):
-            best_total, first = total, start
+            best_total = total
+            first = start
     picked[first : first + number] = True
-    out, into, closest = -1, -1, abs(best_total - target)
+    out = -1
+    into = -1
+    closest = abs(best_total - target)
     for inside in range(first, first + number):
         for outside in range(len(rising)):
             if not picked[outside]:
                 miss = abs(best_total - rising[inside] + rising[outside] - target)
                 if miss < closest:
-                    out, into, closest = inside, outside, miss
+                    out = inside
+                    into = outside
+                    closest = miss
     if out >= 0:
         picked[out] = False
         picked[into] = True
@@ -205,14 +212,16 @@ class DistTrainAssigner:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch of every sample, from estimated workloads."""
         model = profile.job.model
-        dp, size = layout.modules[model.llm_index].dp, profile.job.microbatch_size
+        dp = layout.modules[model.llm_index].dp
+        size = profile.job.microbatch_size
         seconds = module_seconds(shapes, layout, profile)
         # Encoders with more replicas than the LLM are balanced replica by replica; an LLM replica joins `fan` of them.
         fan = 1 if self.intra == "none" else encoder_fan(layout, model.llm_index, size)
         # What varies: the work of encoders and generators. LLM sequences are packed to one length.
         varying = np.delete(seconds, model.llm_index, axis=1).sum(axis=1)
         group = self.groups(varying, dp * fan, dp * size)
-        replica, part = group // fan, size // fan
+        replica = group // fan
+        part = size // fan
         position = position_within(group)
         microbatch = position // part
         position = microbatch * size + group % fan * part + position % part
@@ -232,7 +241,8 @@ class DistTrainAssigner:
         if self.intra == "none":
             return index // (samples_per_step // num_groups) % num_groups
         column = samples_per_step if self.intra == "microbatch" else len(work_s)
-        group, load = np.empty(len(work_s), np.int64), np.zeros(num_groups)
+        group = np.empty(len(work_s), np.int64)
+        load = np.zeros(num_groups)
         for first in index[::column]:
             part = slice(first, first + column)
             group[part] = balanced_groups(work_s[part], num_groups, load)
@@ -267,7 +277,8 @@ def position_within(group: IntArray) -> IntArray:
 
 def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout: Layout, profile: Profile) -> IntArray:
     """New place of each sample's microbatch in its replica's order ``[samples]`` (inter-microbatch reordering)."""
-    dp, count = layout.modules[profile.job.model.llm_index].dp, int(microbatch.max(initial=0)) + 1
+    dp = layout.modules[profile.job.model.llm_index].dp
+    count = int(microbatch.max(initial=0)) + 1
     shares = stage_shares(layout, profile)
     factor = np.array([module.dp for module in layout.modules])
     # A replica of another group that serves several LLM replicas runs all their microbatches in one place.
@@ -317,7 +328,8 @@ def unit_replicas(
     replicas of the group. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
     in order. None if the group is empty, or has the LLM's DP.
     """
-    llm_dp, dps = layout.modules[llm].dp, {module.dp for module in layout.modules[group]}
+    llm_dp = layout.modules[llm].dp
+    dps = {module.dp for module in layout.modules[group]}
     if len(dps) > 1:
         names = ", ".join(module.module for module in layout.modules[group])
         raise IncompatibleError(f"strategy/assigner=disttrain: {names} form one group, so they need the same DP")

@@ -85,7 +85,8 @@ class Problem(NamedTuple):
 @njit()
 def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
     """The GPUs of least T; arguments as in ``Loads``, ``warms`` 1.0 for groups that fill."""
-    gpus, weight = np.empty_like(work), warms * np.sqrt(work)
+    gpus = np.empty_like(work)
+    weight = warms * np.sqrt(work)
     for problem in range(len(work)):
         one = Problem(work[problem], weight[problem], warms, fewest[problem], most[problem], num_gpus)
         _bisect_step(one, np.empty(work.shape[1]), gpus[problem], num_more_steps)
@@ -96,7 +97,8 @@ def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type:
 def _bisect_step(one, least, gpus, num_more_steps):  # type: ignore[no-untyped-def]
     """Leaves a problem's GPUs in ``gpus``; ``least`` is used on the way."""
     # The slowest step lies between what it is with all the GPUs a group may have and with the fewest.
-    low, high = 0.0, 0.0
+    low = 0.0
+    high = 0.0
     for group in range(len(gpus)):
         low = max(low, one.work[group] / one.most[group])
         high = max(high, one.work[group] / one.fewest[group])
@@ -135,7 +137,9 @@ def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
     behind the last such place whose sum is within the GPUs. Infinite y: there is more of everything than groups may
     have.
     """
-    last, high, sum_there = 0.0, 0.0, 0.0
+    last = 0.0
+    high = 0.0
+    sum_there = 0.0
     for group in range(len(gpus)):
         if one.weight[group] > 0.0:
             high = max(high, one.most[group] / one.weight[group])
@@ -143,7 +147,8 @@ def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
                 root = gpus_there / one.weight[group]
                 total = _give(one, least, root, gpus)
                 if total <= one.num_gpus and root >= last:
-                    last, sum_there = root, total
+                    last = root
+                    sum_there = total
     if last == high:
         _give(one, least, high, gpus)
         return np.inf
@@ -257,7 +262,8 @@ def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep)
     or not.
     """
     best = np.full(keep, np.inf)
-    seconds, numbers = [np.inf for _ in range(0)], [0 for _ in range(0)]
+    seconds = [np.inf for _ in range(0)]
+    numbers = [0 for _ in range(0)]
     for i in range(first.shape[1]):
         for j in range(second.shape[1]):
             ranks = first[0, i] + second[0, j]

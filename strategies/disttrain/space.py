@@ -76,7 +76,8 @@ class Orchestration:
 
         Measured on microbatches filled with the profiled samples in turn, linear in the number of samples.
         """
-        job, spec = self.profile.job, self.profile.job.model.modules[module]
+        job = self.profile.job
+        spec = self.profile.job.model.modules[module]
         count = -(-len(self.samples) // job.microbatch_size)
         batches = np.resize(np.arange(len(self.samples)), (count, job.microbatch_size))
         seconds = np.zeros(len(spec.kinds))
@@ -166,7 +167,9 @@ class Orchestration:
         No point is below it: it leaves out the other groups' warm-up, and the slowest of the w_u / x_u is at least the
         sum of the w_u over the sum of the x_u, which is at most N.
         """
-        works, job, width = self.works(problems), self.profile.job, self.width(problems[0])
+        works = self.works(problems)
+        job = self.profile.job
+        width = self.width(problems[0])
         steps = works.sum(axis=1) / job.cluster.num_ranks
         more = job.num_microbatches(problems[0].backbone_dp) - 1
         return np.asarray(works[:, self.backbone] / width + more * steps)
@@ -187,7 +190,8 @@ class Orchestration:
 
     def options(self, group: int, tp: int, backbone_dp: int, again: bool) -> Options:
         """Return the options of a group; if ``layout.pp`` is free, only those that none betters in GPUs and times."""
-        job, width = self.profile.job, tp * self.cp
+        job = self.profile.job
+        width = tp * self.cp
         most = min(self.most_stages(group), job.request.pp or job.cluster.num_ranks)
         rows = []
         total_s, slowest_s = self.stage_s(group, tp)
@@ -207,8 +211,11 @@ class Orchestration:
             With the memory of states alone, and with that of activations, too; without the latter if that leaves
             nothing, for programs decide in the end.
         """
-        job, works, dp = self.profile.job, self.works(problems), problems[0].backbone_dp
-        num_steps, num_ranks = job.num_microbatches(dp), job.cluster.num_ranks
+        job = self.profile.job
+        works = self.works(problems)
+        dp = problems[0].backbone_dp
+        num_steps = job.num_microbatches(dp)
+        num_ranks = job.cluster.num_ranks
         stages = [self.dps(group, dp)[-1] * self.most_stages(group) for group in range(len(self.groups))]
         most = np.array([p.tps for p in problems]) * (self.cp * np.array(stages, np.float64))
         fills = np.arange(len(self.groups)) != self.backbone
@@ -239,7 +246,8 @@ class Orchestration:
 
     def held_bytes(self, group: int, backbone_dp: int, again: bool) -> float:
         """Activations of one step of the pipeline in a group, of all replicas."""
-        job, held = self.profile.job, 0.0
+        job = self.profile.job
+        held = 0.0
         for spec in (job.model.modules[m] for m in self.groups[group]):
             tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
             each = [x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers]
@@ -262,7 +270,8 @@ class Orchestration:
 
         The backbone holds a full pipeline whatever its depth: PP microbatches of 1 / PP of the layers each.
         """
-        dp, room = self.dps(group, backbone_dp)[0], self.profile.job.planning_budget_bytes
+        dp = self.dps(group, backbone_dp)[0]
+        room = self.profile.job.planning_budget_bytes
         held = self.held_bytes(group, backbone_dp, again) if activations else 0.0
         if group == self.backbone:
             room -= held / (dp * tp * self.cp)

@@ -58,12 +58,15 @@ class Cuttable:
         whole = int(_ranges(self.cost, self.fixed, self.present, ends[:1], ends[-1:])[0])
         # No stage works less than its samples take without what ranges take once.
         least_sum = int((self.cost[:, -1]).max())
-        limit, best, found = int(single.max()), np.inf, ends[:0]
+        limit = int(single.max())
+        best = np.inf
+        found = ends[:0]
         while True:
             starts = cuts_within(self.cost, self.fixed, self.present, self.earliest, limit)
             estimate = self.estimate(starts, num_stages, num_replicas)
             if estimate < best:
-                best, found = estimate, starts
+                best = estimate
+                found = starts
             limit = max(limit + 1, int(limit * (1.0 + limit_step)))
             hopeless = (num_stages - 1) * limit + least_sum / num_replicas >= best
             if hopeless or limit >= whole * (1.0 + limit_step):
@@ -93,7 +96,8 @@ def cuttable(costs: Costs, order: IntArray, num_replicas: int) -> Cuttable:
     total = float((cost.sum(axis=1) + fixed.sum(axis=1) * cost.shape[1]).max())
     unit_s = total / RESOLUTION if total > 0 else 1.0
     whole = np.rint(cost[:, order] / unit_s).astype(np.int64)
-    stored, room = costs.kept_bytes[:, order], costs.available_bytes
+    stored = costs.kept_bytes[:, order]
+    room = costs.available_bytes
     held = np.concatenate([stored * costs.num_stages, stored + costs.working_bytes[:, order]])
     most = max(1, len(order) // num_replicas)
     return Cuttable(
@@ -148,8 +152,10 @@ def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyp
     ``f(n) = min over i of f(i) + t(i, n)``, over the i that memory and limit allow; of equal sums the longest last
     range wins. A sample alone is always allowed.
     """
-    stages, count = cost.shape[0], cost.shape[1] - 1
-    best, start = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    stages = cost.shape[0]
+    count = cost.shape[1] - 1
+    best = np.zeros(count + 1, np.int64)
+    start = np.zeros(count + 1, np.int64)
     for end in range(1, count + 1):
         least = np.int64(-1)
         for first in range(end - 1, earliest[end] - 1, -1):
@@ -163,14 +169,19 @@ def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyp
             if slowest > limit and first < end - 1:
                 break
             if least < 0 or best[first] + slowest <= least:
-                least, start[end] = best[first] + slowest, first
+                least = best[first] + slowest
+                start[end] = first
         best[end] = least
-    number, end = 0, count
+    number = 0
+    end = count
     while end > 0:
-        number, end = number + 1, start[end]
-    starts, end = np.empty(number, np.int64), count
+        number = number + 1
+        end = start[end]
+    starts = np.empty(number, np.int64)
+    end = count
     while end > 0:
-        number, end = number - 1, start[end]
+        number = number - 1
+        end = start[end]
         starts[number] = end
     return starts
 
@@ -235,6 +246,7 @@ class DynaPipeAssigner:
             slowest = (weight[:, :, None] * costs.sample_s[None]).sum(axis=1).max(axis=0)
             return np.argsort(-decisive(slowest), kind="stable")
         modalities = [name for module in profile.job.model.encoders for name in module.config.modalities]
-        encoder, llm = shapes.encoder_tokens(modalities), shapes.llm_tokens
+        encoder = shapes.encoder_tokens(modalities)
+        llm = shapes.llm_tokens
         keys = (-llm, -encoder) if self.order == "encoder" else (-encoder, -llm)
         return np.lexsort(keys)

@@ -65,10 +65,15 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Co
         raise IncompatibleError("strategy: DynaPipe replicates whole pipelines, so all modules need the same DP")
     num_stages = 1 + max(int(own.max()) for own in behind)
     shape = num_stages, len(model.modules)
-    forward, backward = np.zeros(shape), np.zeros(shape)
-    kept, working = np.zeros((num_stages, len(shapes))), np.zeros((num_stages, len(shapes)))
-    states, lane_states = np.zeros(num_stages), profile.memory.lane_state_bytes(layout)
-    seconds, fixed, present = [], [], []
+    forward = np.zeros(shape)
+    backward = np.zeros(shape)
+    kept = np.zeros((num_stages, len(shapes)))
+    working = np.zeros((num_stages, len(shapes)))
+    states = np.zeros(num_stages)
+    lane_states = profile.memory.lane_state_bytes(layout)
+    seconds = []
+    fixed = []
+    present = []
     for index, (module, placed) in enumerate(zip(model.modules, layout.modules, strict=True)):
         units = module.units(shapes)
         owner = module.owners(shapes, units)

@@ -59,15 +59,23 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
     stage has room for some bytes, one microbatch at least, and for so many microbatches between forward and backward
     ``[stages]``.
     """
-    count, stages = len(microbatches), len(room_bytes)
-    forward, backward = np.empty((count, stages), np.int64), np.empty((count, stages), np.int64)
-    forward_end, backward_end = np.zeros((count, stages)), np.zeros((count, stages))
-    ready_forward, ready_backward = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
-    done_forward, done_backward = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
-    held, peak, free = np.zeros(stages), np.zeros(stages), np.zeros(stages)
+    count = len(microbatches)
+    stages = len(room_bytes)
+    forward = np.empty((count, stages), np.int64)
+    backward = np.empty((count, stages), np.int64)
+    forward_end = np.zeros((count, stages))
+    backward_end = np.zeros((count, stages))
+    ready_forward = np.zeros(stages, np.int64)
+    ready_backward = np.zeros(stages, np.int64)
+    done_forward = np.zeros(stages, np.int64)
+    done_backward = np.zeros(stages, np.int64)
+    held = np.zeros(stages)
+    peak = np.zeros(stages)
+    free = np.zeros(stages)
     ready_forward[0] = count
     while done_backward[0] < count:
-        handed_forward, handed_backward = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+        handed_forward = np.zeros(stages, np.int64)
+        handed_backward = np.zeros(stages, np.int64)
         for stage in range(stages):
             if done_backward[stage] < ready_backward[stage]:
                 place = done_backward[stage]
@@ -83,7 +91,8 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
             place = done_forward[stage]
             if place >= ready_forward[stage]:
                 continue
-            one, flying = microbatches[place], place - done_backward[stage]
+            one = microbatches[place]
+            flying = place - done_backward[stage]
             fits = held[stage] + kept_bytes[one, stage] <= room_bytes[stage] and flying < most_in_flight[stage]
             if flying > 0 and not fits:
                 continue
@@ -140,10 +149,12 @@ class DynaPipeScheduler(Recomputation):
         counts = microbatches_per_replica(layout, program.chunks, freed)[model.llm_index]
         # What a sample's LLM microbatch waits for may not enter after it.
         together = _is_one_partition(program, assignment)
-        forward, backward = np.zeros_like(pipelines.forward_s, np.int64), np.zeros_like(pipelines.forward_s, np.int64)
+        forward = np.zeros_like(pipelines.forward_s, np.int64)
+        backward = np.zeros_like(pipelines.forward_s, np.int64)
         for replica, count in enumerate(counts.tolist()):
             microbatches, best = self._best(pipelines, replica, count, together)
-            forward[replica, microbatches], backward[replica, microbatches] = best.forward, best.backward
+            forward[replica, microbatches] = best.forward
+            backward[replica, microbatches] = best.backward
         slots = []
         for rows, last, own in zip(program.chunks, freed, behind, strict=True):
             place = pipelines.num_stages - 1 - own
@@ -220,14 +231,18 @@ class Pipelines:
 
 def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:
     """Believed seconds and bytes of a program's microbatches."""
-    shapes, layout = program.shapes, program.layout
+    shapes = program.shapes
+    layout = program.layout
     costs = believed_costs(profile, shapes, layout)
     num_microbatches = 1 + max(int(rows.microbatch.max(initial=0)) for rows in program.chunks)
     shape = layout.modules[-1].dp, num_microbatches, costs.num_stages
-    forward, backward, kept = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    forward = np.zeros(shape)
+    backward = np.zeros(shape)
+    kept = np.zeros(shape)
     given, moving = profile.memory.handed_bytes(program)
     spare = profile.job.planning_budget_bytes - profile.memory.lane_state_bytes(layout) - moving
-    room, working = np.zeros(shape[::2]), np.zeros(shape[::2])
+    room = np.zeros(shape[::2])
+    working = np.zeros(shape[::2])
     for index, (module, placed, blocks, rows) in enumerate(
         zip(program.model.modules, layout.modules, layout.blocks, program.chunks, strict=True)
     ):
@@ -243,7 +258,8 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
         keeps, needs = profile.memory.token_bytes(module, placed)
         kept[where] += tokens[:, None] * keeps
         lanes = blocks.first_lane()
-        room[:, place], kept[:, :, place] = spare[lanes], np.maximum(kept[:, :, place], 0.0)
+        room[:, place] = spare[lanes]
+        kept[:, :, place] = np.maximum(kept[:, :, place], 0.0)
         working[:, place] = np.maximum(working[:, place], needs * tokens.max(initial=0.0))
         if index == program.model.llm_index:
             # Of another module's tensors a microbatch that is held keeps its own.

@@ -91,9 +91,11 @@ class EntrainAssigner:
         replica = assign_replicas(by_encoder, llm_s, placed.dp)
         # Samples of each replica in order of arrival; all have equally many.
         samples = np.argsort(replica, kind="stable").reshape(placed.dp, -1)
-        encoder, llm = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
+        encoder = np.empty(len(shapes), np.int64)
+        llm = np.empty(len(shapes), np.int64)
         with each_replica_alone(placed.dp):
-            own_encoder_s, own_llm_s = encoder_s[samples], llm_s[samples]
+            own_encoder_s = encoder_s[samples]
+            own_llm_s = llm_s[samples]
             order = stratified_order(own_encoder_s, own_llm_s)
             count = effective_microbatches(own_encoder_s, layout.num_microbatches)
             bins = self.num_bins if self.defer else 0

@@ -35,7 +35,8 @@ def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     deferring from overloaded i to underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
     """
     candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
-    low, high = 0, len(candidates) - 1
+    low = 0
+    high = len(candidates) - 1
     while low < high:
         middle = (low + high) // 2
         if _match(pair_s, alone_s, candidates[middle])[1]:
@@ -72,7 +73,8 @@ def maximum_matching(allowed):  # type: ignore[no-untyped-def]
 
     Hopcroft and Karp, SIAM J. Comput. 1973.
     """
-    column_of, row_of = np.full(allowed.shape[0], -1), np.full(allowed.shape[1], -1)
+    column_of = np.full(allowed.shape[0], -1)
+    row_of = np.full(allowed.shape[1], -1)
     level, waiting, parent = np.empty((3, allowed.shape[0]), np.int64)
     while True:
         shortest = _find_levels(allowed, column_of, row_of, level, waiting)
@@ -86,7 +88,9 @@ def maximum_matching(allowed):  # type: ignore[no-untyped-def]
 @inlined
 def _find_levels(allowed, column_of, row_of, level, queue):  # type: ignore[no-untyped-def]
     """Steps of an alternating path from a free row to each row, into ``level``; returns those to a free column."""
-    head, tail, shortest = 0, 0, UNREACHED
+    head = 0
+    tail = 0
+    shortest = UNREACHED
     for row in range(len(column_of)):
         level[row] = UNREACHED
         if column_of[row] < 0:
@@ -114,7 +118,8 @@ def _find_levels(allowed, column_of, row_of, level, queue):  # type: ignore[no-u
 @inlined
 def _augment(start, shortest, allowed, column_of, row_of, level, stack, parent):  # type: ignore[no-untyped-def]
     """Match one more row along a shortest alternating path from a free one, if rows not used yet leave one."""
-    stack[0], height = start, 1
+    stack[0] = start
+    height = 1
     while height > 0:
         height -= 1
         row = stack[height]
@@ -155,19 +160,23 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
     load = np.zeros(num_microbatches)
     for sample in range(len(microbatch)):
         load[microbatch[sample]] += llm_s[sample]
-    falling, half = falling_order(load), num_microbatches // 2
+    falling = falling_order(load)
+    half = num_microbatches // 2
     bin_s = load[falling[0]] / num_bins
     if half == 0 or bin_s <= 0.0:
         return microbatch, microbatch
-    overloaded, underloaded = falling[:half], falling[num_microbatches - half :]
-    moved, pair_s = np.empty((half, half), np.int64), np.empty((half, half))
+    overloaded = falling[:half]
+    underloaded = falling[num_microbatches - half :]
+    moved = np.empty((half, half), np.int64)
+    pair_s = np.empty((half, half))
     tables = []
     for i in range(half):
         samples = np.flatnonzero(microbatch == overloaded[i])
         sizes = np.rint(llm_s[samples] / bin_s).astype(np.int64)
         last, seconds = subset_sums(sizes, llm_s[samples])
         for j in range(half):
-            over_s, under_s = load[overloaded[i]], load[underloaded[j]]
+            over_s = load[overloaded[i]]
+            under_s = load[underloaded[j]]
             moved[i, j] = nearest_reachable(last, round((over_s - under_s) / 2 / bin_s))
             pair_s[i, j] = max(over_s - seconds[moved[i, j]], under_s + seconds[moved[i, j]])
         tables.append((samples, sizes, last))
@@ -222,7 +231,8 @@ def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
 @njit()
 def nearest_reachable(last, target):  # type: ignore[no-untyped-def]
     """The reachable total nearest to a target of at least 0 (the smaller of two equally near)."""
-    low, high = min(target, len(last) - 1), target + 1
+    low = min(target, len(last) - 1)
+    high = target + 1
     # Nothing moved is always reachable.
     while last[low] == -1:
         low -= 1

@@ -41,7 +41,8 @@ class DeferringAssigner:
         Raises:
             IncompatibleError: if items of a sample are not in its own microbatch.
         """
-        model, placed = profile.job.model, layout.modules[-1]
+        model = profile.job.model
+        placed = layout.modules[-1]
         made = self.base.assign(shapes, layout, profile)
         llm = made.modules[model.llm_index]
         for module, labels in zip(model.modules, made.modules, strict=True):
@@ -54,7 +55,8 @@ class DeferringAssigner:
                     "and the sample in different microbatches; deferral needs them in the same one"
                 )
         _, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
-        encoder, deferred = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
+        encoder = np.empty(len(shapes), np.int64)
+        deferred = np.empty(len(shapes), np.int64)
         with each_replica_alone(placed.dp):
             for replica in range(placed.dp):
                 mine: IntArray = np.flatnonzero(llm.replica == replica)

@@ -144,7 +144,8 @@ def _estimate(
 ) -> tuple[float, list[tuple[int, ...]]]:
     """Estimated iteration time of a topology, and each module's layers per stage (both tiers of Algorithm 2)."""
     job = profile.job
-    layers, latencies = [], []
+    layers = []
+    latencies = []
     for module, again in zip(job.model.modules, recompute, strict=True):
         count = stages[0] if module.is_encoder else stages[-1]
         costs = _mean_layer_s(profile, samples, module.name, degrees) * job.microbatch_size * recompute_factor(again)

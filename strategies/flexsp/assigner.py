@@ -69,18 +69,23 @@ class FlexibleGroups:
         order = np.argsort(shapes.llm_tokens, kind="stable")
         least = int(np.ceil(decisive(float(bytes_.sum()) / (room * llm.dp))))
         best: list[tuple[IntArray, Groups]] = []
-        best_s, count, last = np.inf, least, least + self.trials
+        best_s = np.inf
+        count = least
+        last = least + self.trials
         while count <= len(shapes) and (count < last or not best):
             found = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
             total_s = decisive(sum(groups.makespan_s for _, groups in found)) if found else np.inf
             if total_s < best_s:
-                best, best_s = found, total_s
+                best = found
+                best_s = total_s
             count += 1
         number, first, width = np.zeros((3, len(shapes)), np.int64)
         for index, (mine, start) in enumerate(best):
             groups = solved(start, seconds[:, mine], bytes_[mine], widths, llm.dp, room, self.buckets, self.solver_work)
             begin = first_positions(groups.width)
-            number[mine], first[mine], width[mine] = index, begin[groups.group], groups.width[groups.group]
+            number[mine] = index
+            first[mine] = begin[groups.group]
+            width[mine] = groups.width[groups.group]
         return round_labels(model, shapes, layout, Rounds(number, first, width), spread=True)
 
     def _microbatches(
@@ -94,7 +99,8 @@ class FlexibleGroups:
         room: float,
     ) -> list[tuple[IntArray, Groups]]:
         """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
-        microbatch, found = blasted(bytes_[order], count), []
+        microbatch = blasted(bytes_[order], count)
+        found = []
         for each in range(int(microbatch.max()) + 1):
             mine = order[microbatch == each]
             groups = grouped(seconds[:, mine], bytes_[mine], widths, num_ranks, room)
@@ -112,7 +118,8 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
     """
     model = profile.job.model
     widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
-    seconds, bytes_ = np.zeros((len(widths), len(shapes))), np.zeros(len(shapes))
+    seconds = np.zeros((len(widths), len(shapes)))
+    bytes_ = np.zeros(len(shapes))
     for module, placed in zip(model.modules, layout.modules, strict=True):
         owner = module.owners(shapes, module.units(shapes))
         own, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)

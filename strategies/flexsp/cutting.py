@@ -18,7 +18,8 @@ def blasted(size: FloatArray, count: int) -> IntArray:
         count: number of microbatches, at most as many as sequences.
     """
     whole = np.rint(size).astype(np.int64)
-    low, high = int(whole.max(initial=0)), int(whole.sum())
+    low = int(whole.max(initial=0))
+    high = int(whole.sum())
     while low < high:
         middle = (low + high) // 2
         if _consecutive(whole, middle)[-1] < count:
@@ -31,10 +32,13 @@ def blasted(size: FloatArray, count: int) -> IntArray:
 
 @njit()
 def _consecutive(size, most):  # type: ignore[no-untyped-def]
-    microbatch, number, filled = np.empty(len(size), np.int64), 0, 0
+    microbatch = np.empty(len(size), np.int64)
+    number = 0
+    filled = 0
     for index in range(len(size)):
         if filled and filled + size[index] > most:
-            number, filled = number + 1, 0
+            number = number + 1
+            filled = 0
         microbatch[index] = number
         filled += size[index]
     return microbatch
@@ -60,12 +64,14 @@ def bucketed(rising: IntArray, count: int) -> IntArray:
 def _buckets(value, number, count):  # type: ignore[no-untyped-def]
     """Bucket of each distinct value that occurs so often."""
     size = len(value)
-    below, total = np.zeros(size + 1, np.int64), np.zeros(size + 1, np.int64)
+    below = np.zeros(size + 1, np.int64)
+    total = np.zeros(size + 1, np.int64)
     for index in range(size):
         below[index + 1] = below[index] + number[index]
         total[index + 1] = total[index] + number[index] * value[index]
     far = np.int64(2**62)
-    error, cut = np.full((count + 1, size + 1), far), np.zeros((count + 1, size + 1), np.int64)
+    error = np.full((count + 1, size + 1), far)
+    cut = np.zeros((count + 1, size + 1), np.int64)
     error[0, 0] = 0
     for bucket in range(1, count + 1):
         for end in range(1, size + 1):
@@ -74,8 +80,10 @@ def _buckets(value, number, count):  # type: ignore[no-untyped-def]
                     continue
                 added = (below[end] - below[begin]) * value[end - 1] - (total[end] - total[begin])
                 if error[bucket - 1, begin] + added < error[bucket, end]:
-                    error[bucket, end], cut[bucket, end] = error[bucket - 1, begin] + added, begin
-    label, end = np.empty(size, np.int64), size
+                    error[bucket, end] = error[bucket - 1, begin] + added
+                    cut[bucket, end] = begin
+    label = np.empty(size, np.int64)
+    end = size
     for bucket in range(count, 0, -1):
         label[cut[bucket, end] : end] = bucket - 1
         end = cut[bucket, end]

@@ -82,7 +82,9 @@ def solved(
     solver.parameters.relative_gap_limit = GOOD - 1
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return start
-    width, group, next_of = [], np.zeros(len(bucket), np.int64), [0] * len(count)
+    width = []
+    group = np.zeros(len(bucket), np.int64)
+    next_of = [0] * len(count)
     for each, own in taken:
         values = [solver.value(variable) for variable in own]
         if not any(values):

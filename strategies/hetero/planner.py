@@ -109,7 +109,8 @@ def place_pair(
     (or the other way round). Otherwise the module with the wider TP comes first, so that every block is aligned.
     ``layers`` are those of each stage, for every module.
     """
-    encoder, llm = _grid(pair.encoder), _grid(pair.llm)
+    encoder = _grid(pair.encoder)
+    llm = _grid(pair.llm)
     if not colocated and pair.encoder.tp > pair.llm.tp:
         llm = llm + encoder.size
     elif not colocated:
@@ -158,7 +159,8 @@ def _check_request(job: Job) -> None:
         raise IncompatibleError(
             f"model={job.model.name}: has no encoder, so encoder and LLM cannot have different degrees"
         )
-    node, asked = job.cluster.gpus_per_node, job.request
+    node = job.cluster.gpus_per_node
+    asked = job.request
     if asked.tp:
         require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
     if asked.dp:
@@ -200,7 +202,8 @@ def candidates_of(
         return layers, stage_sums(costs, layers)
 
     for pair in pairs:
-        encoder, llm = pair.encoder, pair.llm
+        encoder = pair.encoder
+        llm = pair.llm
         count = job.num_microbatches(llm.dp)
         three_phase = colocated and llm.pp > 1
         # Samples whose items an encoder replica processes at a time.

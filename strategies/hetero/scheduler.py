@@ -33,7 +33,8 @@ class ColocatedScheduler(Recomputation):
             IncompatibleError: if an encoder is not on exactly the LLM's ranks or an item takes a wrong route.
         """
         check_colocated(layout)
-        model, one_stage = profile.job.model, layout.modules[-1].pp == 1
+        model = profile.job.model
+        one_stage = layout.modules[-1].pp == 1
         check_routes(model, shapes, layout, assignment, in_order=one_stage)
         if not one_stage:
             return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)

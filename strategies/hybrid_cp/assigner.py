@@ -73,7 +73,9 @@ def one_pack_a_round(found: list[list[Group]], num_samples: int) -> Rounds:
     number, first, width = np.zeros((3, num_samples), np.int64)
     for index, groups in enumerate(found):
         for group, start in _placed(groups):
-            number[group.samples], first[group.samples], width[group.samples] = index, start, group.width
+            number[group.samples] = index
+            first[group.samples] = start
+            width[group.samples] = group.width
     return Rounds(number, first, width)
 
 
@@ -84,7 +86,8 @@ def one_sample_a_round(found: list[list[Group]], num_samples: int) -> Rounds:
     for groups in found:
         for group, start in _placed(groups):
             number[group.samples] = begin + np.arange(len(group.samples))
-            first[group.samples], width[group.samples] = start, group.width
+            first[group.samples] = start
+            width[group.samples] = group.width
         begin += max(len(group.samples) for group in groups)
     return Rounds(number, first, width)
 

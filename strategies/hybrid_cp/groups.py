@@ -15,7 +15,8 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
 
 # By how much a rank may exceed the work of one that is full of the longest sequence; imbalance that main accepts.
-CAP_SLACK, BALANCED = 0.05, 0.05
+CAP_SLACK = 0.05
+BALANCED = 0.05
 # Work of a bucket over an even share at which main closes it.
 BUCKET_SLACK = 1.1
 
@@ -55,7 +56,8 @@ def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Gr
         capacity: tokens of a rank in a round at most.
     """
     least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
-    left, rounds = falling(lengths), []
+    left = falling(lengths)
+    rounds = []
     while len(left):
         group, widths = _dev_round(lengths[left].astype(np.float64), least[left], num_ranks, float(capacity))
         round_ = [Group(width) for width in filled(widths, num_ranks).tolist()]
@@ -72,11 +74,17 @@ def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Gr
 def _dev_round(length, least, num_ranks, capacity):  # type: ignore[no-untyped-def]
     """Group of each sequence, -1 for those of later rounds, and the widths of groups; sequences by falling length."""
     group = np.full(len(length), -1)
-    width, work, tokens = np.zeros(num_ranks, np.int64), np.zeros(num_ranks), np.zeros(num_ranks)
-    count, free, busiest = 0, num_ranks, 0.0
+    width = np.zeros(num_ranks, np.int64)
+    work = np.zeros(num_ranks)
+    tokens = np.zeros(num_ranks)
+    count = 0
+    free = num_ranks
+    busiest = 0.0
     cap = length[0] * capacity * (1.0 + CAP_SLACK)
     for sample in range(len(length)):
-        best, best_width, best_work = -2, 0, np.inf
+        best = -2
+        best_width = 0
+        best_work = np.inf
         each = least[sample]
         while each <= num_ranks and best_work > busiest:
             cost = length[sample] * length[sample] / each
@@ -85,20 +93,26 @@ def _dev_round(length, least, num_ranks, capacity):  # type: ignore[no-untyped-d
                     continue
                 after = max(busiest, work[own] + cost)
                 if after <= cap and after < best_work:
-                    best, best_width, best_work = own, each, after
+                    best = own
+                    best_width = each
+                    best_work = after
                     if after == busiest:
                         break
             after = max(busiest, cost)
             if free >= each and after <= cap and after < best_work:
-                best, best_width, best_work = -1, each, after
+                best = -1
+                best_width = each
+                best_work = after
             if sample == 0:
                 break
             each *= 2
         if best == -2:
             continue
         if best == -1:
-            best, width[count] = count, best_width
-            count, free = count + 1, free - best_width
+            best = count
+            width[count] = best_width
+            count = count + 1
+            free = free - best_width
         group[sample] = best
         work[best] += length[sample] * length[sample] / best_width
         tokens[best] += length[sample] / best_width
@@ -125,7 +139,8 @@ def main_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[G
 
     Arguments as of ``dev_rounds``; a rank's tokens are bounded for each sequence, not for what it runs in a round.
     """
-    left, rounds = falling(lengths).tolist(), []
+    left = falling(lengths).tolist()
+    rounds = []
     while left:
         found, left = _main_round(left, lengths, num_ranks, capacity)
         rounds.append(found)
@@ -137,7 +152,8 @@ def _buckets(samples: Sequence[int], lengths: IntArray, capacity: int) -> list[l
     widths = [least_width(int(lengths[sample]), capacity) for sample in samples]
     work = [float(lengths[sample]) ** 2 / width for sample, width in zip(samples, widths, strict=True)]
     count = len({*widths})
-    target, open_buckets = sum(work) / count, count
+    target = sum(work) / count
+    open_buckets = count
     buckets: list[list[int]] = []
     own: list[int] = []
     own_work = 0.0
@@ -145,7 +161,9 @@ def _buckets(samples: Sequence[int], lengths: IntArray, capacity: int) -> list[l
         few_left = len(samples) - index <= open_buckets - len(buckets)
         if own and (own_work + work[index] > BUCKET_SLACK * target or few_left):
             buckets.append(own)
-            own, own_work, open_buckets = [], 0.0, open_buckets - 1
+            own = []
+            own_work = 0.0
+            open_buckets = open_buckets - 1
         own.append(sample)
         own_work += work[index]
     return [*buckets, own]
@@ -155,8 +173,11 @@ def _main_round(
     samples: Sequence[int], lengths: IntArray, num_ranks: int, capacity: int
 ) -> tuple[list[Group], list[int]]:
     """One round of groups, and the sequences that are left."""
-    buckets, groups, free = _buckets(samples, lengths, capacity), list[Group](), num_ranks
-    widest, narrower = 0, False
+    buckets = _buckets(samples, lengths, capacity)
+    groups = list[Group]()
+    free = num_ranks
+    widest = 0
+    narrower = False
 
     def work_of(sample: int) -> float:
         return float(lengths[sample]) ** 2 / least_width(int(lengths[sample]), capacity)

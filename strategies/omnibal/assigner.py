@@ -64,12 +64,18 @@ def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: flo
 def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
     """Return the group of each sample: the open group, or a new one if the sample would exceed a cap ``[samples]``."""
     group = np.empty(len(text), np.int64)
-    number, own_vision, own_text, empty = 0, 0, 0, True
+    number = 0
+    own_vision = 0
+    own_text = 0
+    empty = True
     for sample in range(len(text)):
         exceeds = own_vision + vision[sample] > most_vision or own_text + text[sample] > most_text
         if exceeds and not empty:
-            number, own_vision, own_text = number + 1, 0, 0
-        group[sample], empty = number, False
+            number = number + 1
+            own_vision = 0
+            own_text = 0
+        group[sample] = number
+        empty = False
         own_vision += vision[sample]
         own_text += text[sample]
     return group
@@ -81,7 +87,8 @@ def caps_for(vision: IntArray, text: IntArray, microbatch_size: int, threshold: 
     As in the public code, both caps start at the mean lengths and grow in steps, in the proportion of the batch's
     tokens.
     """
-    caps, share = Caps(1, 1), 1.0
+    caps = Caps(1, 1)
+    share = 1.0
     most_groups = -(-len(text) // microbatch_size)
     while share <= MAX_CAP:
         caps = Caps(
@@ -130,9 +137,11 @@ class OmniBalAssigner:
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Make group g the microbatch g // DP of replica g mod DP."""
-        job, dp = profile.job, layout.modules[-1].dp
+        job = profile.job
+        dp = layout.modules[-1].dp
         modalities = [name for module in job.model.encoders for name in module.config.modalities]
-        vision, text = shapes.encoder_tokens(modalities), shapes.llm_tokens
+        vision = shapes.encoder_tokens(modalities)
+        text = shapes.llm_tokens
         filtering = self.threshold, self.rounds, self.seed
         if self.max_vision_tokens is not None and self.max_text_tokens is not None:
             caps = Caps(self.max_vision_tokens, self.max_text_tokens)

@@ -46,7 +46,8 @@ def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padde
     """
     if not padded:
         return longest_first_by_row(cost, row, num_batches)
-    rounded, batch = decisive(cost), np.zeros(len(cost), np.int64)
+    rounded = decisive(cost)
+    batch = np.zeros(len(cost), np.int64)
     for each in np.unique(row):
         mine = np.flatnonzero(row == each)
         rising = mine[np.argsort(rounded[mine], kind="stable")]
@@ -62,7 +63,8 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
     if not len(rising):
         return np.zeros(0, np.int64)
     # Nothing is cheaper than the dearest unit alone, and all in one batch is always possible.
-    low, high = float(rising[-1]), float(len(rising) * rising[-1])
+    low = float(rising[-1])
+    high = float(len(rising) * rising[-1])
     if _fill(rising, low)[-1] < num_batches:
         high = low
     for _ in range(BISECTIONS if high > low else 0):
@@ -79,10 +81,12 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
 def _fill(rising, most):  # type: ignore[no-untyped-def]
     """Batch of each unit if each batch takes what it can without costing more than ``most``."""
     batch = np.empty(len(rising), np.int64)
-    number, count = 0, 0
+    number = 0
+    count = 0
     for unit in range(len(rising)):
         if count and (count + 1) * rising[unit] > most:
-            number, count = number + 1, 0
+            number = number + 1
+            count = 0
         batch[unit] = number
         count += 1
     return batch

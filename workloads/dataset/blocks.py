@@ -49,7 +49,8 @@ def blocks_of(path: Path) -> Iterator[Block]:
         for number, end in enumerate(_ends(path, file), 1):
             if number - first >= _BLOCK_RECORDS or end - start >= _BLOCK_BYTES:
                 yield Block(first, start, end)
-                first, start = number, end
+                first = number
+                start = end
         size = path.stat().st_size
         file.seek(start)
         # The end of an array, and empty lines, are no block.
@@ -83,7 +84,8 @@ def records_of(path: Path, block: Block) -> Iterator[Any]:
 
 def _elements(text: str, is_first: bool) -> Iterator[Any]:
     """The elements of a piece of an array, which begins with the array's bracket or with a comma."""
-    decoder, place = json.JSONDecoder(), 0
+    decoder = json.JSONDecoder()
+    place = 0
     opening = "[" if is_first else ","
     while True:
         while place < len(text) and (text[place].isspace() or text[place] == opening):
@@ -120,7 +122,8 @@ def _lines(file: IO[bytes], stop: int) -> Iterator[Any]:
 
 def _line_ends(file: IO[bytes]) -> Iterator[int]:
     """Where lines that are not empty end."""
-    place, blank = 0, True
+    place = 0
+    blank = True
     while piece := file.readline(_READ_BYTES):
         place += len(piece)
         blank = blank and not piece.strip()
@@ -132,7 +135,9 @@ def _line_ends(file: IO[bytes]) -> Iterator[int]:
 
 def _array_ends(file: IO[bytes]) -> Iterator[int]:
     """Where the elements of an array end: quotes and brackets tell, without making values of them."""
-    depth, in_text, place = 0, False, 0
+    depth = 0
+    in_text = False
+    place = 0
     while piece := file.read(_READ_BYTES):
         # What a backslash stands before is not cut off from it.
         while piece.endswith(b"\\") and (more := file.read(1)):

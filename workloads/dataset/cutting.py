@@ -61,11 +61,14 @@ def _cut(pixels: Pixels, side: int) -> list[Pixels]:
 def _fitted(image: Image.Image, height: int, width: int) -> Pixels:
     """An image as large as fits with its proportions, in the middle of black."""
     if width * image.height < height * image.width:
-        high, wide = min(height, ceil(image.height * (width / image.width))), width
+        high = min(height, ceil(image.height * (width / image.width)))
+        wide = width
     else:
-        high, wide = height, min(width, ceil(image.width * (height / image.height)))
+        high = height
+        wide = min(width, ceil(image.width * (height / image.height)))
     canvas = np.zeros((height, width, 3), np.uint8)
-    top, left = (height - high) // 2, (width - wide) // 2
+    top = (height - high) // 2
+    left = (width - wide) // 2
     canvas[top : top + high, left : left + wide] = resized(image, high, wide)
     return canvas
 

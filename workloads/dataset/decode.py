@@ -24,7 +24,8 @@ STATED_WITHIN_S = 0.1
 # numbers up to here come within 31 millionths of the ratio of any two rates: 1 ms in 30 s.
 _LARGEST_STEP = 2**14
 # What a pixel of an image takes while it is decoded, turned and made RGB; and a frame of a sound's part, resampled.
-_PIXEL_BYTES, _FRAME_BYTES = 12, 24
+_PIXEL_BYTES = 12
+_FRAME_BYTES = 24
 # Frames of sound that are decoded at a time, of up to 1024 channels.
 _BLOCK_FRAMES = 2**14
 
@@ -47,7 +48,8 @@ def decoded_image(medium: Medium, limits: Limits) -> Iterator[Image.Image]:
     except Exception as error:
         raise BadSampleError(Reason.DECODE, one_line(error)) from error
     if shown.size != measured:
-        (width, height), (wide, high) = measured, shown.size
+        (width, height) = measured
+        (wide, high) = shown.size
         raise BadSampleError(Reason.CHANGED, f"its header says {width}x{height} pixels, it has {wide}x{high}")
     yield shown
 
@@ -71,7 +73,8 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
         try:
             with soundfile.SoundFile(file) as sound:
                 rate = checked_rate(sound.samplerate)
-                first, last = round(start_s * rate), round(stop_s * rate)
+                first = round(start_s * rate)
+                last = round(stop_s * rate)
                 if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
                     return np.zeros(0, np.float32)
                 num_bytes = _FRAME_BYTES * (last - first) + 8 * _BLOCK_FRAMES * sound.channels

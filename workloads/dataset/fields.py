@@ -93,7 +93,8 @@ class Fields:
         if isinstance(value, Mapping):
             if value.get("bytes") is not None:
                 return self._medium(value["bytes"], name)
-            named, sized = isinstance(value.get("path"), str), _is_number(value.get("width"))
+            named = isinstance(value.get("path"), str)
+            sized = _is_number(value.get("width"))
             if sized and _is_number(value.get("height")) and not (named and self.content):
                 return Known(int(value["width"]), int(value["height"]))
             if named:

@@ -41,7 +41,8 @@ class HubSource(FieldSource):
 
     def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:  # noqa: ARG002
         """The rows of a shard."""
-        fields, (number, total) = self.fields(), shard.part
+        fields = self.fields()
+        (number, total) = shard.part
         for row_number, row in enumerate(self._opened().shard(num_shards=total, index=number)):
             yield fields.record(f"row {row_number + 1}", row)
 

@@ -38,7 +38,8 @@ class BadSampleError(ValueError):
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
 def over_budget(what: str) -> BadSampleError:

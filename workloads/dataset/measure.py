@@ -43,5 +43,6 @@ def measure(sample: RawSample, limits: Limits) -> Sizes:
         sizes.append((video.width, video.height))
     if not (chars or sizes or seconds):
         raise BadSampleError(Reason.EMPTY)
-    widths, heights = [width for width, _ in sizes], [height for _, height in sizes]
+    widths = [width for width, _ in sizes]
+    heights = [height for _, height in sizes]
     return Sizes(chars, widths, heights, seconds, None if video is None else video.seconds, sample.texts)

@@ -57,7 +57,8 @@ logging.getLogger("libav").setLevel(logging.CRITICAL)
 def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
     """Width and height of an image in pixels, as shown; ``BadSampleError`` for other formats, or beyond a limit."""
     if isinstance(medium, Known):
-        width, height = medium.width, medium.height
+        width = medium.width
+        height = medium.height
     else:
         try:
             with opened_image(medium, limits) as image:
@@ -89,7 +90,8 @@ def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
     """An image of any size, not loaded: large ones are ours to refuse, by a limit that says so, not Pillow's."""
     with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = None
         try:
             with Image.open(file, formats=IMAGE_FORMATS) as image:
                 yield image
@@ -223,7 +225,8 @@ class _SectionFile(io.RawIOBase):
     """A part of a file as a file."""
 
     def __init__(self, section: Section) -> None:
-        self._section, self._place = section, 0
+        self._section = section
+        self._place = 0
 
     def readable(self) -> bool:
         return True

@@ -41,7 +41,8 @@ _BUFFER_BYTES = 2**20
 # Rows that fields are found by.
 _HEAD_ROWS = 32
 # What an entry of a list takes while Arrow reads it, for each of its values, and as an object of Python's.
-_ENTRY_BYTES, _OBJECT_BYTES = 36, 160
+_ENTRY_BYTES = 36
+_OBJECT_BYTES = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class ParquetSource(FieldSource):
 
     def shards(self) -> list[Shard]:
         """Row groups of files, together up to 256 MiB; ``UserError`` for no files, and if the first lacks a column."""
-        shards, checked = list[Shard](), False
+        shards = list[Shard]()
+        checked = False
         for file in self.files():
             try:
                 with pq.ParquetFile(file.path) as opened:
@@ -73,7 +75,8 @@ class ParquetSource(FieldSource):
         """The names of the columns of the first file that can be read, and, of its first rows, texts and content."""
         for file in self.files():
             with suppress(pa.ArrowException, OSError, UnicodeDecodeError), pq.ParquetFile(file.path) as opened:
-                schema, rows = opened.schema_arrow, list[dict[str, Any]]()
+                schema = opened.schema_arrow
+                rows = list[dict[str, Any]]()
                 held = [field.name for field in schema if re.search("string|binary", str(field.type))]
                 # Its scan will say what is wrong.
                 with suppress(BadSampleError):
@@ -88,7 +91,8 @@ class ParquetSource(FieldSource):
 
     def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:  # noqa: ARG002
         """The rows of a shard."""
-        fields, (first, last) = self.fields(self.root), shard.part
+        fields = self.fields(self.root)
+        (first, last) = shard.part
         # Without a buffer it reads a row group's column whole.
         with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
             groups = range(first, last or file.metadata.num_row_groups)
@@ -148,12 +152,18 @@ def _unpacked_bytes(values: pa.Array) -> int:
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.Table]:
     """A row group in batches of some megabytes."""
-    held, rows, size = list[pa.RecordBatch](), 0, 0
+    held = list[pa.RecordBatch]()
+    rows = 0
+    size = 0
     for piece in _pieces(file, group, names):
         held.append(piece)
-        rows, size = rows + len(piece), size + piece.nbytes
+        rows = rows + len(piece)
+        size = size + piece.nbytes
         if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            batch, held, rows, size = pa.Table.from_batches(held), [], 0, 0
+            batch = pa.Table.from_batches(held)
+            held = []
+            rows = 0
+            size = 0
             yield batch
             del batch
     if held:
@@ -216,7 +226,9 @@ def _row_groups(metadata: Any) -> Iterator[tuple[int, int, int]]:
         held = metadata.row_group(group)
         if group > first and size + held.total_byte_size > _SHARD_BYTES:
             yield first, group, row
-            first, row, size = group, rows, 0
+            first = group
+            row = rows
+            size = 0
         size += held.total_byte_size
         rows += held.num_rows
     yield first, metadata.num_row_groups, row

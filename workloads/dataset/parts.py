@@ -151,14 +151,17 @@ def write_trace(file: IO[bytes], parts: Sequence[Path], tokenizer: str | None, s
 
 
 def _groups(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    held, rows = list[pa.RecordBatch](), 0
+    held = list[pa.RecordBatch]()
+    rows = 0
     for part in parts:
         with pq.ParquetFile(part) as file:
             for batch in file.iter_batches(ROW_GROUP):
                 while rows + len(batch) >= ROW_GROUP:
                     cut = ROW_GROUP - rows
                     yield _table([*held, batch.slice(0, cut)], schema)
-                    batch, held, rows = batch.slice(cut), [], 0
+                    batch = batch.slice(cut)
+                    held = []
+                    rows = 0
                 if len(batch):
                     held.append(batch)
                     rows += len(batch)

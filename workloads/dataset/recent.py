@@ -11,7 +11,8 @@ class Recent[V]:
     """As many values, and bytes of them, as fit, by key; the longest unused go first. It travels to processes empty."""
 
     def __init__(self, most: int, most_bytes: int | None = None) -> None:
-        self._most, self._most_bytes = most, most_bytes
+        self._most = most
+        self._most_bytes = most_bytes
         self._values: OrderedDict[Hashable, V] = OrderedDict()
         self._bytes: dict[Hashable, int] = {}
 

@@ -17,7 +17,8 @@ from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Sha
 from .recent import Recent
 
 # Records of each of so many files that fields are found by.
-_HEAD_RECORDS, _HEAD_FILES = 1000, 8
+_HEAD_RECORDS = 1000
+_HEAD_FILES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

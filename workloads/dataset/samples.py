@@ -93,7 +93,8 @@ class TraceSamples:
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Return the token ids of a sample's text; if the sample was shortened, the first ones."""
-        name, wanted = shapes.name_of(sample), int(shapes.text_tokens[sample])
+        name = shapes.name_of(sample)
+        wanted = int(shapes.text_tokens[sample])
         with _named(name):
             found = token_ids(self._read(name, text_only=True).texts, self.tokenizer)
             if len(found) < wanted or (len(found) > wanted and not self.truncates):
@@ -128,11 +129,13 @@ class TraceSamples:
     def _check(self, shapes: SampleShapes, sample: int, own: SampleShapes) -> None:
         """Raise ``BadSampleError`` unless the listed items of a sample are the first that were found."""
         first, last = shapes.item_offsets[sample : sample + 2].tolist()
-        listed, found = last - first, own.num_items
+        listed = last - first
+        found = own.num_items
         if found < listed or (found > listed and not self.truncates):
             raise BadSampleError(Reason.CHANGED, f"it has {found} items, the trace lists {listed}")
         for place in range(listed):
-            (now, then), item = (_size(own, place), _size(shapes, first + place)), place + 1
+            (now, then) = (_size(own, place), _size(shapes, first + place))
+            item = place + 1
             if now != then:
                 raise BadSampleError(Reason.CHANGED, f"its item {item} is {now}, the trace says {then}")
 
@@ -157,7 +160,9 @@ class TraceSamples:
 
     def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
         """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
-        (raw, sizes), each, tiles = self._sample(shapes, item), self.rules.temporal_patch_frames, self.rules.tiles
+        (raw, sizes) = self._sample(shapes, item)
+        each = self.rules.temporal_patch_frames
+        tiles = self.rules.tiles
 
         def begin() -> VideoFrames:
             assert raw.video is not None
@@ -200,8 +205,11 @@ def samples_of(
             f"workload.path={trace}: lists shapes only. harness.data=files needs a trace made by entrain-bench trace"
         )
     try:
-        source, limits, files = _source(trace, scan["source"], moved), Limits(**scan["limits"]), dict(scan["files"])
-        scanned, version = scan["tokenizer"], scan["tokenizer_version"]
+        source = _source(trace, scan["source"], moved)
+        limits = Limits(**scan["limits"])
+        files = dict(scan["files"])
+        scanned = scan["tokenizer"]
+        version = scan["tokenizer_version"]
     except (KeyError, TypeError) as error:
         raise UserError(
             f"workload.path={trace}: was made by another version of entrain-bench. Run entrain-bench trace again"
@@ -297,7 +305,8 @@ def _size(shapes: SampleShapes, item: int) -> str:
 
 def _length(raw: RawSample, sizes: Sizes) -> float | None:
     """Return a sample's audio seconds: the stated ones if the decoded length is close to them."""
-    own, stated = sizes.audio_seconds, raw.seconds
+    own = sizes.audio_seconds
+    stated = raw.seconds
     if own is None or stated is None:
         return own
     if abs(own - stated) > STATED_WITHIN_S:

@@ -24,7 +24,8 @@ from .text import tokenizer_version
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
 FORMAT = 3
-PROCESSES, RAY = "processes", "ray"
+PROCESSES = "processes"
+RAY = "ray"
 # Samples of one shard that may kill a process before the shard counts as failed.
 _MAX_DEATHS = 16
 type Advance = Callable[[int, int, int], None]
@@ -112,7 +113,8 @@ class Scan:
         remove_partial(folder)
         parts = [folder / f"{digest}.parquet" for digest in digests]
         self._scan(shards, parts, advance)
-        samples, bad = 0, BadSamples()
+        samples = 0
+        bad = BadSamples()
         for part in parts:
             of_part, bad_of_part = read_bad(part)
             samples += of_part
@@ -139,7 +141,8 @@ class Scan:
 
     def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
         """Scan the shards that have no part yet."""
-        waiting, failures = list[Job](), list[str]()
+        waiting = list[Job]()
+        failures = list[str]()
         for shard, part in zip(shards, parts, strict=True):
             if part.exists():
                 samples, bad = read_bad(part)
@@ -147,7 +150,8 @@ class Scan:
             else:
                 waiting.append(Job(self, shard, part))
         while waiting:
-            results, waiting = self._worked_off(waiting), []
+            results = self._worked_off(waiting)
+            waiting = []
             for job, result in results:
                 if isinstance(result, Died):
                     number = died_at(job.journal)

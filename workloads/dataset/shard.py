@@ -73,7 +73,9 @@ def scan_shard(job: Job) -> Scanned:
 
 
 def _read(job: Job, part: Part) -> None:
-    seen, label, limits = 0, job.shard.label, job.scan.limits
+    seen = 0
+    label = job.shard.label
+    limits = job.scan.limits
     try:
         with BUDGET.held(), _journal(job.journal) as journal, _watch(job.scan.timeout_s) as beat:
             for number, record in enumerate(job.scan.source.samples(job.shard, limits), job.shard.first):

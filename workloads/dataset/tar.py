@@ -137,7 +137,8 @@ class TarSource:
 def _finished(group: _Group) -> RawSample | BadRecord:
     if group.error:
         return BadRecord(group.key, group.error)
-    sounds, videos = group.media["audio"], group.media["video"]
+    sounds = group.media["audio"]
+    videos = group.media["video"]
     if len(sounds) > 1 or len(videos) > 1:
         return BadRecord(group.key, BadSampleError(Reason.RECORD, "several sounds or videos; a sample has one"))
     media = (next(iter(sounds), None), next(iter(videos), None))

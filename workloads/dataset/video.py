@@ -27,7 +27,9 @@ class VideoFrames:
     """
 
     def __init__(self, medium: Medium, limits: Limits, count: int, height: int, width: int) -> None:
-        self._content, self._limits, self._size = content_of(medium), limits, (height, width)
+        self._content = content_of(medium)
+        self._limits = limits
+        self._size = (height, width)
         seconds = video_header(self._content, limits).seconds
         self._times: list[float] = ((np.arange(count) + 0.5) * seconds / count).tolist()
         self._most = max(1, _KEPT_BYTES // (3 * height * width))
@@ -55,7 +57,8 @@ class VideoFrames:
     def _decode(self, first: int, stop: int) -> None:
         """Go on, or begin anew, until all of these frames are kept, and of those before what fits beside them."""
         if self._shown is None or first < self._next - len(self._kept):
-            self._shown, self._next = self._frames(), 0
+            self._shown = self._frames()
+            self._next = 0
             self._kept.clear()
         most = max(self._most, stop - first)
         while self._next < stop:
@@ -74,7 +77,9 @@ class VideoFrames:
 
 def _shown_at(video: Any, times: list[float]) -> Iterator[Any]:
     """The frames that a video shows at rising times, in seconds from its first frame on."""
-    wanted, before, start = iter(times), None, 0.0
+    wanted = iter(times)
+    before = None
+    start = 0.0
     time = next(wanted, None)
     for frame in video.decode(video=0):
         check_frame(frame.width, frame.height)

@@ -8,7 +8,8 @@ from entrain_bench.answers.text import markdown_table
 from entrain_bench.records.metrics import BELIEVED
 
 # The table's name, and the page of ``docs`` that has it.
-TABLE, PAGE = "beliefs", "costs.md"
+TABLE = "beliefs"
+PAGE = "costs.md"
 # What nobody can believe exactly: estimates that are made wrong, and noise of single actions.
 EXACT = ("belief_error", "belief_bias", "action_noise")
 CELL = ["strategy", "workload", "model", "cluster", "seed"]
@@ -33,7 +34,8 @@ def beliefs_markdown(runs: pd.DataFrame) -> str:
     for strategy, own in belief_errors(runs).groupby("strategy", sort=True):
         worst = own.sort_values([*CELL, "key"], kind="stable").sort_values("error", ascending=False, kind="stable")
         place = ", ".join(str(worst[name].iloc[0]) for name in CELL[1:])
-        median, most = own["error"].median(), worst["error"].iloc[0]
+        median = own["error"].median()
+        most = worst["error"].iloc[0]
         rows.append([str(strategy), f"{len(own):,}", f"{median:.2%}", f"{most:.1%}", place])
     headings = ["strategy", "runs", "median", "worst", "worst run: workload, model, cluster, seed"]
     return markdown_table(headings, rows, right=["runs", "median", "worst"])

@@ -15,7 +15,8 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.records.records import METRICS
 
 TEXTS = ("claim", "paper", "where", "paper_setting")
-PUBLISHED, FAIR = "published", "fair"
+PUBLISHED = "published"
+FAIR = "fair"
 REQUIRED = {"claim", "paper", "measure", PUBLISHED}
 # What a claim without cells must state itself.
 OF_CELLS = {"where", "value", "unit", "paper_setting"}
@@ -47,7 +48,8 @@ BARE = ("GB", "s", "ms", *COUNTED)
 # Units of cells by that of a claim, if they differ.
 UNITS = {"1": "%", "GPUs of 16": "GPUs"}
 # What is read off a run's layout: pipeline stages of the encoders, and their ranks in a replica.
-ENCODER_STAGES, ENCODER_GPUS = "encoder_stages", "encoder_gpus"
+ENCODER_STAGES = "encoder_stages"
+ENCODER_GPUS = "encoder_gpus"
 # GPU days of the samples that a cell states.
 GPU_DAYS = "gpu_days"
 GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")

@@ -13,7 +13,8 @@ from entrain_bench.answers.documents.agreement import mismatches
 from entrain_bench.answers.documents.claim import GAIN, LEVEL, LIMIT, Claim, cited
 from entrain_bench.answers.text import count, markdown_table
 
-INDEX, PAGES = "claims.md", "claims"
+INDEX = "claims.md"
+PAGES = "claims"
 VERDICTS = (
     *("reproduced", "exceeds", "partly", "not reproduced"),
     *("setting not reproduced", "undecided", "no source", "not measured"),
@@ -54,7 +55,8 @@ def counts_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
         others = number.total() - sum(number[each] for each in clear)
         return f"{', '.join(f'{number[each]} {each}' for each in clear)}, {others} in between or undecided"
 
-    clear, papers = ("reproduced", "exceeds", "not reproduced"), {claim.file for claim in claims}
+    clear = ("reproduced", "exceeds", "not reproduced")
+    papers = {claim.file for claim in claims}
     return (
         f"{count(len(rows), 'claim')} of {count(len(papers), 'paper')}. As published: {ends('published')}. "
         f"Comparisons of speed under equal tuning: {ends('fair')}.\n"
@@ -191,7 +193,8 @@ def _by_matrix(group: Sequence[tuple[Claim, Row]]) -> Iterator[tuple[str, list[t
 
 def _summary(cases: Sequence[tuple[Claim, Row]]) -> Row:
     """One row for all cases of a matrix."""
-    first, rows = cases[0][0], [row for _, row in cases]
+    first = cases[0][0]
+    rows = [row for _, row in cases]
     values = [value for claim, _ in cases for value in claim.value]
     places = dict.fromkeys(cell.where.partition(",")[0] for claim, _ in cases for cell in claim.cells)
     return {

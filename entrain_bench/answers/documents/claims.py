@@ -51,7 +51,9 @@ MEASURED = (
     *("published_value", "published_verdict", "fair_value", "fair_verdict"),
     *("otherwise_value", "otherwise_verdict", "other_choices"),
 )
-MEMORY, OTHER_MEMORY, SECONDS_PER_DAY = "peak_memory_bytes", "cluster.device.memory_bytes", 86400
+MEMORY = "peak_memory_bytes"
+OTHER_MEMORY = "cluster.device.memory_bytes"
+SECONDS_PER_DAY = 86400
 # Overrides of the seeds over which a number is averaged.
 SEEDS = ("seed=", "planning_seed=")
 # How a run says that its program needs more memory than the device has.
@@ -135,7 +137,8 @@ def read_rows(claims: Sequence[Claim], path: Path) -> list[dict[str, str]]:
     known = {row["name"]: row for row in table.to_dict("records")}
     rows = []
     for claim in claims:
-        words, row = _words(claim), known.get(claim.name)
+        words = _words(claim)
+        row = known.get(claim.name)
         has = {"published": True, "fair": claim.fair is not None, "otherwise": claim.toggled is not None}
         unknown = dict.fromkeys(MEASURED, "")
         unknown |= {f"{name}_verdict": f"{NOT_MEASURED}: run make claims" for name, there in has.items() if there}
@@ -166,7 +169,8 @@ def claim_row(claim: Claim, study: Study) -> dict[str, str]:
 
 def _words(claim: Claim) -> dict[str, str]:
     """Return the texts of a claim's row that need no run."""
-    sweeps, assumed = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps), ""
+    sweeps = dict.fromkeys(sweep for setting in claim.settings for sweep in setting.sweeps)
+    assumed = ""
     if claim.assumption:
         assumed = f"{claim.assumption.text}; otherwise, {claim.assumption.otherwise}"
     return {
@@ -190,7 +194,8 @@ def _result(claim: Claim, setting: ClaimSide, study: Study) -> ClaimResult:
     except UserError as error:
         unfit = NEEDS.search(str(error))
         return ClaimResult("", f"{ELSEWHERE}: {error}" if unfit else f"{NOT_MEASURED}: {error}")
-    text, number = combined(claim, cases) + lacking, central(claim, cases)
+    text = combined(claim, cases) + lacking
+    number = central(claim, cases)
     need, has = _memory(setting, complete, study)
     if need > has and claim.measure.metric != MEMORY:
         return ClaimResult(text, f"{ELSEWHERE}: needs {need / 2**30:.0f} of {has / 2**30:.0f} GiB", number)
@@ -239,7 +244,8 @@ def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame
     table[ENCODER_STAGES] = table["key"].map({key: stages for key, (stages, _) in found.items()})
     table[ENCODER_GPUS] = table["key"].map({key: stages * ranks for key, (stages, ranks) in found.items()})
     if claim.measure.metric == GPU_DAYS:
-        cluster, (samples,) = cells[0].config.cluster, find_cells([claim.measure.samples], claim.config_dir)
+        cluster = cells[0].config.cluster
+        (samples,) = find_cells([claim.measure.samples], claim.config_dir)
         gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
         table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table

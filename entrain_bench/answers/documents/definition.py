@@ -16,7 +16,10 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 # `{name}` in any text: a field of the case, of its definition, of its source, or of `shared`. `{name[other]}`: of the
 # field's entries the one that another field names.
 FIELD = re.compile(r"\{([a-z_0-9]+)(?:\[([a-z_0-9]+)\])?\}")
-SHARED, DEFAULTS, CASES, MATRIX = "shared", "defaults", "cases", "matrix"
+SHARED = "shared"
+DEFAULTS = "defaults"
+CASES = "cases"
+MATRIX = "matrix"
 # For definitions that have this key: the name of the matrix that a case is of.
 GROUP = "group"
 # Lists of overrides: a later layer replaces overrides of the same key in place and appends others.

@@ -25,7 +25,8 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, SweepOverrides
 
-DEFINITION, FILE = "posterior.yaml", "posterior.csv"
+DEFINITION = "posterior.yaml"
+FILE = "posterior.csv"
 # Runs of the repository's reference; other code has other keys.
 COMMITTED = Path("results/reference/table.parquet")
 JOB = ["model", "workload"]
@@ -107,7 +108,8 @@ def committed_runs() -> Known:
 
 def jobs_of(study: Study, plan: PosteriorPlan, known: Known = MappingProxyType({})) -> list[JobDraws]:
     """The posterior runs of every job of the sweep; none if its results or the draws of its device are missing."""
-    cells, jobs = study.cells(f"figure={plan.sweep}"), dict[tuple[str, ...], list[Cell]]()
+    cells = study.cells(f"figure={plan.sweep}")
+    jobs = dict[tuple[str, ...], list[Cell]]()
     for cell in cells:
         jobs.setdefault((str(cell.config.model["name"]), str(cell.config.workload["name"])), []).append(cell)
     if _missing(study, plan):
@@ -205,7 +207,8 @@ def _job(
     """Rounds of draws as far as their results are there."""
     common = _common(cells, plan.sweep)
     choices = {str(cell.config.strategy["name"]): _choice(cell) for cell in cells}
-    done, tables = list[SweepOverrides](), list[pd.DataFrame]()
+    done = list[SweepOverrides]()
+    tables = list[pd.DataFrame]()
     if not names:
         # No strategy has all results without draws.
         return JobDraws((), pd.DataFrame())

@@ -17,14 +17,18 @@ import yaml
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.tree import config_tree
 
-FOLDER, NAMES, GROUPS = "published", "names.yaml", ("models", "data")
+FOLDER = "published"
+NAMES = "names.yaml"
+GROUPS = ("models", "data")
 KINDS = ("time", "throughput", "ratio", "memory", "count", "std", "share", "loss", "mfu", "setting")
 # How a number was obtained: read, in a figure, from an axis, inferred from other cells, from a secondary source.
 HOW = ("R", "F", "A", "I", "S")
-SECONDARY, NOTES = "S", "notes"
+SECONDARY = "S"
+NOTES = "notes"
 # Sizes of the papers' nodes.
 GPUS_PER_NODE = 8
-_THOUSANDS, _PERCENT = re.compile(r"(\d+)K"), re.compile(r"(\d+(?:\.\d+)?)%")
+_THOUSANDS = re.compile(r"(\d+)K")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,8 @@ def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str,
     is empty. As printed they have the suffix ``_text``. With two numbers of GPUs the baseline's have the prefix
     ``base_``.
     """
-    names, gpus = our_names(config_dir), cell.numbers_of_gpus
+    names = our_names(config_dir)
+    gpus = cell.numbers_of_gpus
     fields: dict[str, Any] = {"value": cell.printed, "their_model": cell.model, "their_data": cell.data}
     fields |= {"their_system": cell.system, "their_baseline": cell.baseline, "their_metric": cell.metric}
     for key, text in cell.setting.items():

@@ -37,7 +37,8 @@ HEADLINE = "tables/headline.md"
 # The lead whose sentences follow those of the first heading: further rivals in the same jobs.
 WITH_RIVALS = "braid_main"
 # What keys that the tuner chooses cost against those of the second heading.
-FREE_KEYS, COSTLY = "tables/free_keys.md", 0.01
+FREE_KEYS = "tables/free_keys.md"
+COSTLY = 0.01
 
 
 def results_output() -> Output:
@@ -50,7 +51,10 @@ def results_output() -> Output:
 
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
-    parts, problems, headline, read = [TEXT.read_text()], [], "", list[pd.DataFrame]()
+    parts = [TEXT.read_text()]
+    problems = []
+    headline = ""
+    read = list[pd.DataFrame]()
     for title, experiment in TABLES.items():
         problems.append(study.problem(f"figure={experiment}"))
         table = run_table(study.cells(f"figure={experiment}"), study.results)
@@ -60,8 +64,10 @@ def write_results(study: Study) -> str:
         if not headline:
             sentences.append(rivals_sentence(with_rivals(), study))
             problems += [study.problem(*sweep) for sweep in with_rivals().sweeps]
-        seeds, told = table["seed"].nunique(), " ".join(sentences)
-        jobs, strategies = len(table[CASE[:2]].drop_duplicates()), table["strategy"].nunique()
+        seeds = table["seed"].nunique()
+        told = " ".join(sentences)
+        jobs = len(table[CASE[:2]].drop_duplicates())
+        strategies = table["strategy"].nunique()
         compared_words = (count(strategies, "strategy", "strategies"), count(jobs, "job"), count(seeds, "seed"))
         headline = headline or f"Compared: {listing(compared_words)}. {told}"
         parts.append(f"## {title}\n\n`figure={experiment}`, {count(seeds, 'seed')}. {told}\n")
@@ -82,7 +88,8 @@ def with_rivals() -> Lead:
 
 def rivals_sentence(lead: Lead, study: Study) -> str:
     """Return which strategies compete in further ways, and the sentences of the lead over all of them."""
-    job, ways = next(iter(lead.rows)), list[str]()
+    job = next(iter(lead.rows))
+    ways = list[str]()
     for label in filter(None, lead.rivals):
         runs = run_table(study.cells(*lead.of_rival(job, label)), study.results)
         ways.append(f"{listing([*names(runs, 'strategy').values()])} {label}")
@@ -130,7 +137,8 @@ def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mappin
 
 def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()) -> list[str]:
     """Return sentences on the fastest strategy of each job, on the speedups of our strategies, and on P(fastest)."""
-    comparisons, labels = [*compared(data, CASE[:2]).values()], names(data, "strategy")
+    comparisons = [*compared(data, CASE[:2]).values()]
+    labels = names(data, "strategy")
     found = [winners_sentence(comparisons, labels)]
     own = [name for name, family in families(data).items() if family == OURS]
     for ours in own:
@@ -147,7 +155,8 @@ def results_markdown(data: pd.DataFrame) -> str:
     gaps = over_seeds(bounded, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
     times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
     rows = {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
-    best, tables = compared(data, CASE[:2]), []
+    best = compared(data, CASE[:2])
+    tables = []
     for family in groups or [first[1]]:
         heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
         members = [first[0], *(name for name, theirs in others if theirs == family)]

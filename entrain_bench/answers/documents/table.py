@@ -26,9 +26,11 @@ GIB = "peak_memory_gib"
 WAY_UP = "../../"
 SEED = "seed"
 # Of a replica; and samples of an average one.
-MICROBATCHES, SAMPLES = "num_microbatches", "samples_per_microbatch"
+MICROBATCHES = "num_microbatches"
+SAMPLES = "samples_per_microbatch"
 # Texts: degrees of every module; modules whose activations are recomputed.
-DEGREES, RECOMPUTED = "degrees", "recomputed"
+DEGREES = "degrees"
+RECOMPUTED = "recomputed"
 # A page shows what is the same for all, so no wall times.
 NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES, SAMPLES)
 FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
@@ -151,7 +153,8 @@ def stated_fields(name: str, values: Mapping[str, Any], optional: str, keys: Seq
         require(key in keys, "key", key, f"one of {', '.join(keys)}")
         raise UserError(f"{key}: missing")
     labels = {key: _labelled(filled[key]) for key in ("rows", optional)}
-    title, common = " ".join(filled["title"].split()), tuple(filled["common"])
+    title = " ".join(filled["title"].split())
+    common = tuple(filled["common"])
     return {**filled, **labels, "name": name, "title": title, "common": common}
 
 
@@ -222,8 +225,12 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
 
 def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
     """Return the table with its caption and notes (wins, leads, gaps, runs without result), and the notes as text."""
-    rows, results, comparisons, notes = [], [], [], []
-    labels, all_gaps = dict[str, str](), list[float]()
+    rows = []
+    results = []
+    comparisons = []
+    notes = []
+    labels = dict[str, str]()
+    all_gaps = list[float]()
     for job in lead.rows:
         own = run_table(study.cells(*lead.of_leader(job)), study.results)
         labels[LEADER] = names(own, "strategy")[own["strategy"].iloc[0]]
@@ -233,7 +240,8 @@ def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
             called = names(others, "strategy")
             for name, mine in others.groupby("strategy", sort=False):
                 rival = ", ".join(filter(None, (called[str(name)], given)))
-                found[rival], labels[rival] = times_by_seed(mine), rival
+                found[rival] = times_by_seed(mine)
+                labels[rival] = rival
         result = lead_of(found, LEADER)
         assert result
         done = own[own["status"] == "ok"]

@@ -230,7 +230,8 @@ def splice(page_text: str, tables: Mapping[str, str]) -> str:
     """
 
     def put(match: re.Match[str]) -> str:
-        name, end = match[1], match[2]
+        name = match[1]
+        end = match[2]
         if name not in tables:
             raise unknown_choice("table", name, tables)
         if not end:

@@ -13,15 +13,22 @@ from entrain_bench.base.errors import UserError
 
 CASE = ["workload", "model"]
 # Shares of the paper's gain: from the first to the second "reproduced", beyond "exceeds"; from the third "partly".
-REPRODUCED, EXCEEDED, PARTLY = 0.8, 1.25, 1 / 3
+REPRODUCED = 0.8
+EXCEEDED = 1.25
+PARTLY = 1 / 3
 # How far from the paper's number, as a factor: at most this for "reproduced", for "partly".
-SAME, SIMILAR = 1.25, 2.0
+SAME = 1.25
+SIMILAR = 2.0
 # How many more or fewer, of things that are counted.
 COUNTS = {"stages": (0.5, 1.5), "GPUs": (1.0, 3.0)}
-UNDECIDED, NO_SOURCE, EXCEEDS, ELSEWHERE = "undecided", "no source", "exceeds", "setting not reproduced"
+UNDECIDED = "undecided"
+NO_SOURCE = "no source"
+EXCEEDS = "exceeds"
+ELSEWHERE = "setting not reproduced"
 # A ratio must exceed the first for an order to hold; what is closer counts as equal. A paper's ratio that is closer
 # to 1 is no gain: "reproduced" up to the first from it, "partly" up to the second.
-ORDER, NEARLY = 1.02, 1.05
+ORDER = 1.02
+NEARLY = 1.05
 
 
 def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
@@ -107,15 +114,21 @@ def _ratio(claim: Claim, number: float) -> float:
 
 def _by_distance(claim: Claim, number: float) -> str:
     """The verdict on a level or limit, by how many times (of things counted: how far) it is above or below."""
-    low, high = sorted(claim.value, key=abs)[0], sorted(claim.value, key=abs)[-1]
+    low = sorted(claim.value, key=abs)[0]
+    high = sorted(claim.value, key=abs)[-1]
     if claim.judged_by == LIMIT:
-        factor, enough, some = number / low, 1.0, SAME
+        factor = number / low
+        enough = 1.0
+        some = SAME
     elif claim.unit in COUNTS:
-        factor, (enough, some) = max(number - high, low - number), COUNTS[claim.unit]
+        factor = max(number - high, low - number)
+        (enough, some) = COUNTS[claim.unit]
     elif number / low <= 0:
         return "not reproduced"
     else:
-        factor, enough, some = max(number / high, low / number, 1.0), SAME, SIMILAR
+        factor = max(number / high, low / number, 1.0)
+        enough = SAME
+        some = SIMILAR
     return "reproduced" if factor <= enough else "partly" if factor <= some else "not reproduced"
 
 

@@ -23,14 +23,16 @@ def layout_lines(layout: Layout) -> list[str]:
 
 def _parts(placed: ModuleLayout) -> Iterator[str]:
     # Virtual stages count as the one that their ranks make up.
-    physical, grouped = int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block, len(placed.widths) > 1
+    physical = int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block
+    grouped = len(placed.widths) > 1
     if grouped:
         yield f"PP {physical}, groups of TP x CP {', '.join(f'{tp}x{cp}' for tp, cp in placed.widths)}"
     else:
         yield f"TP {placed.tp}, CP {placed.cp}, PP {physical}, DP {placed.dp}"
     stages = f"{placed.stages_per_rank} virtual stages a rank, " if placed.stages_per_rank > 1 else ""
     yield f"{stages}layers {'/'.join(map(str, placed.layers_per_stage))}"
-    steps, others = np.unique(np.diff(placed.ranks, axis=0)), ""
+    steps = np.unique(np.diff(placed.ranks, axis=0))
+    others = ""
     if placed.dp > 1 and not grouped:
         last = int(placed.ranks.max())
         later = f", each next replica {count(int(steps[0]), 'rank')} later"

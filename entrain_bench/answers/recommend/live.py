@@ -22,10 +22,13 @@ class Ticker:
     def __init__(self, total: int) -> None:
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, auto_refresh=False)
-        self._total, self._started = total, perf_counter()
+        self._total = total
+        self._started = perf_counter()
         # Compared are runs of the same seeds only: those of the first round, and of every round that has ended.
         self._times: dict[str, Times] = {}
-        self._num_rounds, self._num_runs, self._leader = 0, 0, ""
+        self._num_rounds = 0
+        self._num_runs = 0
+        self._leader = ""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -48,7 +51,8 @@ class Ticker:
 
     def end_of_round(self, times: Mapping[str, Times]) -> None:
         """Say how a round has ended."""
-        self._times, self._num_rounds = {**times}, self._num_rounds + 1
+        self._times = {**times}
+        self._num_rounds = self._num_rounds + 1
         self.say(f"round {self._num_rounds}: {so_far(times, self._total)}")
         self._draw()
 

@@ -58,7 +58,8 @@ def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
 
 def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
     """The flags of a layout that is not refused, in the order of a launch script."""
-    framework, llm = job.framework, layout.modules[job.model.llm_index]
+    framework = job.framework
+    llm = layout.modules[job.model.llm_index]
     pp = _num_ranks(llm) // llm.ranks_per_block
     found = [
         f"--tensor-model-parallel-size {llm.tp}",
@@ -108,7 +109,8 @@ def blocks_of_stages(llm: ModuleLayout) -> tuple[int, ...]:
 
 
 def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
-    model, llm = job.model, layout.modules[job.model.llm_index]
+    model = job.model
+    llm = layout.modules[job.model.llm_index]
     if model.generators:
         yield f"has no place for a generator ({model.generators[0].name})"
     for placed in layout.modules:
@@ -145,14 +147,16 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
 
 
 def _program_reasons(job: Job, program: Program) -> Iterator[str]:
-    model, llm = job.model, job.model.llm_index
+    model = job.model
+    llm = job.model.llm_index
     if any(program.splits_backward(index) for index in range(len(program.chunks))):
         yield "its backwards are split"
     if program.remade and any(np.any(rows) for rows in program.remade):
         yield "it recomputes by stage or chunk"
     if any(np.any(rows.part > 0) for rows in program.chunks):
         yield "its microbatches are cut into parts"
-    samples, size = np.diff(program.chunks[llm].offsets), _size(job, program.layout)
+    samples = np.diff(program.chunks[llm].offsets)
+    size = _size(job, program.layout)
     if np.any(samples != size):
         yield f"its microbatches have {samples.min()} to {samples.max()} samples instead of {size}"
     labels = [_labels(program, index) for index in range(len(model.modules))]
@@ -163,7 +167,8 @@ def _program_reasons(job: Job, program: Program) -> Iterator[str]:
         ]
         if not all(same):
             yield f"{module.name} and {model.llm.name} do not share microbatches"
-    layout, assignment = program.layout, Assignment(tuple(labels))
+    layout = program.layout
+    assignment = Assignment(tuple(labels))
     if layout.modules[llm].stages_per_rank > 1:
         stock = interleaved_program(model, program.shapes, layout, assignment)
     else:

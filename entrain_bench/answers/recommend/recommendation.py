@@ -80,7 +80,8 @@ def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> F
 
 def _ratio(times: Times, others: Times) -> Interval | None:
     """Over the seeds at which both have a result, if those are all."""
-    one, other = with_result(times), with_result(others)
+    one = with_result(times)
+    other = with_result(others)
     shared = [seed for seed in one if seed in other]
     if not shared or len(shared) < len(times):
         return None
@@ -97,7 +98,8 @@ NUM_CHANGED = 3
 # Ratio of the times with and without a given key above which the answer names the key.
 COSTLY = 1.5
 # Folder of the judging runs' records, and of the plans that assumptions are changed for, in the results folder.
-JUDGED, FROZEN = "judged", "frozen"
+JUDGED = "judged"
+FROZEN = "frozen"
 # Posterior draws of the hardware constants that the fastest and its rivals run under, each at a fresh seed.
 NUM_DRAWS = 6
 CHOSEN = ("model", "workload", "cluster")
@@ -272,7 +274,8 @@ def _firmness(
 ) -> list[Firm]:
     """Effects of changed assumptions on frozen plans, the fastest's first, at the first fresh seeds."""
     folder = judge.results.root / FROZEN
-    best, variants = next(iter(plans)), dict[str, StrategyVariant]()
+    best = next(iter(plans))
+    variants = dict[str, StrategyVariant]()
     for name, plan in plans.items():
         text = plan_text(plan).encode()
         path = folder / f"{sha256(text).hexdigest()[:16]}.yaml"
@@ -290,7 +293,8 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
 
     Empty without a rival, if the user gave ``constants``, and for a device without draws.
     """
-    config, seeds = judge.config(names[0], judge.first_seed), judge.fresh_seeds(NUM_DRAWS)
+    config = judge.config(names[0], judge.first_seed)
+    seeds = judge.fresh_seeds(NUM_DRAWS)
     if len(names) < 2 or KEY in given or lacks_draws(config, NUM_DRAWS):
         return {}
     noise = () if "action_noise" in given else (f"action_noise={read_plan().action_noise:g}",)
@@ -348,7 +352,9 @@ def plan_of(runner: StrategyRace, name: str, time: Interval, usual: Mapping[str,
     """The frozen plan of a strategy with the time to expect; ``usual`` are choices that the overrides leave open."""
     keys = {parse(text).key_or_group: text for text in runner.overrides}
     chosen = {key: keys[key].partition("=")[2] if key in keys else usual[key] for key in CHOSEN}
-    variant, config, layout = runner.variants[name], runner.config(name, runner.first_seed), runner.layout(name)
+    variant = runner.variants[name]
+    config = runner.config(name, runner.first_seed)
+    layout = runner.layout(name)
     planned = PlannedJob(
         **chosen,
         global_batch=config.global_batch,

@@ -190,7 +190,8 @@ class StrategyRace:
 
     def keep_plan(self, name: str, plan: CachedLayout) -> None:
         """Spare the runs of a strategy their planning: this is the plan of the same job."""
-        key, plans = plan_key(self.config(name, self.first_seed)), CachedLayouts(self.results.root)
+        key = plan_key(self.config(name, self.first_seed))
+        plans = CachedLayouts(self.results.root)
         if plans.read(key) is None:
             plans.write(key, plan)
 
@@ -265,8 +266,11 @@ def race(
 
     A run at a seed is not taken if ``refuse`` says why. No round begins after ``seconds``.
     """
-    started, times, refusals = perf_counter(), dict[str, Times](), dict[str, str]()
-    racing, done = [*runner.variants], 0
+    started = perf_counter()
+    times = dict[str, Times]()
+    refusals = dict[str, str]()
+    racing = [*runner.variants]
+    done = 0
     for number, num_seeds in enumerate(ROUNDS, start=1):
         seeds = runner.seeds(num_seeds)
         found = runner.times(racing, seeds[done:])
@@ -279,7 +283,8 @@ def race(
         done = num_seeds
         tell(times)
         running = {name: times[name] for name in racing}
-        left, racing = going_on(running), going_on(running, kept)
+        left = going_on(running)
+        racing = going_on(running, kept)
         if not left or (number > 1 and len(left) == 1) or number == len(ROUNDS):
             return Raced(times, False, refusals)
         if seconds is not None and perf_counter() - started >= seconds:

@@ -46,7 +46,8 @@ def answer_lines(answer: Recommendation, omitted: Omitted, width: int, judged_di
     yield from _wrapped(_headline(answer), width)
     yield from _wrapped(_drawn_words(answer), width)
     yield from _wrapped(_judged_words(answer), width)
-    labels, config = labels_of(answer.config), answer.config
+    labels = labels_of(answer.config)
+    config = answer.config
     names = ", ".join(f"{name} {labels[name]}" for name in ("model", "workload", "cluster"))
     batch = f"global batch {config.global_batch}"
     yield from _wrapped(f"Job: {names} ({answer.job.cluster.num_ranks} GPUs), {batch}.", width)
@@ -116,7 +117,8 @@ def _cost_words(best: str, cost: KnobCost, seeds: Sequence[int]) -> str:
 
 def _headline(answer: Recommendation) -> str:
     """Return one line: the strategy to run, its time, its speedup, and which others are as good."""
-    gain, time = answer.speedup, answer.time
+    gain = answer.speedup
+    time = answer.time
     digits = decimals([time.mean])
     over = f", {speedup(gain)} over {answer.baseline}" if answer.baseline and gain else ""
     run = " ".join(answer.variant.overrides)
@@ -243,7 +245,8 @@ def _seeds_word(answer: Recommendation) -> str:
 
 
 def _layout(answer: Recommendation) -> Iterator[str]:
-    config, layout = answer.config, answer.layout
+    config = answer.config
+    layout = answer.layout
     yield from layout_lines(layout)
     if any(len(placed.widths) > 1 for placed in layout.modules):
         yield "In each iteration the strategy gives every sample a group of ranks."
@@ -258,7 +261,8 @@ def _layout(answer: Recommendation) -> Iterator[str]:
 
 
 def _memory(answer: Recommendation) -> str:
-    job, used = answer.job, max(r.metrics["peak_memory_bytes"] for r in (*answer.records, *answer.fresh))
+    job = answer.job
+    used = max(r.metrics["peak_memory_bytes"] for r in (*answer.records, *answer.fresh))
     peak, budget, capacity = (each / GIB for each in (used, job.memory_budget_bytes, job.cluster.device.memory_bytes))
     return (
         f"Peak {peak:.1f} GiB of a GPU's {capacity:.1f} ({100 * peak / capacity:.0f}%), {budget - peak:.1f} GiB below "

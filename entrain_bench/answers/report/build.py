@@ -59,7 +59,8 @@ PARTS = (
 
 def page_of(material: Material, pictures: Pictures | None = None) -> Page:
     """The page of runs of which at least one has a result; drawing pictures takes most of the time."""
-    main, others = material.main, material.others
+    main = material.main
+    others = material.others
     cases = [*main.cases, *others.cases]
     places = {id(case): f"runs-{number}" for number, case in enumerate(cases, start=1)}
 
@@ -85,7 +86,8 @@ def page_of(material: Material, pictures: Pictures | None = None) -> Page:
 
 def report_json(material: Material) -> str:
     """The sentences and numbers of the page as JSON."""
-    main, others = material.main, material.others
+    main = material.main
+    others = material.others
     found = {
         "entrain_bench": material.version,
         "sentences": sentences(main),
@@ -153,7 +155,8 @@ def _table(answer: Answer, anchor: Anchor, naming: Sequence[str]) -> Table:
     for case in answer.cases:
         failed = "; ".join(_without(answer, case)) or "none"
         runs = Text(f"{len(case.records)}", link=anchor(case))
-        job, seeds = (case.job[name] for name in names), consecutive(case.comparison.seeds)
+        job = (case.job[name] for name in names)
+        seeds = consecutive(case.comparison.seeds)
         use, gain, *rest = _verdict(answer, case)
         chance = [_probable(answer, case)] if drawn else []
         rows.append(row(*job, use, gain, *chance, *rest, failed, seeds, runs))
@@ -213,7 +216,8 @@ def _ranking(main: Answer) -> Section | None:
         return None
     rows = []
     for name, each in found.items():
-        ends, best = f"{times(each.least)} to {times(each.greatest)}", f"{each.num_best} of {len(main.cases)}"
+        ends = f"{times(each.least)} to {times(each.greatest)}"
+        best = f"{each.num_best} of {len(main.cases)}"
         rows.append(row(name, Text(speedup(each.speedup), link="rerun"), ends, best))
     heading = ["strategy", "speedup", "least to greatest", "fastest or as good"]
     how = HOW.format(base=main.baseline)

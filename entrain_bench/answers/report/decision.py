@@ -18,9 +18,11 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.given_plan import check_of_job
 
 # Parts of the saved time that the reason names, and the least share of it that is worth naming.
-MAX_PARTS, LEAST_SHARE = 2, 0.1
+MAX_PARTS = 2
+LEAST_SHARE = 0.1
 # With fewer seeds an interval says little; the seeds that the next step asks for.
-ENOUGH_SEEDS, NEXT_SEEDS = 3, range(5)
+ENOUGH_SEEDS = 3
+NEXT_SEEDS = range(5)
 # What ``recommend`` chooses itself, or does not take.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
 STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_size")
@@ -83,7 +85,8 @@ def why(answer: Answer) -> str:
     if found is None or base is None or base is found[1]:
         return ""
     case, group = found
-    before, after = spent(base), spent(group)
+    before = spent(base)
+    after = spent(group)
     if not before.get("iteration") or not after.get("iteration"):
         return ""
     where = f" on {answer.case_name(case)}" if answer.case_name(case) else ""
@@ -148,7 +151,8 @@ def _next_step(answer: Answer, results_dir: str) -> tuple[str, str]:
     """Return the advice and the command for it."""
     found = winner_of(answer)
     case, group = found or (answer.cases[0], None)
-    firsts, seeds = [next(iter(row.group.runs.values())) for row in answer.results], case.comparison.seeds
+    firsts = [next(iter(row.group.runs.values())) for row in answer.results]
+    seeds = case.comparison.seeds
     if group is None or len(seeds) < ENOUGH_SEEDS:
         # The last override of a key counts.
         more = [replace(one, overrides=(*one.overrides, f"seed={seed}")) for one in firsts for seed in NEXT_SEEDS]

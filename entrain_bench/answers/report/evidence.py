@@ -93,7 +93,8 @@ def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
     rows = []
     for each in claims[claims["group"] == ""].to_dict("records"):
-        claim, where = Text(each["claim"], link="claims-command"), f"{cited(each['paper'])}, {each['where']}"
+        claim = Text(each["claim"], link="claims-command")
+        where = f"{cited(each['paper'])}, {each['where']}"
         published, fair = (
             (each[f"{name}_value"] or "-", Text(each[f"{name}_verdict"], strong=True)) for name in ("published", "fair")
         )

@@ -94,7 +94,8 @@ MARKUP = re.compile(r"[\\`*_\[\]~$]")
 # What GitHub takes for a person, and for an issue.
 REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
 # Letters that an issue has room for, with some for the words of whoever writes it; sections that are not folded.
-MAX_LETTERS, OPEN = 60_000, 2
+MAX_LETTERS = 60_000
+OPEN = 2
 
 
 def html(page: Page) -> str:

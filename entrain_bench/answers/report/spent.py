@@ -33,7 +33,8 @@ def spent(group: SeedGroup) -> dict[str, float | None]:
 
 def spent_by_class(group: SeedGroup) -> dict[str, float]:
     """Mean seconds of an iteration over seeds, by class of ``TIME_SHARES``; empty if the runs do not measure them."""
-    times, shares = group.values(TIME), {name: group.values(name) for name in TIME_SHARES}
+    times = group.values(TIME)
+    shares = {name: group.values(name) for name in TIME_SHARES}
     if not times or any(share.keys() != times.keys() for share in shares.values()):
         return {}
     return {name: math.fsum(share[seed] * times[seed] for seed in times) / len(times) for name, share in shares.items()}

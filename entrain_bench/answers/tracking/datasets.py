@@ -16,7 +16,8 @@ from entrain_bench.config.targets import check_targets
 # What MLflow calls sources that it cannot open itself.
 SOURCE_TYPE = "code"
 # What MLflow's stores have room for; a name that is longer is cut.
-MAX_NAME, DIGEST_LETTERS = 500, 16
+MAX_NAME = 500
+DIGEST_LETTERS = 16
 
 
 @dataclass(frozen=True, slots=True)

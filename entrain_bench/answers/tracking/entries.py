@@ -72,7 +72,8 @@ def answer_link(base: str, experiment: str, run_id: str) -> str:
 
 
 KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
-PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
 # Whether the present code makes a run: yes or no.
 CURRENT_TAG = "current"
 # What ``Logged`` holds besides the identifier, in its order.
@@ -83,14 +84,16 @@ SWEEP = "sweep"
 ANSWER_PAGE = "answer.html"
 PARTS = ("planner", "assigner", "scheduler")
 # What a store takes of a name and of a text.
-MAX_NAME, MAX_TEXT = 250, 6000
+MAX_NAME = 250
+MAX_TEXT = 6000
 # Of a run: more columns than that are not read.
 MAX_PARAMETERS = 30
 USUAL = asdict(FrameworkOptions()) | {"constants": 0}
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
-ANSWER, SERIES = "answer", "values_by_iteration"
+ANSWER = "answer"
+SERIES = "values_by_iteration"
 # Runs of a sweep that have everything in the store. A run of a larger one has ``MAIN`` metrics and what not all runs
 # share; the records have the rest.
 MAX_DETAILED = 100
@@ -189,7 +192,8 @@ def entries_of(
     points = [*answer.points()]
     if len(records) == 1:
         return [_entry_of(points[0], name, "", results, detailed=True)]
-    drawn, standings = dict[str, Artifact](), None
+    drawn = dict[str, Artifact]()
+    standings = None
     if pictures:
         for variant, one in answer.side_by_side(
             lambda record: bool(record.timeline) and results.has_timeline(record)
@@ -229,9 +233,11 @@ def _entry_of(point: Point, name: str, baseline: str, results: Results, detailed
     files = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
     artifacts = {path: file for path, file in files.items() if detailed and file.exists()}
     series = record.iterations if detailed else ()
-    failed, params = record.status == "failed", parameters(record, detailed)
+    failed = record.status == "failed"
+    params = parameters(record, detailed)
     tags = _tags(record) | ({CASE_TAG: point.case[:MAX_TEXT]} if point.case else {})
-    data, started_ms = dataset_of(record.config["workload"], str(record.labels["workload"])), made_ms(record)
+    data = dataset_of(record.config["workload"], str(record.labels["workload"]))
+    started_ms = made_ms(record)
     spent_s = sum(row.get(TIME, 0.0) for row in record.iterations)
     duration_ms = round(1e3 * spent_s) if math.isfinite(spent_s) else 0
     return Entry(
@@ -287,7 +293,8 @@ def _tags(record: Record) -> dict[str, str]:
 def _parent(
     answer: Answer, name: str, results: Results, files: Sequence[Path], pictures: Mapping[str, Artifact]
 ) -> Entry:
-    words, records = summary_markdown(name, answer, str(results.root)), [*answer.records, *answer.draws]
+    words = summary_markdown(name, answer, str(results.root))
+    records = [*answer.records, *answer.draws]
     made = [moment for record in records if (moment := made_ms(record)) is not None]
     started_ms, duration_ms = (min(made), max(made) - min(made)) if made else (None, 0)
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}

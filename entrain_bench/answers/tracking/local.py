@@ -39,7 +39,8 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.base.store import cache_folder
 from entrain_bench.records.records import Results
 
-_TEXT, _NUMBER = "run_uuid, key, value", "run_uuid, key, value, is_nan, timestamp, step"
+_TEXT = "run_uuid, key, value"
+_NUMBER = "run_uuid, key, value, is_nan, timestamp, step"
 _RUN = (
     "run_uuid, name, status, start_time, end_time, artifact_uri, experiment_id, lifecycle_stage, source_type, user_id"
 )
@@ -265,7 +266,8 @@ def _add_rows(
     tags: Mapping[str, str],
 ) -> None:
     started_ms = int(time.time() * 1000) if entry.started_ms is None else entry.started_ms
-    ended_ms, status = started_ms + entry.duration_ms, "FAILED" if entry.failed else "FINISHED"
+    ended_ms = started_ms + entry.duration_ms
+    status = "FAILED" if entry.failed else "FINISHED"
     artifacts = f"{ARTIFACT_SCHEME}{run_id}/artifacts"
     times = started_ms, ended_ms
     rows["runs"].append((run_id, entry.name, status, *times, artifacts, experiment, "active", "LOCAL", ""))

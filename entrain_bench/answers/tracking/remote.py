@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Runs that are logged at a time: a request mostly waits.
 NUM_THREADS = 8
 # MLflow takes up to 100 parameters and, with tags and metrics, 1,000 values in one batch.
-MAX_PARAMS, MAX_METRICS = 100, 800
+MAX_PARAMS = 100
+MAX_METRICS = 800
 # MLflow's own are 7 tries and 120 s, four minutes for a server that is not there; and two lines of output for each run.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
@@ -95,7 +96,8 @@ class RemoteStore:
 
         own = {**entry.tags, **tags, KEY_TAG: entry.key}
         run = self._client.create_run(experiment, entry.started_ms, own, entry.name)
-        run_id, now_ms = str(run.info.run_id), int(run.info.start_time)
+        run_id = str(run.info.run_id)
+        now_ms = int(run.info.start_time)
         self._log_artifacts(run_id, entry)
         if entry.dataset:
             self._client.log_inputs(run_id, [DatasetInput(Dataset(*astuple(entry.dataset)))])

@@ -45,7 +45,8 @@ def describe_sweep(records: Sequence[Record]) -> str:
 
 
 # Rows of the table that the summary shows, and a description; the table of all is an artifact.
-MAX_ROWS, MAX_SHOWN = 40, 8
+MAX_ROWS = 40
+MAX_SHOWN = 8
 MAX_LINES = 5
 # Letters of the sentences above a description's table, the first of which is always there.
 MAX_LETTERS = 160
@@ -62,7 +63,8 @@ def description(answer: Answer) -> str:
 
 def summary_markdown(name: str, answer: Answer, results_dir: str) -> str:
     """The page of a sweep as Markdown."""
-    records, headings = answer.records, answer.varying or ["strategy"]
+    records = answer.records
+    headings = answer.varying or ["strategy"]
     parts = [" ".join(sentences(answer)), f"**{name}**: {describe_sweep(records)}.", _table(answer)]
     parts += _listed("Without result", [*problems(answer.results, headings)], MAX_LINES)
     parts += _noticed(records)
@@ -88,7 +90,8 @@ def _noticed(records: Sequence[Record]) -> list[str]:
 
 def _cell(result: StrategyResult) -> str:
     """A mean over seeds, and how many of them have a result where not all do."""
-    time, num_runs = result.standing.time, len(result.standing.times)
+    time = result.standing.time
+    num_runs = len(result.standing.times)
     if not time:
         return "no result"
     text = f"**{seconds(time.mean)}**" if result.best else seconds(time.mean)

@@ -8,7 +8,8 @@ from typing import Any
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.hub.fields import Fields
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 # Fields of mixtures of experts, by several authors.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Layers of Gemma 3 of which the last attends in full, where a configuration does not list them.
@@ -67,7 +68,9 @@ def language_model(fields: Fields, model_type: str, tied: bool) -> dict[str, Any
         raise unknown_choice(f"{fields.path}model_type", model_type, FAMILIES)
     for name in EXPERTS:
         fields.refuse(name, "mixtures of experts are not supported; use a dense model")
-    family, heads, width = FAMILIES[model_type], fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    family = FAMILIES[model_type]
+    heads = fields.integer("num_attention_heads")
+    width = fields.integer("hidden_size")
     biased = family.biased and fields.flag("use_bias")
     return {
         "role": "llm",
@@ -99,7 +102,8 @@ def head_dim(fields: Fields, width: int, heads: int) -> int:
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:
     """The window of layers that do not attend in full, and which do; nothing if all do."""
-    layers, window = fields.integer("num_hidden_layers"), fields.get("sliding_window")
+    layers = fields.integer("num_hidden_layers")
+    window = fields.get("sliding_window")
     full = _full_layers(fields, family, layers)
     if not window or len(full) == layers or window >= fields.integer("max_position_embeddings"):
         return {}

@@ -8,7 +8,8 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.hub.decoder import head_dim
 from entrain_bench.config.hub.fields import Fields
 
-IMAGE, AUDIO = ["image"], ["audio"]
+IMAGE = ["image"]
+AUDIO = ["audio"]
 # Vision transformers with LayerNorm, biases and learned positions, all of whose fields have the same names.
 PLAIN = (
     "clip_vision_model",
@@ -66,7 +67,8 @@ def pixtral(fields: Fields) -> dict[str, Any]:
 
 def patch_transformer(fields: Fields, **rest: bool) -> dict[str, Any]:
     """A vision transformer whose layers are alike, behind a product of patches; ``rest`` is what else they have."""
-    width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    width = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
     return encoder(
         IMAGE,
         fields.integer("num_hidden_layers"),
@@ -85,11 +87,13 @@ def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
     The mergers of intermediate layers that Qwen3-VL adds ("DeepStack") are further products of the projector.
     """
     width = fields.integer("embed_dim" if model_type == "qwen2_vl" else "hidden_size")
-    heads, merge = fields.integer("num_heads"), fields.integer("spatial_merge_size")
+    heads = fields.integer("num_heads")
+    merge = fields.integer("spatial_merge_size")
     out = fields.integer("hidden_size" if model_type == "qwen2_vl" else "out_hidden_size")
     gated = model_type == "qwen2_5_vl"
     ffn = _whole(fields, "mlp_ratio", width) if model_type == "qwen2_vl" else fields.integer("intermediate_size")
-    merged, rows = width * merge**2, 1 / merge**2
+    merged = width * merge**2
+    rows = 1 / merge**2
     mergers = 1 + (len(fields.integers("deepstack_visual_indexes")) if model_type == "qwen3_vl" else 0)
     products = [product(merged, merged, rows), product(merged, out, rows)]
     found = encoder(

@@ -24,7 +24,8 @@ from entrain_bench.config.hub.encoders import (
 )
 from entrain_bench.config.hub.fields import Fields
 
-CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+CONFIG = "config.json"
+PROCESSOR = "preprocessor_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,10 @@ def _feature_layers(config: Fields) -> int:
 
 def _llava(published: Published) -> Parts:
     config = published.config
-    vision, (text, kind) = config.part("vision_config", "clip_vision_model"), text_of(config)
-    found, width = vision_encoder(vision), text.integer("hidden_size")
+    vision = config.part("vision_config", "clip_vision_model")
+    (text, kind) = text_of(config)
+    found = vision_encoder(vision)
+    width = text.integer("hidden_size")
     found = _two_layers(found, width, stacked=_feature_layers(config))
     if vision.get("model_type") == "pixtral":
         return Parts({"vision": found}, text, kind, token_rules.native_size(published.processor, vision, 1))
@@ -119,7 +122,8 @@ def _has_class_token(vision: Fields) -> bool:
 
 def _llava_grids(published: Published) -> Parts:
     config = published.config
-    vision, (text, kind) = config.part("vision_config", "clip_vision_model"), text_of(config)
+    vision = config.part("vision_config", "clip_vision_model")
+    (text, kind) = text_of(config)
     found = _two_layers(vision_encoder(vision), text.integer("hidden_size"), stacked=_feature_layers(config))
     tokens = token_rules.any_resolution(published.processor, config, vision, _has_class_token(vision))
     modalities = ["image", "video"] if "frames" in tokens else ["image"]
@@ -127,9 +131,13 @@ def _llava_grids(published: Published) -> Parts:
 
 
 def _mistral3(published: Published) -> Parts:
-    config, merge = published.config, published.config.integer("spatial_merge_size")
-    vision, (text, kind) = config.part("vision_config", "pixtral"), text_of(config)
-    found, width, rows = vision_encoder(vision), text.integer("hidden_size"), 1 / merge**2
+    config = published.config
+    merge = published.config.integer("spatial_merge_size")
+    vision = config.part("vision_config", "pixtral")
+    (text, kind) = text_of(config)
+    found = vision_encoder(vision)
+    width = text.integer("hidden_size")
+    rows = 1 / merge**2
     own = found["hidden_size"]
     merged = product(own * merge**2, own, rows), product(own * _feature_layers(config), width, rows)
     found = with_projector(found, *merged, product(width, width, rows), norm=True)
@@ -137,10 +145,13 @@ def _mistral3(published: Published) -> Parts:
 
 
 def _gemma3(published: Published) -> Parts:
-    config, processor = published.config, published.processor
+    config = published.config
+    processor = published.processor
     processor.refuse("do_pan_and_scan", "is not supported; must be false")
-    vision, (text, kind) = config.part("vision_config", "siglip_vision_model"), text_of(config)
-    found, tokens = vision_encoder(vision), config.integer("mm_tokens_per_image")
+    vision = config.part("vision_config", "siglip_vision_model")
+    (text, kind) = text_of(config)
+    found = vision_encoder(vision)
+    tokens = config.integer("mm_tokens_per_image")
     side = token_rules.patches_a_side(token_rules.tile_side(processor), vision)
     projected = product(found["hidden_size"], text.integer("hidden_size"), tokens / side**2)
     found = with_projector(found, projected, norm=True)
@@ -149,7 +160,8 @@ def _gemma3(published: Published) -> Parts:
 
 def _paligemma(published: Published) -> Parts:
     config = published.config
-    vision, (text, kind) = config.part("vision_config", "siglip_vision_model"), text_of(config)
+    vision = config.part("vision_config", "siglip_vision_model")
+    (text, kind) = text_of(config)
     found = vision_encoder(vision)
     side = token_rules.patches_a_side(token_rules.tile_side(published.processor), vision)
     found = with_projector(found, product(found["hidden_size"], config.integer("projection_dim")), norm=True)
@@ -157,8 +169,10 @@ def _paligemma(published: Published) -> Parts:
 
 
 def _idefics3(published: Published) -> Parts:
-    config, scale = published.config, published.config.integer("scale_factor")
-    vision, (text, kind) = config.part_as("vision_config", "idefics3_vision"), text_of(config)
+    config = published.config
+    scale = published.config.integer("scale_factor")
+    vision = config.part_as("vision_config", "idefics3_vision")
+    (text, kind) = text_of(config)
     found = vision_encoder(vision, "idefics3_vision")
     shuffled = product(found["hidden_size"] * scale**2, text.integer("hidden_size"), 1 / scale**2)
     tokens = token_rules.longest_edge(published.processor, vision, scale)
@@ -167,13 +181,12 @@ def _idefics3(published: Published) -> Parts:
 
 def _idefics2(published: Published) -> Parts:
     config = published.config
-    vision, (text, kind) = config.part_as("vision_config", "idefics2_vision"), text_of(config)
+    vision = config.part_as("vision_config", "idefics2_vision")
+    (text, kind) = text_of(config)
     resampler = config.part_as("perceiver_config", "idefics2_perceiver")
-    found, width, ffn = (
-        vision_encoder(vision, "idefics2_vision"),
-        text.integer("hidden_size"),
-        text.integer("intermediate_size"),
-    )
+    found = vision_encoder(vision, "idefics2_vision")
+    width = text.integer("hidden_size")
+    ffn = text.integer("intermediate_size")
     tokens = token_rules.resampled(published.processor, vision, resampler.integer("resampler_n_latents"))
     rules = tokens["images"]
     # Latents for each patch of a large image.
@@ -193,8 +206,10 @@ def _idefics2(published: Published) -> Parts:
 
 
 def _internvl(published: Published) -> Parts:
-    config, processor = published.config, published.processor
-    vision, (text, kind) = config.part("vision_config", "internvl_vision"), text_of(config)
+    config = published.config
+    processor = published.processor
+    vision = config.part("vision_config", "internvl_vision")
+    (text, kind) = text_of(config)
     # Models say so to the processor in every call.
     pixels = token_rules.tile_side(processor)
     tokens = token_rules.nearest_grid(
@@ -210,8 +225,10 @@ def _internvl(published: Published) -> Parts:
 
 def _internvl_chat(published: Published) -> Parts:
     config = published.config
-    vision, (text, kind) = config.part("vision_config", "intern_vit_6b"), text_of(config, "llm_config")
-    pixels, ratio = config.integer("force_image_size"), config.number("downsample_ratio")
+    vision = config.part("vision_config", "intern_vit_6b")
+    (text, kind) = text_of(config, "llm_config")
+    pixels = config.integer("force_image_size")
+    ratio = config.number("downsample_ratio")
     most = config.integer("max_dynamic_patch") if config.flag("dynamic_image_size") else 1
     least = config.integer("min_dynamic_patch") if config.flag("dynamic_image_size") else 1
     has_overview = config.flag("use_thumbnail") or most == 1
@@ -226,7 +243,8 @@ def _shuffled(vision: Fields, text: Fields, ratio: float) -> dict[str, Any]:
 
 
 def _qwen_vl(published: Published) -> Parts:
-    config, kind = published.config, str(published.config.get("model_type"))
+    config = published.config
+    kind = str(published.config.get("model_type"))
     vision = config.part_as("vision_config", f"{kind}_vision")
     # Older configurations have the language model's fields at the top.
     nested = config.get("text_config") is not None
@@ -241,7 +259,8 @@ def _phi4(published: Published) -> Parts:
     vision = config.part_as("vision_config", "phi4_multimodal_vision")
     audio = config.part_as("audio_config", "phi4_multimodal_audio")
     heard = conformer(audio, CONFORMER_NAMES, audio.integer("nemo_conv_channels"))
-    pixels, rate = token_rules.tile_side(published.processor), audio.integer("downsample_rate")
+    pixels = token_rules.tile_side(published.processor)
+    rate = audio.integer("downsample_rate")
     return _phi4_parts(published, vision, pixels, heard, rate * audio.integer("time_reduction"))
 
 
@@ -273,7 +292,8 @@ def _phi4_parts(published: Published, vision: Fields, pixels: int, heard: dict[s
 
 def _qwen2_audio(published: Published) -> Parts:
     config = published.config
-    audio, (text, kind) = config.part("audio_config", "qwen2_audio_encoder"), text_of(config)
+    audio = config.part("audio_config", "qwen2_audio_encoder")
+    (text, kind) = text_of(config)
     heard = whisper(audio, OPENAI_NAMES)
     heard = with_projector(heard, product(heard["hidden_size"], text.integer("hidden_size"), 0.5), norm=True)
     return Parts({"audio": heard}, text, kind, token_rules.whisper_audio(2))
@@ -281,9 +301,12 @@ def _qwen2_audio(published: Published) -> Parts:
 
 def _voxtral(published: Published) -> Parts:
     config = published.config
-    audio, (text, kind) = config.part("audio_config", "voxtral_encoder"), text_of(config)
-    heard, stacked = whisper(audio, NEWER_NAMES), audio.integer("intermediate_size")
-    rows, width = heard["hidden_size"] / stacked, text.integer("hidden_size")
+    audio = config.part("audio_config", "voxtral_encoder")
+    (text, kind) = text_of(config)
+    heard = whisper(audio, NEWER_NAMES)
+    stacked = audio.integer("intermediate_size")
+    rows = heard["hidden_size"] / stacked
+    width = text.integer("hidden_size")
     heard = with_projector(heard, product(stacked, width, rows), product(width, width, rows), norm=True)
     tokens = token_rules.whisper_audio(round(1 / rows), pads_llm=True)
     return Parts({"audio": heard}, text, kind, tokens)
@@ -291,10 +314,13 @@ def _voxtral(published: Published) -> Parts:
 
 def _ultravox(published: Published) -> Parts:
     config = published.config
-    audio, (text, kind) = _named(published, "audio"), _typed(_named(published, "text"))
+    audio = _named(published, "audio")
+    (text, kind) = _typed(_named(published, "text"))
     if audio.get("model_type") != "whisper":
         raise unknown_choice(f"{audio.path}model_type", str(audio.get("model_type")), ["whisper"])
-    heard, stack, middle = whisper(audio, OPENAI_NAMES), config.integer("stack_factor"), config.integer("hidden_size")
+    heard = whisper(audio, OPENAI_NAMES)
+    stack = config.integer("stack_factor")
+    middle = config.integer("hidden_size")
     gated = config.get("projector_act") == "swiglu"
     products = (
         product(heard["hidden_size"] * stack, middle, 1 / stack),
@@ -308,7 +334,8 @@ def _ultravox(published: Published) -> Parts:
 
 def _named(published: Published, part: str) -> Fields:
     """A part that a configuration holds, or names as another published model."""
-    held, name = published.config.get(f"{part}_config"), published.config.get(f"{part}_model_id")
+    held = published.config.get(f"{part}_config")
+    name = published.config.get(f"{part}_model_id")
     if not (isinstance(held, Mapping) and held.get("model_type")) and name:
         found = published.other(str(name)).config
         return replace(found, defaults=DEFAULTS.get(str(found.get("model_type")), {}))

@@ -25,12 +25,14 @@ USUAL: Mapping[str, Any] = {
 # Frames of a video at most, one a second, as in experiments/model/tokens/llavaov.yaml.
 MAX_FRAMES = 32
 # Whisper's spectrogram: 100 frames a second, then convolutions ``[kernel, stride, padding]`` of which one halves them.
-WHISPER_RATE, WHISPER_STEPS = 100.0, [[3, 1, 1], [3, 2, 1]]
+WHISPER_RATE = 100.0
+WHISPER_STEPS = [[3, 1, 1], [3, 2, 1]]
 
 
 def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
     """Patches of an image's own size, between two limits (Qwen2-VL and its successors)."""
-    patch, merge = vision.square("patch_size"), vision.integer("spatial_merge_size")
+    patch = vision.square("patch_size")
+    merge = vision.integer("spatial_merge_size")
     for name, own in (("patch_size", patch), ("merge_size", merge)):
         stated = processor.square(name)
         require(stated == own, name, stated, f"{own}, as config.json has it")
@@ -65,7 +67,8 @@ def tile_side(processor: Fields) -> int:
     size = processor.part(name)
     if size.get("shortest_edge") is not None:
         return size.integer("shortest_edge")
-    height, width = size.integer("height"), size.integer("width")
+    height = size.integer("height")
+    width = size.integer("width")
     require(height == width, f"{size.path}width", width, f"height={height}: only square sizes are supported")
     return height
 
@@ -134,7 +137,8 @@ def longest_edge(processor: Fields, vision: Fields, scale: int) -> dict[str, Any
     """Tiles and an overview as Idefics3 and SmolVLM have them; ``scale``: patches on a side of an LLM token."""
     pixels = processor.part("max_image_size").integer("longest_edge")
     side = patches_a_side(pixels, vision)
-    encoder_tokens, llm_tokens = side**2, (side // scale) ** 2
+    encoder_tokens = side**2
+    llm_tokens = (side // scale) ** 2
     if processor.get("do_image_splitting") is False:
         # With a marker on each side, and one that tells the overview.
         return fixed(encoder_tokens, llm_tokens + 3)
@@ -146,14 +150,16 @@ def longest_edge(processor: Fields, vision: Fields, scale: int) -> dict[str, Any
 
 def native_size(processor: Fields, vision: Fields, merge: int) -> dict[str, Any]:
     """Pixtral's images of their own size."""
-    patch, size = vision.square("patch_size"), processor.part("size")
+    patch = vision.square("patch_size")
+    size = processor.part("size")
     rules = {"pixels": patch * merge, "longest_edge": size.integer("longest_edge"), "merge": merge}
     return {"images": {"kind": "native_size", **rules}, "patch_pixels": patch, "merge_patches": merge}
 
 
 def resampled(processor: Fields, vision: Fields, latents: int) -> dict[str, Any]:
     """Idefics2's images between two edges, of each of which a resampler makes ``latents`` tokens."""
-    size, patch = processor.part("size"), vision.square("patch_size")
+    size = processor.part("size")
+    patch = vision.square("patch_size")
     edges = {name: size.integer(name) for name in ("shortest_edge", "longest_edge")}
     rules = {"pixels": patch, **edges, "llm_tokens": latents, "quarters": processor.flag("do_image_splitting")}
     return {"images": {"kind": "resampled", **rules}, "patch_pixels": patch}

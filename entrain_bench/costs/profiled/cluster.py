@@ -133,7 +133,8 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
     Raises:
         UserError: if a link is null and the profile did not measure it.
     """
-    constants, sources = profile.constants, dict(check_mapping(config["sources"], "cluster.sources"))
+    constants = profile.constants
+    sources = dict(check_mapping(config["sources"], "cluster.sources"))
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
     sources |= {f"device.{name}": constants.sources[name] for name in values}
     sources |= {f"device.{name}": "not used: layer times are measured" for name in UNUSED}

@@ -34,7 +34,8 @@ def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
     columns = relative[:, used] / scale[used]
     square = matmul(columns.T, columns) + RIDGE * np.eye(len(used))
     right = columns.sum(axis=0)
-    factors, above = np.zeros(len(used)), np.zeros(len(used), bool)
+    factors = np.zeros(len(used))
+    above = np.zeros(len(used), bool)
     while True:
         slope = np.where(above, -np.inf, right - matmul(square, factors))
         if above.all() or slope.max() <= LEAST_SLOPE:

@@ -82,7 +82,8 @@ class _Group:
 
     def curves(self, name: str) -> tuple[Curve, Curve]:
         """A layer's curve, and the stage's, which together come closest to what was measured of a pass."""
-        places, marks = np.unique(self.tokens), knots_of_scores(self.tokens, self.scores)
+        places = np.unique(self.tokens)
+        marks = knots_of_scores(self.tokens, self.scores)
         once = np.column_stack([np.ones(len(self.points)), rises(places, self.tokens)])
         parts = np.column_stack([once, rises(marks, self.scores), self.segments]) * self.depth[:, None]
         if self.is_stacked:
@@ -149,7 +150,8 @@ def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[t
 
 def _load(attention: Attention | None, point: StagePoint) -> tuple[float, float, float]:
     """Tokens, scores and segments of a rank's part of a pack."""
-    array, cp = np.array(point.lengths), point.cp
+    array = np.array(point.lengths)
+    cp = point.cp
     tokens = float(-(-array.sum() // cp))
     if attention is None:
         return tokens, float(point.labelled), 0.0

@@ -133,7 +133,8 @@ class Subject:
 
     def difference(self, other: Subject) -> str:
         """Return the first difference as ``key=value of the other``; empty if there is none."""
-        mine, theirs = asdict(self), asdict(other)
+        mine = asdict(self)
+        theirs = asdict(other)
         for name in mine:
             if name != "modules" and mine[name] != theirs[name]:
                 return f"{name}={theirs[name]}"

@@ -113,7 +113,8 @@ class ProfiledTimes:
         labelled: IntArray | None = None,
     ) -> Loads:
         """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
-        areas, segments = labelled_of(module, lengths, labelled), dict[str, FloatArray]()
+        areas = labelled_of(module, lengths, labelled)
+        segments = dict[str, FloatArray]()
         for layer in module.kinds:
             if layer.attention:
                 areas[layer.kind] = score_elements(layer.attention, lengths)
@@ -126,9 +127,12 @@ class ProfiledTimes:
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
-        found, roofline, cp = [], self.roofline.of(module), self.roofline.framework.sequence_parts(module, cp)
+        found = []
+        roofline = self.roofline.of(module)
+        cp = self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
-            curves, carried = self._curves(module, layer, tp, cp), self._carried(module, layer, loads, tp, cp)
+            curves = self._curves(module, layer, tp, cp)
+            carried = self._carried(module, layer, loads, tp, cp)
             ahead, back = (curves.layer[name].at(*carried) for name in (FORWARD, BACKWARD))
             weight = back * _weight_share(layer, *carried[:2]) if split else None
             back = back if weight is None else back - weight
@@ -250,7 +254,8 @@ class ProfiledTimes:
             segments = held_segments(layer.attention, segments, cp, self.roofline.framework.cp_split == PACK)
         elif layer.labelled:
             scores = most_labelled(layer, loads, cp)
-        tokens, scores = np.ceil(tokens / cp), scores / cp
+        tokens = np.ceil(tokens / cp)
+        scores = scores / cp
         if not self.extrapolate:
             curves = self._curves(module, layer, tp, cp)
             least, most = curves.tokens
@@ -260,7 +265,8 @@ class ProfiledTimes:
                 what = f"{self.where}: {module.name} {layer.kind} at tp {tp}: {tokens[first]:.0f} tokens"
                 covered = f"{least}..{most}"
                 if least <= tokens[first] <= most:
-                    what, covered = f"{what} with {scores[first]:.4g} attention scores", f"0..{curves.scores:.4g}"
+                    what = f"{what} with {scores[first]:.4g} attention scores"
+                    covered = f"0..{curves.scores:.4g}"
                 fix = "Profile larger packs with entrain-bench profile, or set cluster.device.extrapolate=true"
                 raise UserError(f"{what}; the profile covers {covered}. {fix}")
         return tokens, scores, segments

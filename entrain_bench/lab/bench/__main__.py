@@ -28,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     names = options.cases or [*CASES]
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    results, failed = dict[str, dict[str, object]](), False
+    results = dict[str, dict[str, object]]()
+    failed = False
     for number, name in enumerate(names, start=1):
         print(f"[{number}/{len(names)}] {name}: {CASES[name].target}", flush=True)
         measured = dict[str, dict[str, float]]()

@@ -22,7 +22,8 @@ from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.shapes import SampleShapes
 
-REPEATS, WARM_UPS = 10, 2
+REPEATS = 10
+WARM_UPS = 2
 # A call is repeated less often once its repetitions have taken this long.
 LONG_S = 3.0
 
@@ -56,9 +57,11 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
     """
     for name in strategies:
         setting = prepare(compose_cells([f"strategy={name}", *job])[0].config)
-        strategy, started = setting.strategy, perf_counter()
+        strategy = setting.strategy
+        started = perf_counter()
         layout = setting.plan()
-        plan_s, profile = perf_counter() - started, setting.profile.under(layout)
+        plan_s = perf_counter() - started
+        profile = setting.profile.under(layout)
         batches = _batches(setting, WARM_UPS + repeats)
         assigned = strategy.assigner.assign(batches[0], layout, profile)
         program = strategy.scheduler.schedule(batches[0], layout, assigned, profile)
@@ -141,7 +144,8 @@ def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         done = run_cells(composed, Results(Path(folder)))
         first = [next(done) for _ in range(num_cells // 5)]
-        held_gb, started = peak_rss_gb(), process_time()
+        held_gb = peak_rss_gb()
+        started = process_time()
         others = [*done]
     overhead_s = (process_time() - started) / len(others) - experiment_s
     yield "run", {"experiment_s": experiment_s, "overhead_s": overhead_s}
@@ -162,7 +166,8 @@ def commands(overrides: Sequence[str]) -> Iterator[Measure]:
 
 def _command(arguments: Sequence[str], folder: Path) -> dict[str, float]:
     """CPU seconds of a command and of all its processes; ``RuntimeError`` if it fails."""
-    log, before = folder / "log", _children_s()
+    log = folder / "log"
+    before = _children_s()
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
     if problem := run_python(["-m", "entrain_bench.cli", *arguments], log, COMMAND_S, environment):
         raise RuntimeError(f"{' '.join(arguments)}: {problem} ({last_line(log)})")

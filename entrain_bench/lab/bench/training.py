@@ -61,7 +61,9 @@ class MegatronSchedule:
     def __init__(self, runtime: Runtime, layout: Layout) -> None:
         (trained,) = runtime.stages.values()
         assert isinstance(trained, TrainedStage)
-        self.trained, self.runtime, groups = trained, runtime, trained.groups
+        self.trained = trained
+        self.runtime = runtime
+        groups = trained.groups
         config = dataclasses.replace(
             self.trained.stage.config,
             pipeline_model_parallel_size=layout.modules[0].pp,
@@ -74,11 +76,13 @@ class MegatronSchedule:
 
     def run(self, program: Program) -> list[Tensor]:
         """One iteration on the program's samples and microbatches; returns the losses of the last stage."""
-        runtime, trained = self.runtime, self.trained
+        runtime = self.runtime
+        trained = self.trained
         data = SampleData(program.shapes, runtime.content)
         microbatches = np.split(program.chunks[0].members, program.chunks[0].offsets[1:-1])
         shape = [(int(program.shapes.llm_tokens[microbatches[0]].sum()), self.model.config.hidden_size)]
-        module, stage = program.model.modules[0], self.pipeline.pp_group.rank()
+        module = program.model.modules[0]
+        stage = self.pipeline.pp_group.rank()
         # As ahead as for our runtime.
         inputs = runtime.loader.load([MakeInputs(data, module, stage, members) for members in microbatches])
 
@@ -120,15 +124,18 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     assert isinstance(settings, TrainSettings)
     layout = setting.plan()
     ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
-    megatron, clock = MegatronSchedule(other, layout), Clock(CPU)
+    megatron = MegatronSchedule(other, layout)
+    clock = Clock(CPU)
     runs: dict[str, Callable[[Program], list[Tensor]]] = {
         "ours": lambda program: [loss for _, loss in ours.run(ours.prepare(program), clock).losses],
         "megatron": megatron.run,
     }
-    times, differences = {name: list[float]() for name in runs}, list[float]()
+    times = {name: list[float]() for name in runs}
+    differences = list[float]()
     for iteration in range(WARM_UPS + repeats):
         shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
-        program, losses = setting.strategy.program(shapes, layout, setting.profile), dict[str, list[Tensor]]()
+        program = setting.strategy.program(shapes, layout, setting.profile)
+        losses = dict[str, list[Tensor]]()
         for name in sorted(runs, reverse=iteration % 2 == 1):
             dist.barrier(group=control)
             started = perf_counter()

@@ -37,7 +37,8 @@ COSTS = {"emulated": "measured", "simulated": "profiled"}
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sure_sign_errors": 0.0}
 # A short and a long message: latency, and bandwidth from the difference.
-MESSAGE_BYTES, PATIENCE = (64, 1 << 20), Patience(50, 50, 0.02, 10.0)
+MESSAGE_BYTES = (64, 1 << 20)
+PATIENCE = Patience(50, 50, 0.02, 10.0)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.repeats < 1:
         parser.error(f"--repeats={options.repeats}: must be at least 1")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
-    folder, load = options.results_dir / "fidelity", os.getloadavg()[0]
+    folder = options.results_dir / "fidelity"
+    load = os.getloadavg()[0]
     os.environ |= KEPT_HEAP
     if load > 0.5:
         print(f"load average {load:.1f}: other work on this machine disturbs the measurement", file=sys.stderr)
@@ -93,11 +95,14 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
     The figure and the verdict are those of the simulated predictions where there are any.
     """
     missed: list[str] = []
-    console, columns = make_console(), ["num_ranks", "workload", "seed", "strategy"]
+    console = make_console()
+    columns = ["num_ranks", "workload", "seed", "strategy"]
     for prediction, own in rows.groupby("prediction", sort=False):
-        pairs, seeds = pair_rows(own), sorted(own["seed"].unique().tolist())
+        pairs = pair_rows(own)
+        seeds = sorted(own["seed"].unique().tolist())
         setting = {name: own[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
-        table, draw = rows.assign(load_average=load), partial(figure.draw, own, pairs)
+        table = rows.assign(load_average=load)
+        draw = partial(figure.draw, own, pairs)
         write_outputs(results, table, figure, draw, COMMAND, setting, seeds, COSTS[str(prediction)])
         values = summary(own, pairs)
         console.print(f"{prediction}:")

@@ -42,7 +42,8 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
     if pairs["sign_error"].any():
         handles.append(Line2D([], [], color=MISSED, marker="o", ls="", ms=3, label="order missed"))
     style.legend_above(figure, handles)
-    error, missed = rows["iteration_error"].abs().median(), int(pairs["sign_error"].sum())
+    error = rows["iteration_error"].abs().median()
+    missed = int(pairs["sign_error"].sum())
     style.say(
         figure,
         f"Predicted iteration times differ from measured ones by {error:.1%} in the median over {len(rows)} programs; "
@@ -66,7 +67,8 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
     panel.axhline(1.0, color=FAINT, linewidth=0.6)
     panel.axvline(1.0, color=FAINT, linewidth=0.6)
     for row in pairs.to_dict("records"):
-        gain, colour = row["measured_speedup"], MISSED if row["sign_error"] else INK
+        gain = row["measured_speedup"]
+        colour = MISSED if row["sign_error"] else INK
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
         interval = [[gain - row["low"]], [row["high"] - gain]]
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
@@ -90,7 +92,8 @@ def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) ->
 
 
 def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> None:
-    low, high = min(one.min(), other.min()), max(one.max(), other.max())
+    low = min(one.min(), other.min())
+    high = max(one.max(), other.max())
     ends = [low - 0.08 * (high - low), high + 0.08 * (high - low)]
     below, above = ([share * end for end in ends] for share in (1 - target, 1 + target))
     panel.fill_between(ends, below, above, color=GRID, alpha=0.5, lw=0)
@@ -101,7 +104,8 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
 def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: str) -> None:
     """Number the rows with the largest errors, and say in a corner what they are; columns: x, y, error."""
     *places, error = columns
-    lines, worst = [], rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
+    lines = []
+    worst = rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
     for number, row in enumerate(worst.to_dict("records"), start=1):
         point = (row[places[0]], row[places[1]])
         panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=style.SMALL_PT)

@@ -37,9 +37,11 @@ from entrain_bench.train.launching.launch import pin
 from entrain_bench.train.messages.channels import lane_of_rank
 
 # Targets of median errors.
-TARGET_ITERATION, TARGET_SPEEDUP = 0.10, 0.05
+TARGET_ITERATION = 0.10
+TARGET_SPEEDUP = 0.05
 # Turns of the programs of a group, and repetitions in each.
-TURNS, REPETITIONS = 4, 2
+TURNS = 4
+REPETITIONS = 2
 
 
 def predict_group(
@@ -55,7 +57,8 @@ def predict_group(
         return
     found: dict[str, list[Measured]] = {one.key: [] for one in programs}
     waits: dict[str, Timeline] = {}
-    num_ranks, context = programs[0].num_ranks, get_context("spawn")
+    num_ranks = programs[0].num_ranks
+    context = get_context("spawn")
     free: Queue[int] = context.Queue()
     for rank in range(num_ranks):
         free.put(cores[rank % len(cores)])
@@ -77,7 +80,8 @@ def predict_group(
 
 def mean_of(several: Sequence[Measured]) -> Measured:
     """Merge the measurements of several processes: the mean of each pass and optimizer step."""
-    passes, optimizer_s = defaultdict[StageWork, list[PassSeconds]](list), defaultdict[StageShape, list[float]](list)
+    passes = defaultdict[StageWork, list[PassSeconds]](list)
+    optimizer_s = defaultdict[StageShape, list[float]](list)
     for own in several:
         for work, took in own.passes.items():
             passes[work].append(took)
@@ -116,7 +120,8 @@ def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
 
 
 def _placed(one: FidelityProgram, prices: Prices, truth: CostTruth, cores: Sequence[int]) -> Timeline:
-    program, memory = one.program, truth.memory.over_program(one.program)
+    program = one.program
+    memory = truth.memory.over_program(one.program)
     if one.num_ranks <= len(cores):
         return timeline_of(program, prices, memory)
     return place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
@@ -166,9 +171,11 @@ def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[in
 
 def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
     """Start and end of every pass, NaN for steps ``[actions]``."""
-    start, end = np.full(program.num_actions, np.nan), np.full(program.num_actions, np.nan)
+    start = np.full(program.num_actions, np.nan)
+    end = np.full(program.num_actions, np.nan)
     # From the end of what a dependency's data come from to their arrival ``[dependencies]``.
-    delay_s, transfers = prices.delay_s, prices.transfers
+    delay_s = prices.delay_s
+    transfers = prices.transfers
     if transfers is not None and len(transfers):
         sent = transfers.first >= 0
         delay_s = delay_s + np.where(sent, transfers.link_s[np.where(sent, transfers.first, 0)], 0.0)
@@ -189,7 +196,8 @@ def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int
             # Not a number as long as one of them is not done.
             ready_s = float((end[program.dep_actions[rows]] + delay_s[rows]).max(initial=0.0))
             if ready_s <= now:
-                start[action], left_s[action] = now, float(prices.duration_s[action])
+                start[action] = now
+                left_s[action] = float(prices.duration_s[action])
             elif np.isfinite(ready_s):
                 upcoming.append(ready_s - now)
         load = Counter(core for action in left_s for lane in lanes_of[action] for core in cores[lane])
@@ -260,15 +268,18 @@ def _row(
 ) -> dict[str, Any]:
     program = one.program
     starts, ends, cpu = (np.concatenate([own[name] for own in halves]) for name in ("start_s", "end_s", "cpu_s"))
-    start, end = np.array(predicted["start_s"]), np.array(predicted["end_s"])
+    start = np.array(predicted["start_s"])
+    end = np.array(predicted["end_s"])
     passes = program.is_pass
     iteration_s = ends.max(axis=1)
     before_s, after_s = (float(np.median(np.max(own["end_s"], axis=1))) for own in halves)
-    cpu_s, peak_bytes = np.median(cpu, axis=0)[passes], max(own["peak_bytes"] for own in halves)
+    cpu_s = np.median(cpu, axis=0)[passes]
+    peak_bytes = max(own["peak_bytes"] for own in halves)
     error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
     cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
-    prices, replayed_s = _emulator(one, links, Measured()).truth.price(program), []
+    prices = _emulator(one, links, Measured()).truth.price(program)
+    replayed_s = []
     for took_s in ends - starts:
         own = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))
         replayed_s.append(float(own[1][passes].max() - own[0][passes].min()))
@@ -293,7 +304,8 @@ def _row(
 
 def _bubble(program: Program, start: FloatArray, end: FloatArray) -> float:
     passes = program.is_pass
-    nothing, lanes = np.zeros(program.num_actions), np.zeros(program.layout.num_lanes)
+    nothing = np.zeros(program.num_actions)
+    lanes = np.zeros(program.layout.num_lanes)
     timeline = Timeline(program, start, end, nothing, nothing, lanes)
     busy_s = rank_seconds(timeline, np.where(passes, end - start, 0.0))
     return float(1.0 - busy_s / (program.layout.num_ranks * (end[passes].max() - start[passes].min())))

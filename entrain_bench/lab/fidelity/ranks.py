@@ -61,12 +61,15 @@ class Kept:
     def __init__(self, runtime: Runtime) -> None:
         parameters = [p for trained in runtime.stages.values() for p in trained.stage.parameters()]
         self.known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        self.held, self.now, self.peak = Counter[int](), 0, 0
+        self.held = Counter[int]()
+        self.now = 0
+        self.peak = 0
 
     def pack(self, tensor: Tensor) -> Tensor | list[Tensor]:
         """Count a tensor's storage until what this returns is gone."""
         storage = tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
+        place = storage.data_ptr()
+        size = storage.nbytes()
         if place in self.known:
             return tensor
         if not self.held[place]:
@@ -115,10 +118,12 @@ class _Run:
     """A program on this rank."""
 
     def __init__(self, one: FidelityProgram, maker: GroupMaker) -> None:
-        self.one, self.maker = one, maker
+        self.one = one
+        self.maker = maker
         self.setting = prepare(one.config)
         self.runtime = self._build("float32")
-        self.clock, self.rows = TwoClocks(CPU), list[list[list[float]]]()
+        self.clock = TwoClocks(CPU)
+        self.rows = list[list[list[float]]]()
         self.work = self.runtime.prepare(one.program, believed_order(one.program, self.setting.profile))
         # Made once: they would take the core from the passes that are measured.
         self.inputs = list(self.work.inputs)
@@ -142,12 +147,14 @@ class _Run:
         everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
         if dist.get_rank():
             return
-        program, peaks = self.one.program, [own["bytes"] for own in everyone]
+        program = self.one.program
+        peaks = [own["bytes"] for own in everyone]
         values: dict[str, Any] = {"start_s": [], "end_s": [], "cpu_s": [], "peak_bytes": max(peaks)}
         for repetition in range(len(self.rows)):
             # A rank that no module is placed on has no rows.
             rows = [np.array(own["rows"][repetition]).reshape(-1, 4) for own in everyone]
-            timeline, cpu_s = merge_timeline(program, rows, peaks), np.zeros(program.num_actions)
+            timeline = merge_timeline(program, rows, peaks)
+            cpu_s = np.zeros(program.num_actions)
             for own in rows:
                 np.maximum.at(cpu_s, own[:, 0].astype(np.int64), own[:, 3])
             for name, column in (("start_s", timeline.start_s), ("end_s", timeline.end_s), ("cpu_s", cpu_s)):
@@ -158,7 +165,9 @@ class _Run:
         settings = self.setting.executor
         assert isinstance(settings, TrainSettings)
         own = replace(settings, dtype=dtype)
-        job, layout, control = self.setting.job, self.one.program.layout, self.maker.control
+        job = self.setting.job
+        layout = self.one.program.layout
+        control = self.maker.control
         return build_runtime(job, layout, own, CPU, self.one.seed, control, self.maker)
 
 

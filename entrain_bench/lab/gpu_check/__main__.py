@@ -36,7 +36,9 @@ from entrain_bench.train.settings import DEVICES
 
 COMMAND = "make gpu-check"
 MACHINE_S = 300.0
-EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
         machine = look(folder, options.device)
         if options.device == "cuda" and not machine.gpus:
             raise UserError("--device=cuda: torch sees no GPU here")
-        kind, origin = "cuda" if machine.gpus else "cpu", origin_of(machine)
+        kind = "cuda" if machine.gpus else "cpu"
+        origin = origin_of(machine)
         setup = Setup.of(kind, len(machine.gpus), options.devices, options.all, folder, origin)
         check = Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
         results = run_sections(check, names, again=options.again)
@@ -99,7 +102,8 @@ def claim(folder: Path) -> None:
 
 def look(folder: Path, device: str) -> Machine:
     """Return what a process of its own finds on this machine; ``UserError`` if that process fails."""
-    place, log = folder / "machine.json", folder / "machine.log"
+    place = folder / "machine.json"
+    log = folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     log.unlink(missing_ok=True)
     if wrong := run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden):
@@ -135,10 +139,12 @@ def run_sections(
     The folder keeps their results, with those of other sections, and the report of all. ``again`` reruns those that
     passed or were skipped, too.
     """
-    folder, results = check.setup.folder, list[SectionResult]()
+    folder = check.setup.folder
+    results = list[SectionResult]()
     identity = identity_of(check.setup, [*check.gpu_tests, *(check.tests / "support").rglob("*.py")])
     for number, name in enumerate(names, start=1):
-        place, counted = folder / "sections" / f"{name}.json", f"[{number}/{len(names)}] {name}"
+        place = folder / "sections" / f"{name}.json"
+        counted = f"[{number}/{len(names)}] {name}"
         known = SectionResult.read(place)
         if known and known.identity == identity and known.finding.verdict != FAILED and not again:
             check.say(f"{counted}: {known.finding.verdict} earlier")
@@ -167,7 +173,8 @@ def run_sections(
 
 def write_report(check: Check, identity: str) -> None:
     """Write report.md and numbers.json of all results in the folder that are of these devices and this code."""
-    folder, machine = check.setup.folder, check.machine
+    folder = check.setup.folder
+    machine = check.machine
     found = [SectionResult.read(folder / "sections" / f"{name}.json") for name in SECTIONS]
     done = [result for result in found if result and result.identity == identity]
     device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.host['processor']}"

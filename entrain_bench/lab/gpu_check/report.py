@@ -10,7 +10,9 @@ from typing import Any
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.lab.files import read_json
 
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+PASSED = "passed"
+FAILED = "failed"
+SKIPPED = "skipped"
 # Columns for programs that read numbers.json.
 HIDDEN = frozenset({"repetitions_s", "num_ranks", "seed", "chance", "sign_error"})
 FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "MFU": ".1%"}

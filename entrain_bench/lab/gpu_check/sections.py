@@ -25,7 +25,11 @@ from entrain_bench.lab.processes import last_line, run_python
 from entrain_bench.records.records import Record
 
 # Seconds that a process may take; ranks that wait for each other give up after two minutes.
-TESTS_S, PREDICTION_S, CORRECTNESS_S, PROFILE_S, PROGRAM_S = 900.0, 600.0, 300.0, 900.0, 420.0
+TESTS_S = 900.0
+PREDICTION_S = 600.0
+CORRECTNESS_S = 300.0
+PROFILE_S = 900.0
+PROGRAM_S = 420.0
 # Largest relative difference of a loss from that of one device. Over gloo (2026-11) the largest was 6e-8 in float32 (19
 # strategies, two ranks) and 2.6e-5 in bfloat16 (seven strategies, two and four ranks); GPU kernels add in other orders.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 5e-4}
@@ -137,18 +141,21 @@ def judge_correctness(losses: dict[str, Rows]) -> Finding:
 def _losses(check: Check, dtype: str) -> Rows:
     setup = check.setup
     runs = Runs(setup.runs / f"correctness_{dtype}", setup)
-    job, given = [*CORRECTNESS, f"cluster.gpus_per_node={setup.num_devices}"], f"harness.dtype={dtype}"
+    job = [*CORRECTNESS, f"cluster.gpus_per_node={setup.num_devices}"]
+    given = f"harness.dtype={dtype}"
     check.say(f"training {REFERENCE} on one device in {dtype}")
     alone = [*CORRECTNESS, "cluster.gpus_per_node=1", given]
     record = runs.train("one_device", REFERENCE, alone, 1, CORRECTNESS_S)
     if record.status != "ok":
         reason = record.reason or record.status
         return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": reason}]
-    reference, strategies = series(record, "loss"), ["megatron", "entrain", "fsdp"]
+    reference = series(record, "loss")
+    strategies = ["megatron", "entrain", "fsdp"]
     if setup.on_gpu or setup.everything:
         strategies = choices("strategy")
     check.say(f"planning {len(strategies)} strategies")
-    where, rows = f"in {dtype} ({{number}} of {len(strategies)})", list[dict[str, Any]]()
+    where = f"in {dtype} ({{number}} of {len(strategies)})"
+    rows = list[dict[str, Any]]()
     for row, done in _trained(check, runs, job, strategies, given, CORRECTNESS_S, where):
         if done:
             row |= judge_losses(row["strategy"], series(done[0], "loss"), reference, TOLERANCES[dtype])
@@ -163,7 +170,8 @@ def _trained(
     """Predict and train a job: rows of strategies with what was measured, or with the verdict and reason for none."""
     predicted = runs.predict(job, strategies, PREDICTION_S)
     for number, name in enumerate(strategies, start=1):
-        plan, row = predicted[name], {"strategy": name}
+        plan = predicted[name]
+        row = {"strategy": name}
         if plan.status != "ok":
             # A prediction that finished without a result has no layout that fits.
             verdict = SKIPPED if plan.finished else FAILED
@@ -243,7 +251,9 @@ def throughput(check: Check) -> Finding:
 
 def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[tuple[dict[str, Any], Measured]], Rows]:
     """Train and predict what fits the devices; return it by workload and strategy, and a row for everything else."""
-    setup, measured, others = check.setup, list[tuple[dict[str, Any], Measured]](), list[dict[str, Any]]()
+    setup = check.setup
+    measured = list[tuple[dict[str, Any], Measured]]()
+    others = list[dict[str, Any]]()
     for workload, overrides in matrix.workloads.items():
         job = [*matrix.job, *overrides, *setup.profiled()]
         runs = Runs(setup.runs / f"{section}_{workload}", setup)

@@ -163,7 +163,8 @@ class Runs:
         self, name: str, strategies: Sequence[str], overrides: Sequence[str], timeout_s: float
     ) -> dict[str, Record]:
         """Records by strategy; if a process left none, a failed record says what became of the process."""
-        log, results = self.folder / f"{name}.log", Results(self.folder / name)
+        log = self.folder / f"{name}.log"
+        results = Results(self.folder / name)
         given = [f"strategy={','.join(strategies)}", *overrides, f"results_dir={results.root}", "mlflow=false"]
         try:
             cells = compose_cells(given, multirun=True)

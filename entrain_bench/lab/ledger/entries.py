@@ -12,8 +12,11 @@ from entrain_bench.lab.ledger.jobs import Unusable, jobs_of
 from entrain_bench.lab.ledger.predict import Cases, Change, Predictable, Prediction
 from entrain_bench.lab.ledger.rows import LedgerRow
 
-PREDICTED, LEFT_OUT = "predicted", "left out"
-OK, OOM, OPEN = "ok", "oom", "open"
+PREDICTED = "predicted"
+LEFT_OUT = "left out"
+OK = "ok"
+OOM = "oom"
+OPEN = "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ class Entry:
         fitting = [each for each in found if each.fits]
         fits = OK if len(fitting) == len(found) else OPEN if fitting else OOM
         if self.row.outcome == OK and fitting:
-            found, fits = fitting, OK
+            found = fitting
+            fits = OK
         return Outcome(self.row, "", _range(found, "seconds"), _range(found, "gib"), fits)
 
 

@@ -35,7 +35,8 @@ ITERATIONS = 2
 # Residuals beyond so many standard deviations count linearly (Huber).
 HUBER = 2.0
 # Standard deviation of a row that a fit starts from, and the least, in logs: no source is exact.
-FIRST_ERROR, LEAST_ERROR = 0.1, 0.02
+FIRST_ERROR = 0.1
+LEAST_ERROR = 0.02
 # Share of a row's variance that is its source's.
 OF_SOURCE = 0.5
 # A median distance times this is a normal's standard deviation.
@@ -116,7 +117,8 @@ class Problem:
         """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x knobs]``."""
         distances = self._distances(at)
         rows, _, knobs = self.slopes.shape
-        above, outside = distances[:, 0] > 0, (distances[:, 0] > 0) | (distances[:, 1] <= 0)
+        above = distances[:, 0] > 0
+        outside = (distances[:, 0] > 0) | (distances[:, 1] <= 0)
         full = np.zeros((rows, len(self.devices), knobs))
         own = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
         full[np.arange(rows), self.device_of] = np.where(outside[:, None], own, 0.0)
@@ -191,7 +193,8 @@ def linearize(points: Sequence[Point], knobs: Sequence[Knob], at: FloatArray | N
     sources = tuple(dict.fromkeys(point.source for point in points))
     where = np.zeros((len(devices), len(knobs))) if at is None else at
     device_of = np.array([devices.index(point.device) for point in points])
-    distances, slopes = np.zeros((len(points), 2)), np.zeros((len(points), 2, len(knobs)))
+    distances = np.zeros((len(points), 2))
+    slopes = np.zeros((len(points), 2, len(knobs)))
     for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
         middle = point.predict(np.exp(where[device]))
         distances[row] = _ends(middle, point.published_s)
@@ -246,12 +249,15 @@ def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
     """The best unknowns of the linear problem for a given error; Huber weights from the step before."""
     prior = problem.prior
     errors = np.where(np.isnan(problem.errors), error, problem.errors)
-    kept, at, covariance = np.ones(len(problem.source_of)), problem.at, prior
+    kept = np.ones(len(problem.source_of))
+    at = problem.at
+    covariance = prior
     for _ in range(ACTIVE_STEPS):
         design = problem.design(at)
         # The prior holds for the logs themselves, so residuals are taken back to logs of 0.
         target = design @ at.ravel() - problem.linear(at)
-        information, score = np.linalg.inv(prior), np.zeros(design.shape[1])
+        information = np.linalg.inv(prior)
+        score = np.zeros(design.shape[1])
         for source, (size, known) in enumerate(zip(errors.tolist(), problem.errors.tolist(), strict=True)):
             rows = np.flatnonzero(use & (problem.source_of == source))
             if not len(rows):

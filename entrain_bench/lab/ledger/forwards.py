@@ -54,7 +54,8 @@ class ForwardCase:
         """Mean over the microbatches, on the cluster or on a changed one."""
         truth = replace(self.truth, cluster=change(self.truth.cluster)) if change else self.truth
         index = [module.name for module in truth.model.modules].index(self.row.module)
-        module, placed = truth.model.modules[index], self.program.layout.modules[index]
+        module = truth.model.modules[index]
+        placed = self.program.layout.modules[index]
         times = truth.chunk_times(module, placed, self.program.shapes, self.program.chunks[index])
         return 1e3 * float((times.forward_s + times.forward_comm_s).sum(axis=1).mean())
 
@@ -67,6 +68,7 @@ def read_forwards(path: Path | None = None) -> tuple[ForwardRow, ...]:
 
 
 def _row(place: str, values: dict[str, str]) -> ForwardRow:
-    least, most = float(values["least_ms"]), float(values["most_ms"])
+    least = float(values["least_ms"])
+    most = float(values["most_ms"])
     require(0 < least <= most, f"{place}: least_ms", least, f"above 0 and at most most_ms={most:g}")
     return ForwardRow(values["workload"], values["model"], values["module"], least, most, values["where"])

@@ -103,7 +103,8 @@ def jobs_of(row: LedgerRow, book: Book) -> tuple[LedgerJob, ...] | Unusable:
     Nothing is guessed: where a needed size is missing, or is something that the cost model does not price, there is a
     reason instead.
     """
-    source, family = book.source(row), book.family(row.model)
+    source = book.source(row)
+    family = book.family(row.model)
     row, opened = _completed(row, source)
     if reason := _reason(row, source, family, opened):
         return Unusable(reason)
@@ -181,8 +182,13 @@ def _reasons(row: LedgerRow, source: Source, family: Family | None, opened: Mapp
 
 def _job(row: LedgerRow, source: Source, family: Family, machine: Machine, kernel: str | None) -> LedgerJob | Unusable:
     """The job of a row in which nothing is open."""
-    tp, pp, dp, cp, vpp = row.tp or 1, row.pp or 1, row.dp or 1, row.cp or 1, row.vpp or 1
-    heads, layers = row.heads or 1, row.layers or 1
+    tp = row.tp or 1
+    pp = row.pp or 1
+    dp = row.dp or 1
+    cp = row.cp or 1
+    vpp = row.vpp or 1
+    heads = row.heads or 1
+    layers = row.layers or 1
     share, rest = divmod((row.global_batch or 0), dp * (row.microbatch_size or 1))
     ffn = row.ffn or (0 if family.model.get("gated_mlp") else USUAL_FFN * (row.hidden or 0))
     zero = row.zero_stage.strip()

@@ -110,7 +110,8 @@ def _row(place: str, values: dict[str, str]) -> KernelRow:
             raise UserError(f"{place}: {name}={values[name]}: must be a positive number")
         return value
 
-    rate, whole = number("tflops", float), partial(number, kind=int)
+    rate = number("tflops", float)
+    whole = partial(number, kind=int)
     if values["kernel"] not in KINDS:
         raise unknown_choice(f"{place}: kernel", values["kernel"], KINDS)
     if values["kernel"] == PRODUCT:
@@ -156,7 +157,8 @@ def kernels_table(composer: Composer) -> tuple[str, list[str], list[list[str]]]:
     """Title, heading and rows: constants fitted to each device's kernels, and errors of the committed constants."""
     rows = []
     for (device, kind), each in groupby(read_kernels(), key=lambda row: (row.device, row.kind)):
-        listed, cluster = [*each], cluster_with(device, composer)
+        listed = [*each]
+        cluster = cluster_with(device, composer)
         found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], iterations=4)
         factors = zip(KNOBS[kind], found.factors(device).tolist(), strict=True)
         fitted = [f"{knob.name} {getattr(cluster.device, knob.name) * factor:.2g}" for knob, factor in factors]

@@ -23,7 +23,8 @@ from entrain_bench.lab.ledger.summary import NEAR, Errors
 from entrain_bench.run import study as runs
 
 # The page, and its model error alone, for pages that show no table.
-NAME, ERROR = "calibration.md", "tables/model_error.md"
+NAME = "calibration.md"
+ERROR = "tables/model_error.md"
 INTRODUCTION = """# Calibration
 
 How well the cost model predicts training that others measured (`entrain-bench figures calibration`). The ledger
@@ -69,7 +70,8 @@ def calibration_output() -> runs.Output:
 
 def write_calibration(study: runs.Study) -> str:
     """Write ``calibration.md`` and its model error; returns what is wrong in the error that figures state."""
-    book, composer = load_book(), Composer()
+    book = load_book()
+    composer = Composer()
     ledger = ledger_of(book, composer)
     fitted = study_of(ledger)
     left_out = fitted.left_out(ledger)
@@ -141,7 +143,8 @@ def _expectations(fitted: Study) -> Table:
 def _forwards(cases: Sequence[ForwardCase]) -> Table:
     rows = []
     for case in cases:
-        row, found = case.row, case.predicted_ms()
+        row = case.row
+        found = case.predicted_ms()
         inside = "yes" if row.least_ms <= found <= row.most_ms else "no"
         published = f"{row.least_ms:.0f} to {row.most_ms:.0f}"
         rows.append([f"{row.workload}, {row.model}, {row.module}", published, f"{found:.0f}", inside])

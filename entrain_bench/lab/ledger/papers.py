@@ -20,7 +20,8 @@ from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 
 SOURCE = "papers"
-SECONDS, PEAK = "iteration_time_s", "peak_memory_bytes"
+SECONDS = "iteration_time_s"
+PEAK = "peak_memory_bytes"
 # What a printed unit is, in seconds or bytes.
 UNITS = {"s": 1.0, "ms": 1e-3, "GB": 1e9}
 
@@ -67,7 +68,8 @@ def _is_of_one_run(claim: Claim) -> bool:
 
 
 def _row(claim: Claim, number: int) -> LedgerRow:
-    cell, (value,) = claim.cells[0], claim.value
+    cell = claim.cells[0]
+    (value,) = claim.value
     measured = value * UNITS[claim.unit]
     named = {"step_time_s": f"{measured:.6g}"}
     if claim.measure.metric == PEAK:

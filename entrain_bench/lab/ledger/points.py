@@ -28,7 +28,8 @@ class Predictor:
 
     def of(self, entry: Entry, factors: FloatArray) -> tuple[Range | None, Range | None]:
         """Seconds and GiB of a row."""
-        change, content = self.changes(factors), factors.tobytes()
+        change = self.changes(factors)
+        content = factors.tobytes()
 
         def predict(case: Predictable) -> Prediction:
             asked = id(case), content

@@ -34,7 +34,8 @@ def draw(
     knobs = len(fit.problem.knobs)
     first = fit.problem.devices.index(device) * knobs
     block = fit.covariance[first : first + knobs, first : first + knobs]
-    root, random = np.linalg.cholesky(block), np.random.default_rng(seed)
+    root = np.linalg.cholesky(block)
+    random = np.random.default_rng(seed)
     found: list[FloatArray] = []
     for _ in range(TRIES * count):
         step = root @ random.standard_normal(knobs)
@@ -48,10 +49,12 @@ def draw(
 
 def _near(fit: Fit, device: str, step: FloatArray) -> bool:
     """Whether every source of the device stays as near as predictions of sources left out are, to first order."""
-    problem, index = fit.problem, fit.problem.devices.index(device)
+    problem = fit.problem
+    index = fit.problem.devices.index(device)
     at = fit.at.copy()
     at[index] += step
-    before, after = problem.linear(fit.at), problem.linear(at)
+    before = problem.linear(fit.at)
+    after = problem.linear(at)
     for source in range(len(problem.sources)):
         rows = (problem.source_of == source) & (problem.device_of == index)
         if rows.any():

@@ -35,7 +35,8 @@ ROUNDS = 4
 # Kernels on scores that eager attention has besides: scale and mask. Dropouts of a block: of scores, and of the results
 # of attention and MLP; each reads a value in 16 bits, writes it, and a byte of its mask.
 EAGER_KERNELS = 2
-DROPOUTS, DROPOUT_BYTES = 3, 2 * BF16_BYTES + 1
+DROPOUTS = 3
+DROPOUT_BYTES = 2 * BF16_BYTES + 1
 # Queries, keys, values and the results of attention.
 HEAD_COPIES = 4
 # Cases that are kept while constants change.
@@ -133,8 +134,10 @@ class Cases:
 
     def _made(self, job: LedgerJob) -> Case:
         cluster, fraction = self._cluster(job.machine.cluster)
-        model, layout = model_of(job), layout_of(job)
-        count, step = job.num_microbatches, job.pp
+        model = model_of(job)
+        layout = layout_of(job)
+        count = job.num_microbatches
+        step = job.pp
         least = ROUNDS * step + count % step
         counts = (count,) if count <= least + step else (least, least + step)
         programs = tuple(_program(model, layout, job, number) for number in counts)
@@ -191,9 +194,11 @@ def _of_products(job: LedgerJob, layer: Layer) -> dict[str, Any]:
     Without sequence parallelism PyTorch's products each all-reduce their input gradient. With it they keep the gathered
     inputs, of which megatron-core keeps a rank's part.
     """
-    config, options = job.config, job.framework
+    config = job.config
+    options = job.framework
     inputs, output, up, down = layer.gemms
-    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    query = config.num_heads * config.head_dim
+    key_value = config.num_kv_heads * config.head_dim
     widths = (inputs.n,) if options.fused_qkv else (query, key_value, key_value)
     gates = 1 if options.fused_gates or not config.gated_mlp else 2
     columns = *(replace(inputs, n=width) for width in widths), *([replace(up, n=up.n // gates)] * gates)
@@ -233,8 +238,10 @@ def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
     """
     if layer.attention is None:
         return {}
-    config, options = job.config, job.framework
-    scores, hidden = config.num_heads * job.sequence_tokens, config.hidden_size
+    config = job.config
+    options = job.framework
+    scores = config.num_heads * job.sequence_tokens
+    hidden = config.hidden_size
     biased = options.eager_blocks and config.linear_bias
     kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout + HEAD_COPIES * options.eager_blocks + biased
     whole = job.dropout * (DROPOUTS - 1) * DROPOUT_BYTES * hidden
@@ -259,7 +266,8 @@ def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
 
 def layout_of(job: LedgerJob) -> Layout:
     """Ranks as Megatron-LM numbers them: TP innermost, then CP, DP, PP; virtual stages go round."""
-    width, stages = job.tp * job.cp, job.pp * job.vpp
+    width = job.tp * job.cp
+    stages = job.pp * job.vpp
     first = (np.arange(job.pp)[None, :] * job.dp + np.arange(job.dp)[:, None]) * width
     ranks = np.tile(first[:, :, None] + np.arange(width), (1, job.vpp, 1))
     placed = ModuleLayout(

@@ -41,8 +41,11 @@ def frame_of(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def _line(outcome: Outcome) -> tuple[object, ...]:
-    row, seconds, gib = outcome.row, outcome.seconds, outcome.gib
-    published, peak = row.published_s, row.peak_memory_gib
+    row = outcome.row
+    seconds = outcome.seconds
+    gib = outcome.gib
+    published = row.published_s
+    peak = row.peak_memory_gib
     return (
         row.source,
         row.line,

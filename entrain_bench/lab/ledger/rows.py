@@ -15,7 +15,8 @@ from entrain_bench.base.errors import UserError, unknown_choice
 OUTCOMES = ("ok", "oom", "error")
 # A sequence length that is a limit: shorter ones exist.
 AT_MOST = "<="
-TRUE, FALSE = "true", "false"
+TRUE = "true"
+FALSE = "false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ def row_of(source: str, line: int, values: Mapping[str, str]) -> LedgerRow:
         text = (values.get(name) or "").strip()
         where = f"{source}.csv:{line}: {name}"
         if name == "seq_len" and text.startswith(AT_MOST):
-            found["seq_at_most"], text = True, text.removeprefix(AT_MOST).strip()
+            found["seq_at_most"] = True
+            text = text.removeprefix(AT_MOST).strip()
         found[name] = _value(_HINTS[name], text, where)
     if found["outcome"] not in OUTCOMES:
         raise unknown_choice(f"{source}.csv:{line}: outcome", found["outcome"], OUTCOMES)

@@ -174,7 +174,8 @@ def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point])
     def holds(factors: FloatArray) -> bool:
         return all(point.residual(factors) == 0.0 for point in held)
 
-    factors, reserves = draw(times, device, holds), np.ones((NUM_DRAWS, 1))
+    factors = draw(times, device, holds)
+    reserves = np.ones((NUM_DRAWS, 1))
     if memory is not None:
         # A device without measured peaks has the factors of one with them.
         known = memory.problem.devices

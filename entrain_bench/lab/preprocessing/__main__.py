@@ -16,7 +16,9 @@ from entrain_bench.lab.files import write_outputs
 from entrain_bench.lab.preprocessing import figure
 from entrain_bench.lab.preprocessing.measure import BATCH, ITERATIONS, NUM_RANKS, SIZES, measure, prepare_pictures
 
-REPETITIONS, PICTURES, SEED = 5, 128, 0
+REPETITIONS = 5
+PICTURES = 128
+SEED = 0
 COMMAND = "make preprocessing"
 
 

@@ -63,7 +63,8 @@ def prepare_pictures(folder: Path, width: int, height: int, num: int, seed: int)
     """Make pictures, and scan them as a user does; ``ExecutionError`` if they cannot be scanned."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{width}x{height}"
-    path, trace = folder / f"{name}.parquet", folder / f"{name}-trace.parquet"
+    path = folder / f"{name}.parquet"
+    trace = folder / f"{name}-trace.parquet"
     num_bytes, first = write_pictures(path, num, width, height, seed)
     trace.unlink(missing_ok=True)
     scan = [f"source.path={path}", f"output={trace}", "tokenizer=bytes", *SETTING[4:6], "layout.tp=1"]
@@ -92,7 +93,9 @@ def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataF
             for mode in (*PREPROCESSING[shift:], *PREPROCESSING[:shift]):
                 given = [*SETTING, f"workload.path={prepared.trace}", f"harness.preprocessing={mode}", "mlflow=false"]
                 (cell,) = compose_cells(given)
-                load, started, cpu_s = os.getloadavg()[0], perf_counter(), children_cpu_s()
+                load = os.getloadavg()[0]
+                started = perf_counter()
+                cpu_s = children_cpu_s()
                 metrics = run_experiment(cell.config).metrics
                 row: dict[str, object] = {"repetition": repetition, "size": prepared.name, "preprocessing": mode}
                 row |= {name: metrics[name] for name in METRICS} | {"cpu_s": children_cpu_s() - cpu_s}
@@ -119,7 +122,8 @@ QUALITY = 85
 CAPTION_CHARS = 120
 ROW_GROUP = 32
 # Octaves of the texture that pictures are cut from: each twice as fine, and as strong as this share of the one before.
-OCTAVES, DECAY = 9, 0.62
+OCTAVES = 9
+DECAY = 0.62
 # What sensors add to each colour, of 255.
 NOISE = 8.0
 
@@ -138,10 +142,14 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
     """Write rows of a picture (pixels) and a caption; returns all pictures' bytes, and the first ``KEPT`` pictures."""
     rng = np.random.default_rng(seed)
     texture = _texture(rng, width, height)
-    total, first, images, texts = 0, list[bytes](), [], []
+    total = 0
+    first = list[bytes]()
+    images = []
+    texts = []
     with pq.ParquetWriter(path, _SCHEMA) as file:
         for number in range(1, num + 1):
-            top, left = rng.integers(height), rng.integers(width)
+            top = rng.integers(height)
+            left = rng.integers(width)
             cut = texture[top : top + height, left : left + width]
             buffer = io.BytesIO()
             Image.fromarray(cut[:, :: rng.choice((-1, 1))]).save(buffer, "JPEG", quality=QUALITY)
@@ -153,7 +161,8 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
             texts.append([{"user": "", "assistant": letters.tobytes().decode()}])
             if number % ROW_GROUP == 0 or number == num:
                 file.write_table(pa.table({"images": images, "texts": texts}, _SCHEMA))
-                images, texts = [], []
+                images = []
+                texts = []
     return total, first
 
 

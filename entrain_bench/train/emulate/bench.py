@@ -76,9 +76,11 @@ class Bench:
 
     def build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
         """The stages that a rank holds, with collectives that return at once; inside ``rank_of_many``."""
-        alone, stages = dist.new_group([0]), []
+        alone = dist.new_group([0])
+        stages = []
         for shape in shapes:
-            module, dtype = model.module(shape.module), getattr(torch, self.dtype)
+            module = model.module(shape.module)
+            dtype = getattr(torch, self.dtype)
             holders = dist.new_group([*range(0, shape.tp * shape.cp * shape.dp, shape.tp)])
             split = self.framework.of(module).sequence_parallel
             # Rank 0's among all that hold a stage.
@@ -110,7 +112,8 @@ class Bench:
 
     def time_order(self, stages: Sequence[TrainedStage], program: Program, order: LaneOrder) -> FloatArray:
         """Seconds of every pass of an order ``[repetitions, actions]``."""
-        runs, waits_s = _pass_runs(program, order.actions), order.waits_s.tolist()
+        runs = _pass_runs(program, order.actions)
+        waits_s = order.waits_s.tolist()
         held = dict(zip(sorted({run.key[:2] for run in runs}), stages, strict=True))
         clock = self._start_clock()
         for _ in range(self.num_warm_ups + self.num_repetitions):
@@ -157,10 +160,12 @@ class Bench:
             return features
         if trained.stage.held.start:
             hidden = shares_of(inputs.pack.lengths, trained.widths.get(run.degree, trained.groups)).hidden
-            num_rows, width = hidden.size, trained.stage.config.hidden_size
+            num_rows = hidden.size
+            width = trained.stage.config.hidden_size
         else:
             assert inputs.pack.token_ids is not None
-            num_rows, width = int((inputs.pack.token_ids < 0).sum()), program.model.llm.config.hidden_size
+            num_rows = int((inputs.pack.token_ids < 0).sum())
+            width = program.model.llm.config.hidden_size
         if not num_rows:
             return None
         generator = torch.Generator(self.device).manual_seed(0)
@@ -205,16 +210,21 @@ class _PassRun:
 
 
 def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
-    data, runs = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size)), []
+    data = SampleData(program.shapes, MadeUp(0, program.model.llm.config.vocab_size))
+    runs = []
     for action in order.tolist():
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
-        spec, placed, members = program.model.modules[module], program.layout.modules[module], program.chunks[module]
-        kind, splits = Pass(int(program.kind[action])), program.splits_backward(module)
+        spec = program.model.modules[module]
+        placed = program.layout.modules[module]
+        members = program.chunks[module]
+        kind = Pass(int(program.kind[action]))
+        splits = program.splits_backward(module)
         again = int(program.remade[module][chunk, stage]) if program.remade else 0
         given = spec, stage, members.units(chunk), again
         inputs = data.inputs(*given, splits_backward=splits) if kind is Pass.FORWARD else None
         is_loss = not spec.is_encoder and stage == placed.pp - 1
         degree = int(placed.degree_of_copy[members.replica[chunk]])
-        key, num_tokens = (module, stage, chunk), data.num_loss_tokens if is_loss else 0
+        key = (module, stage, chunk)
+        num_tokens = data.num_loss_tokens if is_loss else 0
         runs.append(_PassRun(action, kind, key, inputs, num_tokens, degree))
     return runs

@@ -77,7 +77,8 @@ class PassSeconds:
 def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
     """The stages of a module under a layout, in order."""
     how = placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths
-    kinds, ends = tuple(module.layer_kind.tolist()), [0, *accumulate(placed.layers_per_stage)]
+    kinds = tuple(module.layer_kind.tolist())
+    ends = [0, *accumulate(placed.layers_per_stage)]
     return [StageShape(module.name, kinds[first:last], *how, range(first, last)) for first, last in pairwise(ends)]
 
 
@@ -108,10 +109,13 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
 
 def works_of(program: Program) -> dict[int, StageWork]:
     """The work that every pass belongs to, by action."""
-    works, shapes = dict[int, StageWork](), program.shapes
+    works = dict[int, StageWork]()
+    shapes = program.shapes
     for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
-        placed, splits = program.layout.modules[index], program.splits_backward(index)
-        stages, degrees = stage_shapes(module, placed), placed.degree_of_copy[chunks.replica].tolist()
+        placed = program.layout.modules[index]
+        splits = program.splits_backward(index)
+        stages = stage_shapes(module, placed)
+        degrees = placed.degree_of_copy[chunks.replica].tolist()
         remade = program.remade[index].tolist() if program.remade else [[0] * placed.pp] * len(chunks)
         passes = [program.forward_actions(index), program.backward_actions(index)]
         passes += [program.weight_actions(index)] if splits else []
@@ -123,7 +127,8 @@ def works_of(program: Program) -> dict[int, StageWork]:
             labelled = () if told is None else tuple(told.tolist())
             projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
             for place, stage in enumerate(stages):
-                is_last, how = place == len(stages) - 1, (remade[chunk][place], degrees[chunk])
+                is_last = place == len(stages) - 1
+                how = (remade[chunk][place], degrees[chunk])
                 ends = (outputs, labelled) if is_last else ((), ())
                 work = StageWork(stage, lengths, ends[0], 0 if place else projected, splits, ends[1], *how)
                 works |= {int(actions[chunk, place]): work for actions in passes}
@@ -187,12 +192,14 @@ class Emulator:
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""
         self.measure(program, lane_orders(program))
-        prices, seconds = self.truth.price(program), np.zeros(program.num_actions)
+        prices = self.truth.price(program)
+        seconds = np.zeros(program.num_actions)
         for action, work in works_of(program).items():
             took = self.measured.passes[work]
             of_kind = {Pass.FORWARD: took.forward_s, Pass.BACKWARD: took.backward_s, Pass.WEIGHT: took.weight_s}
             seconds[action] = of_kind[Pass(program.kind[action])]
-        modules, placed = self.truth.model.modules, program.layout.modules
+        modules = self.truth.model.modules
+        placed = program.layout.modules
         modelled_s = np.concatenate([*map(self.truth.step_costs.optimizer_s, modules, placed)])
         shapes = chain.from_iterable(map(stage_shapes, modules, placed))
         measured_s = np.array([*map(self.measured.optimizer_s.get, shapes, modelled_s)])

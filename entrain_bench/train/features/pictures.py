@@ -57,7 +57,8 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
     ``pixels`` are ``[frames, height, width, 3]``; a single frame is repeated, and sides are whole squares. ``out`` is
     ``[patches, 3 * frames * side^2]``.
     """
-    side, merged = rules.pixels, rules.merged
+    side = rules.pixels
+    merged = rules.merged
     given, height, width, _ = pixels.shape
     squares = (height // (side * merged), merged, side, width // (side * merged), merged, side)
     # From frame, square's row, patch's row, row, and the same of columns, colour; in order while it is a byte each.

@@ -9,15 +9,22 @@ from numpy.typing import NDArray
 
 from entrain_bench.specs.contents import SOUND_HZ, Sound
 
-WINDOW, HOP = 400, 160
+WINDOW = 400
+HOP = 160
 # Frames that the first convolution takes, and those of a token, for the second has a stride.
-KERNEL, FRAMES_OF_TOKEN = 3, 2
+KERNEL = 3
+FRAMES_OF_TOKEN = 2
 # Frames that Whisper takes at a time, 30 s.
 _LONGEST_FRAMES = 3000
 # Orders of magnitude below the loudest that are still told apart, and power that counts as none.
-_RANGE, _LEAST_POWER = 8.0, 1e-10
+_RANGE = 8.0
+_LEAST_POWER = 1e-10
 # Slaney's scale (Auditory Toolbox, 1998): linear up to 1 kHz, 15 steps; then 27 steps for every factor of 6.4.
-_STEP_HZ, _KNEE_HZ, _KNEE_MELS, _STEPS_OF_FACTOR, _FACTOR = 200.0 / 3, 1000.0, 15.0, 27.0, 6.4
+_STEP_HZ = 200.0 / 3
+_KNEE_HZ = 1000.0
+_KNEE_MELS = 15.0
+_STEPS_OF_FACTOR = 27.0
+_FACTOR = 6.4
 _HIGHEST_HZ = 8000.0
 _HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
@@ -29,7 +36,8 @@ def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
     beyond the ends.
     """
     tokens, width = out.shape
-    mels, count = width // (FRAMES_OF_TOKEN * KERNEL), FRAMES_OF_TOKEN * tokens
+    mels = width // (FRAMES_OF_TOKEN * KERNEL)
+    count = FRAMES_OF_TOKEN * tokens
     frames = log_mel(wave, count, mels)
     padded = np.concatenate([np.zeros((1, mels), np.float32), frames, np.zeros((1, mels), np.float32)])
     windows = out.reshape(count, KERNEL, mels)

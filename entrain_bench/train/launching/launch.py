@@ -47,7 +47,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
     """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
-    device, num = device_of(settings).type, num_producers(settings, settings.num_ranks)
+    device = device_of(settings).type
+    num = num_producers(settings, settings.num_ranks)
     job = partial(train_rank, config=config, timeout_s=settings.timeout_s, num_producers=num)
     ranks = settings.num_ranks, device, settings.timeout_s
     return run_on_ranks(job, *ranks, read_outcome, progress, config=config, num_producers=num)
@@ -73,7 +74,8 @@ def run_on_ranks[T](
         ExecutionError: with the first cause, if a rank fails otherwise or dies.
         SystemExit: with 128 plus its number, for a signal that ends this process.
     """
-    ranks, producers = list[BaseProcess](), list[BaseProcess]()
+    ranks = list[BaseProcess]()
+    producers = list[BaseProcess]()
     with _signals_raise(), temporary_folder("entrain-bench-") as work, environment_of_ranks(device):
         for rank in range(num_ranks):
             sign_of_life(work, rank).touch()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-_stderr, _nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+_stderr = os.dup(2)
+_nowhere = os.open(os.devnull, os.O_WRONLY)
 os.dup2(_nowhere, 2)
 # What goes wrong here goes wrong on the ranks again, which report it.
 with suppress(Exception):

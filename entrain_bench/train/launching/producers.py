@@ -70,7 +70,8 @@ def producers_under_torchrun(
         yield None
         return
     processes: list[BaseProcess] = []
-    machine, folder = os.environ["GROUP_RANK"], None
+    machine = os.environ["GROUP_RANK"]
+    folder = None
     with ExitStack() as stack:
         try:
             if os.environ["LOCAL_RANK"] == "0":

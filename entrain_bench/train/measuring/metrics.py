@@ -117,7 +117,8 @@ def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: Cl
 def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
     """Return the mean loss per predicted token, from action and loss of every chunk of each rank."""
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
-    placed, counted = program.layout.modules[llm], list[float]()
+    placed = program.layout.modules[llm]
+    counted = list[float]()
     for rank, own in enumerate(losses):
         position = {place.replica: place.position for place in places_of(program.layout, rank) if place.module == llm}
         for action, loss in own:
@@ -149,7 +150,8 @@ def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Seq
             peak[lane_index] = max(peak[lane_index], need)
     ready = np.zeros(program.num_actions)
     np.maximum.at(ready, rows_of(program.dep_offsets), end[program.dep_actions])
-    lane, ordered = rows_of(program.lane_offsets), program.lane_actions
+    lane = rows_of(program.lane_offsets)
+    ordered = program.lane_actions
     follows = lane[1:] == lane[:-1]
     np.maximum.at(ready, ordered[1:][follows], end[ordered[:-1][follows]])
     waited = np.where(np.diff(program.dep_offsets) > 0, np.maximum(start - ready, 0.0), 0.0)
@@ -160,7 +162,8 @@ def metrics_of(
     program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, left_out: Sequence[str] = ()
 ) -> tuple[dict[str, float], Timeline]:
     """Return the metrics of an iteration, without those ``left_out``, and its timeline."""
-    grad_norm, stalls_s = everyone[0].grad_norm, [seen.input_stall_s for seen in everyone]
+    grad_norm = everyone[0].grad_norm
+    stalls_s = [seen.input_stall_s for seen in everyone]
     rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = {name: value for name, value in measure(timeline, truth, host_time).items() if name not in left_out}

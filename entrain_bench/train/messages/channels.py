@@ -79,7 +79,8 @@ def lane_of_rank(layout: Layout, rank: int) -> int | None:
     def blocks_of(one: int) -> list[tuple[int, int, int]]:
         return [(place.module, place.replica, place.stage) for place in places_of(layout, one)]
 
-    held, firsts = blocks_of(rank), layout.lane_first_rank.tolist()
+    held = blocks_of(rank)
+    firsts = layout.lane_first_rank.tolist()
     return next((lane for lane, first in enumerate(firsts) if blocks_of(first) == held), None)
 
 
@@ -93,13 +94,15 @@ def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[in
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
     """The channels that a program needs, of all ranks."""
-    source, target = program.dep_actions, rows_of(program.dep_offsets)
+    source = program.dep_actions
+    target = rows_of(program.dep_offsets)
     edges = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
     columns = (program.module, program.replica, program.stage)
     ends = [column[actions[edges]] for actions in (source, target) for column in columns]
     found: set[Channel] = set()
     for *sender, module, replica, stage in np.unique(np.stack(ends, axis=1), axis=0).tolist():
-        from_ranks, to_ranks = block_of(program.layout, *sender), block_of(program.layout, module, replica, stage)
+        from_ranks = block_of(program.layout, *sender)
+        to_ranks = block_of(program.layout, module, replica, stage)
         senders = from_ranks if sender[0] == module else sending_ranks(from_ranks, to_ranks)
         found.update(zip(senders, to_ranks, strict=True))
     return tuple(sorted(channel for channel in found if channel[0] != channel[1]))
@@ -109,7 +112,9 @@ class Channels:
     """The open channels, all in one group unless ``apart``; every rank opens the same ones in the same order."""
 
     def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device, *, apart: bool = True) -> None:
-        self._new_group, self._device, self._apart = new_group, device, apart
+        self._new_group = new_group
+        self._device = device
+        self._apart = apart
         self._groups: list[tuple[dist.ProcessGroup, set[int]]] = []
         self._open: dict[Channel, dist.ProcessGroup] = {}
 
@@ -123,7 +128,8 @@ class Channels:
             self._open[channel] = self._group_without(channel)
         # The first message of a channel connects its ends and blocks them: all ranks go by the same order.
         for sender, receiver in missing:
-            group, greeting = self._open[sender, receiver], torch.zeros(1, device=self._device)
+            group = self._open[sender, receiver]
+            greeting = torch.zeros(1, device=self._device)
             if dist.get_rank() == sender:
                 dist.send(greeting, receiver, group=group)
             elif dist.get_rank() == receiver:

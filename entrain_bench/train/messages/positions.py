@@ -35,21 +35,24 @@ def order_of_actions(program: Program, seconds: FloatArray | None = None) -> Int
 
 def believed_order(program: Program, profile: Profile) -> IntArray:
     """``order_of_actions`` if passes and the transfers that hold their ranks take as long as the profile estimates."""
-    seconds, handed = np.zeros(program.num_actions), profile.handovers(program)
+    seconds = np.zeros(program.num_actions)
+    handed = profile.handovers(program)
     seconds[: program.first_action[-1]] = packed_durations(program, profile)
     return order_of_actions(program, seconds + held_s(program, handed.send_s, handed.receive_s))
 
 
 def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
     """Work of the longest chain that must end before each action starts ``[actions]``; None: 1 for each action."""
-    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    lane = rows_of(program.lane_offsets)
+    action = program.lane_actions
     follows = lane[1:] == lane[:-1]
     ends, begins = _turns(program)
     before = np.concatenate([program.dep_actions, action[:-1][follows], ends])
     after = np.concatenate([rows_of(program.dep_offsets), action[1:][follows], begins])
     num_nodes = max(program.num_actions, int(begins.max(initial=-1)) + 1)
     order = np.argsort(before, kind="stable")
-    offsets, after = offsets_from_counts(np.bincount(before, minlength=num_nodes)), after[order]
+    offsets = offsets_from_counts(np.bincount(before, minlength=num_nodes))
+    after = after[order]
     missing = np.bincount(after, minlength=num_nodes)
     work = np.ones(program.num_actions, np.int64) if work is None else work
     work = np.append(work, np.zeros(num_nodes - program.num_actions, np.int64))
@@ -81,11 +84,14 @@ def _turns(program: Program) -> tuple[IntArray, IntArray]:
 
 def order_of_groups(program: Program, group: IntArray) -> list[int]:
     """Groups in an order that every lane's and every dependency's agrees with; of several the lowest number first."""
-    lane, action = rows_of(program.lane_offsets), program.lane_actions
+    lane = rows_of(program.lane_offsets)
+    action = program.lane_actions
     member = group[action] >= 0
-    lane, turn = lane[member], group[action[member]]
+    lane = lane[member]
+    turn = group[action[member]]
     same = lane[1:] == lane[:-1]
-    source, target = group[program.dep_actions], group[rows_of(program.dep_offsets)]
+    source = group[program.dep_actions]
+    target = group[rows_of(program.dep_offsets)]
     both = (source >= 0) & (target >= 0)
     before = np.concatenate([turn[:-1][same], source[both]])
     after = np.concatenate([turn[1:][same], target[both]])
@@ -93,7 +99,8 @@ def order_of_groups(program: Program, group: IntArray) -> list[int]:
     for one, other in zip(before.tolist(), after.tolist(), strict=True):
         sorter.add(other, one)
     sorter.prepare()
-    ready, order = list[int](), list[int]()
+    ready = list[int]()
+    order = list[int]()
     while sorter.is_active():
         for freed in sorter.get_ready():
             heappush(ready, freed)

@@ -129,7 +129,9 @@ class _RankMessages:
     """Derives the messages of one rank's actions."""
 
     def __init__(self, program: Program, rank: int, framework: FrameworkOptions) -> None:
-        self.program, self.rank, self.framework = program, rank, framework
+        self.program = program
+        self.rank = rank
+        self.framework = framework
         self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
         lane = lane_of_rank(program.layout, rank)
         of_lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
@@ -140,7 +142,8 @@ class _RankMessages:
         mine = np.zeros(program.num_actions, bool)
         mine[self.actions] = True
         mine &= program.chunk >= 0
-        source, target = program.dep_actions, rows_of(program.dep_offsets)
+        source = program.dep_actions
+        target = rows_of(program.dep_offsets)
         edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
         for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
             for message in self._messages(a, b):
@@ -174,8 +177,10 @@ class _RankMessages:
 
     def _collectives(self, order: IntArray) -> tuple[set[int], dict[int, list[Start]]]:
         """This rank's actions that are the last for the gradients of a stage; what it begins, by its next action."""
-        program, places = self.program, order[self.actions]
-        closing, starts = set(), defaultdict(list)
+        program = self.program
+        places = order[self.actions]
+        closing = set()
+        starts = defaultdict(list)
         for module, stage in sorted({(place.module, place.stage) for place in self.places.values()}):
             placed = program.layout.modules[module]
             if placed.sharded:
@@ -203,9 +208,12 @@ class _RankMessages:
 
     def _messages(self, source: int, target: int) -> Iterable[Message]:
         """The messages of one dependency: one for each receiving rank."""
-        from_ranks, to_ranks, model = self._block(source), self._block(target), self.program.model
+        from_ranks = self._block(source)
+        to_ranks = self._block(target)
+        model = self.program.model
         if (module := self.program.module[source]) == self.program.module[target]:
-            rows, width = self._local_tokens(target), model.modules[module].config.hidden_size
+            rows = self._local_tokens(target)
+            width = model.modules[module].config.hidden_size
             for sender, receiver in zip(from_ranks, to_ranks, strict=True):
                 yield Message(source, target, sender, receiver, rows, width)
             return
@@ -223,7 +231,8 @@ class _RankMessages:
         """Tokens of a chunk on each rank: CP cuts samples or packs, TP with sequence parallelism what is left."""
         program = self.program
         module = int(program.module[action])
-        spec, placed = program.model.modules[module], program.layout.modules[module]
+        spec = program.model.modules[module]
+        placed = program.layout.modules[module]
         tp, cp = placed.degrees[placed.degree_of_copy[program.replica[action]]]
         lengths = spec.lengths(program.shapes, self._members(action))
         parts = tp if self.framework.splits_tokens(spec, tp) else 1
@@ -235,7 +244,8 @@ class _RankMessages:
 
     def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
         """Rows of the items that both chunks have in common: how many, and where in either tensor."""
-        source_items, target_items = self._item_rows(source), self._item_rows(target)
+        source_items = self._item_rows(source)
+        target_items = self._item_rows(target)
         common = [item for item in source_items if item in target_items]
         rows = []
         for items in (source_items, target_items):
@@ -246,7 +256,8 @@ class _RankMessages:
     def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
         """First and last row of every item's projected tokens at the module boundary of a chunk."""
         program = self.program
-        module, chunk = int(program.module[action]), int(program.chunk[action])
+        module = int(program.module[action])
+        chunk = int(program.chunk[action])
         if (module, chunk) not in self._rows:
             members = self._members(action)
             items = members if program.model.modules[module].is_encoder else items_of_samples(program, members)
@@ -259,7 +270,8 @@ class _RankMessages:
 
 def _named(places: IntArray, total: int) -> Rows:
     """Places among ``total`` rows, as a slice if they are consecutive."""
-    first, count = int(places[0]), len(places)
+    first = int(places[0])
+    count = len(places)
     if not np.array_equal(places, np.arange(first, first + count)):
         return places
     return None if count == total else slice(first, first + count)
@@ -277,7 +289,8 @@ def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[Empt
     group = collective_passes(program)
     turns, example = np.unique(group, return_index=True)
     action_of = dict(zip(turns.tolist(), example.tolist(), strict=True))
-    rest, found = iter(order_of_groups(program, group)), dict[int, list[EmptyPass]]()
+    rest = iter(order_of_groups(program, group))
+    found = dict[int, list[EmptyPass]]()
     for place, step in enumerate(steps):
         own = int(group[step.action])
         if own >= 0 or step.kind is Pass.GRAD_SYNC:
@@ -287,6 +300,7 @@ def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[Empt
 
 
 def _as_empty(program: Program, action: int) -> EmptyPass:
-    module, chunk = int(program.module[action]), int(program.chunk[action])
+    module = int(program.module[action])
+    chunk = int(program.chunk[action])
     chunks = program.chunks[module]
     return EmptyPass(module, Pass(int(program.kind[action])), int(chunks.microbatch[chunk]), int(chunks.part[chunk]))

@@ -41,7 +41,8 @@ class Transfers:
 
     def post_receives(self, place: int) -> None:
         """Post the receives of all messages whose senders come before a place in the order of all actions."""
-        order, arrivals = self.plan.order, self.plan.arrivals
+        order = self.plan.order
+        arrivals = self.plan.arrivals
         while self._posted < len(arrivals) and order[arrivals[self._posted].source] < place:
             message = arrivals[self._posted]
             buffer = torch.empty(message.num_rows, message.width, dtype=self.dtype, device=self.device)

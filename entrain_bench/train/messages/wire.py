@@ -48,7 +48,8 @@ class Parts:
 
 def parts_of(value: Any) -> Parts:
     """The parts of a value: numbers, text, lists and mappings, arrays and CPU tensors; tuples come back as lists."""
-    ends, arrays = np.zeros(2, np.int64), list[tuple[int, NDArray[Any]]]()
+    ends = np.zeros(2, np.int64)
+    arrays = list[tuple[int, NDArray[Any]]]()
 
     def place(array: Any) -> dict[str, Any]:
         array = np.asarray(array)

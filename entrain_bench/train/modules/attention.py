@@ -72,7 +72,8 @@ class PackedAttention(torch.nn.Module):
         segments = mask.segments
         remade: AbstractContextManager[None] = nullcontext()
         if mask.rotation is not None:
-            query, key = mask.rotation.apply(query), mask.rotation.apply(key)
+            query = mask.rotation.apply(query)
+            key = mask.rotation.apply(key)
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
         query = query.squeeze(1).contiguous()
         if mask.cp.size() > 1:
@@ -108,7 +109,8 @@ def _gathered_again(own: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) ->
     # Hooks do not nest: those around, such as a checkpoint's, get all that is kept.
     pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (lambda kept: kept,) * 2
     places = {rows.untyped_storage()._cdata: place for place, rows in enumerate(gathered) if len(rows)}
-    held, made = pack(own), dict[int, Tensor]()
+    held = pack(own)
+    made = dict[int, Tensor]()
 
     def keep(tensor: Tensor) -> Any:
         place = places.get(tensor.untyped_storage()._cdata)
@@ -169,7 +171,8 @@ class _FlashOnCpu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
-        output, sums = torch.empty_like(query), []
+        output = torch.empty_like(query)
+        sums = []
         into = torch.split(output, list(segments.query_lengths))
         for alike, (q, k, v) in _batches((query, key, value), segments):
             attended, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -179,7 +182,8 @@ class _FlashOnCpu(torch.autograd.Function):
             for i, rows in zip(alike, attended.transpose(1, 2), strict=True):
                 into[i].copy_(rows)
         ctx.save_for_backward(query, key, value, output, *sums)
-        ctx.segments, ctx.causal = segments, causal
+        ctx.segments = segments
+        ctx.causal = causal
         return output
 
     @staticmethod
@@ -205,7 +209,8 @@ def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[
 
     The second and third tensors are keys and values; the others have the rows of queries.
     """
-    queries, keys = segments.query_lengths, segments.key_lengths
+    queries = segments.query_lengths
+    keys = segments.key_lengths
     members = defaultdict(list)
     for index, lengths in enumerate(zip(queries, keys, strict=True)):
         members[lengths].append(index)
@@ -217,7 +222,8 @@ def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[
 
 def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
     """Return the masking arguments; if a segment has as many queries as keys, the kernel masks."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
+    num_queries = query.shape[2]
+    num_keys = key.shape[2]
     if not causal or num_queries == num_keys:
         return {"is_causal": causal}
     hidden = query.new_full((num_queries, num_keys), -torch.inf).triu(1 + num_keys - num_queries)

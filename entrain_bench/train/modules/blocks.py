@@ -115,7 +115,8 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         (gradient,) = gradients
         hidden, weight, inverse = ctx.saved_tensors
-        normed, wide = hidden.float() * inverse, gradient.float()
+        normed = hidden.float() * inverse
+        wide = gradient.float()
         of_weight = (wide * normed).flatten(0, -2).sum(0).to(weight.dtype)
         scaled = wide * weight.float()
         of_hidden = inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))

@@ -46,7 +46,8 @@ def build_stage(
         UserError: if tensor parallelism does not divide a width.
     """
     check_tensor_parallel(module, groups.tp.size())
-    config, where = module.config, f"model.modules.{module.name}"
+    config = module.config
+    where = f"model.modules.{module.name}"
     llm_size = model.llm.config.hidden_size
     if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
         raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
@@ -111,11 +112,13 @@ class NamedParameter:
 def named_parameters(stage: Stage) -> Iterator[NamedParameter]:
     """The parameters of a stage by key."""
     tied = stage.tied_embedding()
-    tp, tp_rank = stage.groups.tp.size(), stage.groups.tp.rank()
+    tp = stage.groups.tp.size()
+    tp_rank = stage.groups.tp.rank()
     for name, parameter in stage.named_parameters():
         key = "0.words.weight" if parameter is tied else name.removeprefix("layers.")
         # megatron-core marks the parameters that it splits, and they alone have these attributes.
-        dim, stride = getattr(parameter, "partition_dim", -1), getattr(parameter, "partition_stride", 1)
+        dim = getattr(parameter, "partition_dim", -1)
+        stride = getattr(parameter, "partition_stride", 1)
         yield NamedParameter(f"{stage.module.name}.{key}", parameter, dim, stride, tp, tp_rank)
 
 

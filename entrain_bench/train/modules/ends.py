@@ -99,7 +99,8 @@ class Fold:
 
 def _fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -> Fold:
     """The fold from rows of ``channels`` to the rows of a product; ``IncompatibleError`` if there is none."""
-    stride, width = rows_per_token / gemm.rows_per_token, gemm.k / channels
+    stride = rows_per_token / gemm.rows_per_token
+    width = gemm.k / channels
     whole = stride == int(stride) and width == int(width)
     if not whole or stride < 1 or (1 < width < stride):
         raise IncompatibleError(
@@ -134,7 +135,8 @@ class Products(torch.nn.Module):
         self.products = torch.nn.ModuleList()
         for index, gemm in enumerate(gemms):
             fold = _fold_between(channels, rows_per_token, gemm, f"{where}[{index}]")
-            channels, rows_per_token = gemm.n, gemm.rows_per_token
+            channels = gemm.n
+            rows_per_token = gemm.rows_per_token
             make: Callable[..., torch.nn.Module]
             if gemm.row_parallel:
                 split_before = index > 0 and not gemms[index - 1].row_parallel
@@ -144,7 +146,8 @@ class Products(torch.nn.Module):
                 split_after = index + 1 < len(gemms) and gemms[index + 1].row_parallel
                 make = partial(ColumnProduct, gather_output=not split_after)
             self.folds.append(fold)
-            sizes, init = (gemm.k, gemm.n), config.init_method
+            sizes = (gemm.k, gemm.n)
+            init = config.init_method
             self.products.append(make(*sizes, config=config, init_method=init, bias=bias, tp_group=groups.tp))
 
     def forward(self, rows: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -173,7 +176,8 @@ class EncoderEmbedding(torch.nn.Module):
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
         super().__init__()
-        gemms, where = module.layers[0].gemms, f"model.modules.{module.name}.embed_gemms"
+        gemms = module.layers[0].gemms
+        where = f"model.modules.{module.name}.embed_gemms"
         self.channels = gemms[0].k
         # Convolutions over frames have biases and GELU after each; patches are embedded by one product, with a bias in
         # encoders whose norms have one.
@@ -207,7 +211,8 @@ class EncoderEmbedding(torch.nn.Module):
         positions = positions_of(pack.lengths, wider)
         hidden: Tensor = self.products(rows, positions)
         if self.positions is not None:
-            most, given = len(self.positions), int(positions.max()) + 1
+            most = len(self.positions)
+            given = int(positions.max()) + 1
             if given > most:
                 raise IncompatibleError(
                     f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
@@ -230,10 +235,12 @@ class Projector(torch.nn.Module):
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
         super().__init__()
-        gemms, where = module.layers[-1].gemms, f"model.modules.{module.name}.head_gemms"
+        gemms = module.layers[-1].gemms
+        where = f"model.modules.{module.name}.head_gemms"
         self.merge = merge_tokens(module)
         self.norm = Norm(config, config.hidden_size) if module.config.head_norm else torch.nn.Identity()
-        rows, products = (config.hidden_size, 1.0), whole_tokens(config)
+        rows = (config.hidden_size, 1.0)
+        products = whole_tokens(config)
         self.products = Products(gemms, *rows, products, groups, where=where, bias=True, activate_last=False)
         if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.halo_tokens]:
             raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector's product must not overlap tokens")
@@ -259,7 +266,8 @@ class Projector(torch.nn.Module):
 
     def _taken_tokens(self, pack: Pack) -> Tensor:
         """Token behind every row of every output ``[sum(outputs), merge]``, -1 for none, on the CPU."""
-        lengths, outputs = torch.tensor(pack.lengths), torch.tensor(pack.outputs)
+        lengths = torch.tensor(pack.lengths)
+        outputs = torch.tensor(pack.outputs)
         item, first = places_in(outputs)
         inside = first[:, None] * self.merge + torch.arange(self.merge)
         starts = (lengths.cumsum(0) - lengths)[item]
@@ -286,7 +294,8 @@ class TokenEmbedding(torch.nn.Module):
     def forward(self, projected: Tensor | None, pack: Pack, shares: Shares) -> Tensor:
         """``[projected tokens, hidden_size]`` and ``token_ids`` to ``[tokens of this rank, hidden_size]``."""
         assert pack.token_ids is not None
-        device, own = self.words.weight.device, shares.hidden
+        device = self.words.weight.device
+        own = shares.hidden
         ids = self.groups.renumbered(shares.products.pad(pack.token_ids).clamp(min=0), self.words.num_embeddings)
         ids = to_device(ids, device)
         # The scatter wants the tokens of one sample; it hands them on in its own order of dimensions.
@@ -326,7 +335,8 @@ class LanguageHead(torch.nn.Module):
         chunk_tokens: int = 0,
     ) -> None:
         super().__init__()
-        self.groups, self.chunk_tokens = groups, chunk_tokens
+        self.groups = groups
+        self.chunk_tokens = chunk_tokens
         self.norm = Norm(config, config.hidden_size)
         self.logits = ColumnProduct(
             config.hidden_size,

@@ -51,21 +51,26 @@ def arrange(
         merge_tokens: tokens of a block.
         window_tokens: tokens of a whole window, a square of blocks; 0 for none.
     """
-    sizes, side = torch.tensor(lengths), _side(merge_tokens)
+    sizes = torch.tensor(lengths)
+    side = _side(merge_tokens)
     blocks = (sizes + merge_tokens - 1) // merge_tokens
     wide = blocks.double().sqrt().ceil().long()
     if grids:
         known = torch.tensor([columns // side for _, columns in grids])
         wide = torch.where(known > 0, known, wide)
     item, within = places_in(sizes)
-    block, inside = within // merge_tokens, within % merge_tokens
-    block_row, block_column = block // wide[item], block % wide[item]
-    rows, columns = block_row * side + inside // side, block_column * side + inside % side
+    block = within // merge_tokens
+    inside = within % merge_tokens
+    block_row = block // wide[item]
+    block_column = block % wide[item]
+    rows = block_row * side + inside // side
+    columns = block_column * side + inside % side
     if not window_tokens:
         natural = torch.arange(len(item))
         return Arrangement(natural, natural, rows, columns, ())
     span = math.isqrt(window_tokens) // side
-    windows_wide, windows_high = -(-wide // span), -(-blocks // (wide * span))
+    windows_wide = -(-wide // span)
+    windows_high = -(-blocks // (wide * span))
     first = ((windows_wide * windows_high).cumsum(0) - windows_wide * windows_high)[item]
     window = first + block_row // span * windows_wide[item] + block_column // span
     order = torch.sort(window, stable=True).indices
@@ -99,7 +104,8 @@ def in_stage_order(module: ModuleSpec, pack: Pack, features: Tensor) -> Tensor:
 def check_windows(module: ModuleSpec) -> None:
     """Raise ``IncompatibleError`` for windows of a picture that are no squares of whole blocks."""
     merged = merge_tokens(module)
-    window, side = module.config.window_tokens, _side(merged)
+    window = module.config.window_tokens
+    side = _side(merged)
     if window and (math.isqrt(window) ** 2 != window or math.isqrt(window) % side):
         raise IncompatibleError(
             f"model.modules.{module.name}.window_tokens={window}: must be the square of a multiple of {side}, "

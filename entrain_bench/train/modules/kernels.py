@@ -29,8 +29,10 @@ LEAST_CAPABILITY = (8, 0)
 # Trial: largest error of outputs and gradients in bfloat16 against float32, relative to their norm.
 TOLERANCE = 0.03
 # Trial: queries and keys per sequence. One is longer than a kernel's tiles; context parallelism has more keys.
-QUERIES, KEYS = [5, 300, 17, 1], [9, 300, 200, 1]
-NUM_HEADS, NUM_KV_HEADS = 4, 2
+QUERIES = [5, 300, 17, 1]
+KEYS = [9, 300, 200, 1]
+NUM_HEADS = 4
+NUM_KV_HEADS = 2
 AUTO = "To use the best kernel that works here, set harness.kernels=auto"
 
 

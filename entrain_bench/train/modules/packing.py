@@ -231,14 +231,16 @@ def segments_of(
     if causal:
         breaks |= np.diff(rows, prepend=-2) != 1
     begins = np.flatnonzero(breaks)
-    queries, of_segment = np.diff(begins, append=len(rows)), run[begins]
+    queries = np.diff(begins, append=len(rows))
+    of_segment = run[begins]
     first = bounds[of_segment]
     stop = rows[begins + queries - 1] + 1 if causal else bounds[of_segment + 1]
     counts = stop - first
     seen = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     keys = share.places[torch.from_numpy(seen)]
     if padding:
-        queries, counts = np.append(queries, padding), np.append(counts, padding)
+        queries = np.append(queries, padding)
+        counts = np.append(counts, padding)
         keys = torch.cat([keys, share.first + torch.arange(len(rows), share.size)])
     return make_segments(queries.tolist(), counts.tolist(), keys, device)
 

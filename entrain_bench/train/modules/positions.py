@@ -92,7 +92,8 @@ def rotary_frequencies(count: int, theta: float, scaling: RopeScaling | None, de
     frequencies = 1.0 / theta ** (torch.arange(count, device=device) / count)
     if scaling is None:
         return frequencies
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    low = scaling.low_freq_factor
+    high = scaling.high_freq_factor
     turns = frequencies * scaling.original_context_tokens / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)
@@ -116,7 +117,8 @@ def multimodal_positions(parts: Sequence[int | Picture]) -> Tensor:
     its grid, from there on; the next part begins behind the grid's longer side, whatever a video's length, as Hugging
     Face's ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts.
     """
-    found, start = [], 0
+    found = []
+    start = 0
     for part in parts:
         if isinstance(part, int):
             found.append((torch.arange(part) + start).expand(3, -1))

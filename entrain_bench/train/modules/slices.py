@@ -104,7 +104,8 @@ def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
     place = groups.tp.rank() // groups.weights_tp
     every = (replace(each, tp=groups.slices, tp_rank=place) for each in named_parameters(stage))
     named = {id(each.parameter): each for each in every}
-    holders, parts = dict(whole.named_modules()), dict(stage.named_modules())
+    holders = dict(whole.named_modules())
+    parts = dict(stage.named_modules())
     slices: dict[str, tuple[Slice, ...]] = dict.fromkeys(stage.layers, ())
     for path, parameter in stage.named_parameters():
         owner, _, name = path.rpartition(".")

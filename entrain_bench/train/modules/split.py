@@ -83,7 +83,8 @@ class _Later(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, _: Parameter, put: Callable[..., None], *kept: Tensor) -> Tensor:
-        ctx.put, ctx.num_kept = put, len(kept)
+        ctx.put = put
+        ctx.num_kept = len(kept)
         ctx.save_for_backward(*kept)
         # Not the value itself: what autograd takes for a view may not be changed in place, as the loss changes logits.
         return value.detach()

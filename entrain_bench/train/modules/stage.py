@@ -47,8 +47,12 @@ class Stage(torch.nn.Module):
         super().__init__()
         self.attention = attention
         self.logit_chunk_tokens = logit_chunk_tokens
-        self.module, self.held, self.groups, self.recompute = module, held, groups, recompute
-        self._is_first, self._is_last = held.start == 0, held.stop == len(module.layers)
+        self.module = module
+        self.held = held
+        self.groups = groups
+        self.recompute = recompute
+        self._is_first = held.start == 0
+        self._is_last = held.stop == len(module.layers)
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.splitter = Splitter()
@@ -121,7 +125,9 @@ class Stage(torch.nn.Module):
         return self.layers[str(self.held[-1])].logits.weight  # type: ignore[return-value, union-attr]
 
     def _layer(self, index: int) -> torch.nn.Module:
-        module, config, groups = self.module, self.config, self.groups
+        module = self.module
+        config = self.config
+        groups = self.groups
         if 0 < index < len(module.layers) - 1:
             return transformer_block(module, index, config, groups, self.attention)
         if module.is_encoder:
@@ -139,7 +145,8 @@ class Stage(torch.nn.Module):
         masks: dict[int, Mask] = {}
         hidden = hidden.unsqueeze(1)
         for place, index in enumerate(blocks):
-            block, layer = self.layers[str(index)], self.module.layers[index]
+            block = self.layers[str(index)]
+            layer = self.module.layers[index]
             assert isinstance(block, Block)
             assert layer.attention is not None
             window = layer.attention.window_tokens
@@ -147,7 +154,8 @@ class Stage(torch.nn.Module):
                 runs: Sequence[int] = pack.lengths
                 if window:
                     runs = arrangement.windows if arrangement else consecutive_windows(pack.lengths, window)
-                causal, gathered = layer.attention.causal, shares.cp.size() > 1
+                causal = layer.attention.causal
+                gathered = shares.cp.size() > 1
                 segments = segments_of(runs, shares.products, causal=causal, device=hidden.device, gathered=gathered)
                 masks[window] = Mask(segments, shares, rotation)
             again = (self.recompute or place < pack.remade) and layer.backward_share > 0 and torch.is_grad_enabled()

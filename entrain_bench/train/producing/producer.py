@@ -79,7 +79,8 @@ class Lane:
                 room = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             # One rank that is late must not keep the producer from all others.
             assert self.ahead * ANSWER_BYTES <= room, "net.core.wmem_default is too small: answers could block"
-        self.lines, self._waiting = [*self.readers], [0] * len(self.readers)
+        self.lines = [*self.readers]
+        self._waiting = [0] * len(self.readers)
 
     @property
     def num_waiting(self) -> int:

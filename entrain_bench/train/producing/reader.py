@@ -73,7 +73,9 @@ class Reader:
 
         One rank ``leads`` its lane: it asks for what all are handed. It waits for a value for ``timeout_s`` at most.
         """
-        self._lines, self._timeout_s, self._leads = lines, timeout_s, leads
+        self._lines = lines
+        self._timeout_s = timeout_s
+        self._leads = leads
         # Lanes begin with different producers.
         self._next_asked = self._next_taken = lane or 0
         # A thread of each line speaks: a producer that is not listening holds up neither the rank nor what the others

@@ -53,7 +53,8 @@ def _point(
     size = group.size()
     # Every rank holds a share of equal size.
     share = max(1, num_bytes // (ELEMENT_BYTES * size))
-    whole, part = torch.zeros(share * size, device=device), torch.zeros(share, device=device)
+    whole = torch.zeros(share * size, device=device)
+    part = torch.zeros(share, device=device)
     call = _calls_of(group.rank(), whole, part)[operation]
     warm = _sample(call, WARM_UPS, device, group)
     wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))

@@ -98,10 +98,13 @@ class ProfileRecorder:
         ``advance`` is called before every pack and every number of ranks, with their names. ``UserError`` names layers
         that cannot be built, or a file that cannot be written; ``ExecutionError`` says that communication failed.
         """
-        settings, device = self.settings, self.device
-        degrees, dtype = settings.degrees(self.model), dtype_of(settings, device)
+        settings = self.settings
+        device = self.device
+        degrees = settings.degrees(self.model)
+        dtype = dtype_of(settings, device)
         try:
-            split, chunk = settings.sequence_parallel, settings.framework.logit_chunk
+            split = settings.sequence_parallel
+            chunk = settings.framework.logit_chunk
             with one_of_many(self.model, degrees, dtype, device, sequence_parallel=split, logit_chunk=chunk) as bench:
                 self._measure_steps(bench)
                 self._measure_stages(bench, advance)
@@ -123,7 +126,10 @@ class ProfileRecorder:
         known = {point.key for point in self.profile.stages}
         stages: TargetStages | None = None
         for target, lengths in self.packs():
-            name, kind, tp, cp = target.module.name, target.kind, target.tp, target.cp
+            name = target.module.name
+            kind = target.kind
+            tp = target.tp
+            cp = target.cp
             labelled = target.labelled(sum(lengths))
             what = f"{name} {kind}, tp {tp}, cp {cp}, {sum(lengths)} tokens in {len(lengths)}"
             advance(what)
@@ -179,7 +185,9 @@ def constants_of(
     settings: ProfileSettings, dtype: torch.dtype, device: torch.device, known: Constants | None = None
 ) -> Constants:
     """Constants, each with its source: as the settings state, else as already known, else measured."""
-    is_gpu, rows, size = device.type == "cuda", PRODUCT_ROWS[device.type], COPY_BYTES[device.type]
+    is_gpu = device.type == "cuda"
+    rows = PRODUCT_ROWS[device.type]
+    size = COPY_BYTES[device.type]
 
     def shortest_s(call: Callable[[], object]) -> float:
         def turn(clock: Clock) -> None:
@@ -209,12 +217,17 @@ def constants_of(
         "memory_bandwidth_bytes_per_s": ("bytes/s", "copy, read and written", lambda: 2 * size / copy_s(to_host=False)),
         "host_bandwidth_bytes_per_s": ("bytes/s", "copy to the host", lambda: size / copy_s(to_host=True)),
     }
-    values, sources, date = dict[str, Any](), dict[str, str](), datetime.now(UTC).date().isoformat()
+    values = dict[str, Any]()
+    sources = dict[str, str]()
+    date = datetime.now(UTC).date().isoformat()
     for name, (unit, what, measure) in measured.items():
         if (stated := getattr(settings, name, None)) is not None:
-            values[name], sources[name] = stated, f"{unit}; the user; {date}; stated"
+            values[name] = stated
+            sources[name] = f"{unit}; the user; {date}; stated"
         elif known is not None:
-            values[name], sources[name] = getattr(known, name), known.sources[name]
+            values[name] = getattr(known, name)
+            sources[name] = known.sources[name]
         else:
-            values[name], sources[name] = measure(), f"{unit}; {what}, entrain-bench profile; {date}; measured"
+            values[name] = measure()
+            sources[name] = f"{unit}; {what}, entrain-bench profile; {date}; measured"
     return Constants(**values, sources=sources)

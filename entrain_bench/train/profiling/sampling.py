@@ -34,12 +34,14 @@ class Patience:
 
 def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
     """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``."""
-    clock, started = Clock(device), perf_counter()
+    clock = Clock(device)
+    started = perf_counter()
     for _ in range(WARM_UPS):
         _run(turn, clock, 1)
         if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
             break
-    found, started = list[FloatArray](), perf_counter()
+    found = list[FloatArray]()
+    started = perf_counter()
     while True:
         found.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
         rows = np.concatenate(found)
@@ -55,9 +57,11 @@ def quantiles(seconds: FloatArray) -> tuple[float, ...]:
 
 def precision_of(seconds: FloatArray) -> float:
     """Half width of the 95% interval of the median, over the median; by order statistics, whatever the distribution."""
-    ordered, count = np.sort(seconds, kind="stable"), len(seconds)
+    ordered = np.sort(seconds, kind="stable")
+    count = len(seconds)
     half = Z * sqrt(count) / 2
-    low, high = max(0, floor(count / 2 - half)), min(count - 1, ceil(count / 2 + half))
+    low = max(0, floor(count / 2 - half))
+    high = min(count - 1, ceil(count / 2 + half))
     return float((ordered[high] - ordered[low]) / 2 / np.median(ordered))
 
 

@@ -33,7 +33,8 @@ TURN_SHARE = 0.5
 # Labelled tokens of packs that a head over labelled tokens is timed with, as shares of all.
 LABELLED_SHARES = (1.0, 1 / 16)
 # Gradients of a step are clipped to half.
-CLIP, NORM = 1.0, 2.0
+CLIP = 1.0
+NORM = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
     """
     if target.share and not target.labelled(tokens):
         return
-    longest, most = target.module.config.context_tokens or tokens, isqrt(tokens)
+    longest = target.module.config.context_tokens or tokens
+    most = isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
     wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
     for number in sorted({max(each, *allowed[:1]) for each in wanted if allowed}):
@@ -103,7 +105,8 @@ class Bench:
 
     def build(self, target: Target, depth: int) -> TrainedStage:
         """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
-        module, groups = target.module, self.groups[target.tp, target.cp]
+        module = target.module
+        groups = self.groups[target.tp, target.cp]
         full = tuple(range(depth)) if target.kind == "block" and module.config.window_tokens else ()
         layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
         held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
@@ -123,7 +126,8 @@ class Bench:
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
         """Inputs of a stage's forward for sequences of these lengths."""
-        module, total = target.module, sum(lengths)
+        module = target.module
+        total = sum(lengths)
         num_rows = shares_of(tuple(lengths), self.groups[target.tp, target.cp]).hidden.size
         first, last = (target.kind == module.layers[end].kind for end in (0, -1))
         if module.is_encoder:
@@ -194,7 +198,8 @@ class TargetStages:
 
     def measure(self, lengths: tuple[int, ...], patience: Patience) -> list[StagePoint]:
         """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
-        inputs, device = self.bench.inputs(self.target, lengths), self.bench.device
+        inputs = self.bench.inputs(self.target, lengths)
+        device = self.bench.device
         try:
             if self._turn_s(inputs, device) > TURN_SHARE * patience.point_s:
                 return []
@@ -204,12 +209,14 @@ class TargetStages:
                 stage.stage.recompute = False
             torch.cuda.empty_cache()
             return []
-        points, width = [], self._parts
+        points = []
+        width = self._parts
         for index, depth in enumerate(self.stages):
             passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
-            labelled, found = self.target.labelled(sum(lengths)), (passes[FORWARD], passes[BACKWARD], remade)
+            labelled = self.target.labelled(sum(lengths))
+            found = (passes[FORWARD], passes[BACKWARD], remade)
             points.append(StagePoint(*key, *found, len(rows), labelled, self.target.cp))
         return points
 

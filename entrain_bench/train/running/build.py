@@ -60,7 +60,8 @@ def build_runtime(
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
             )
-    model, dtype = job.model, dtype_on(device, settings.dtype)
+    model = job.model
+    dtype = dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device, apart=settings.p2p_groups == PER_CHANNEL)
     groups = make_groups(job, layout, maker)
     kernels = find_kernels(settings.kernels, model.modules, dtype, device)
@@ -71,7 +72,9 @@ def build_runtime(
     build = partial(build_stage, model, dtype=dtype, seed=seed, device=device, kernels=kernels)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for index, number in sorted(groups.stages):
-        module, placed, own = model.modules[index], layout.modules[index], groups.stages[index, number]
+        module = model.modules[index]
+        placed = layout.modules[index]
+        own = groups.stages[index, number]
         first = sum(placed.layers_per_stage[:number])
         layers = range(first, first + placed.layers_per_stage[number])
         stage = build(module, layers, own, recompute=placed.recompute, logit_chunk_tokens=job.framework.logit_chunk)
@@ -95,7 +98,8 @@ def _loader(settings: TrainSettings, layout: Layout, device: torch.device, rende
     if settings.preprocessing == "thread":
         return ThreadLoader(device)
     assert rendezvous is not None, "whoever starts ranks starts their producers"
-    rank, local = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    rank = dist.get_rank()
+    local = int(os.environ["LOCAL_RANK"])
     lane = lane_of_rank(layout, rank)
     # Ranks of a machine follow each other.
     leads = all(lane_of_rank(layout, other) != lane for other in range(rank - local, rank))

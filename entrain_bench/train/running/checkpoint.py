@@ -75,7 +75,8 @@ class Checkpoints:
             return [], 0
         path, meta = found[-1]
         try:
-            stored, index = dict(meta["identity"]), dict(meta["tensors"])
+            stored = dict(meta["identity"])
+            index = dict(meta["tensors"])
             history = [dict(row) for row in meta["history"]]
             num_elsewhere = len(history) if meta["setup"] != dict(self.setup) else int(meta["num_elsewhere"])
         except (ValueError, KeyError, TypeError) as error:
@@ -154,7 +155,8 @@ def state_of(stages: Stages, *, all_copies: bool = False) -> dict[str, Boxes]:
 
     for trained in stages.values():
         for named in named_parameters(trained.stage):
-            part, own = trained.part_of(named.parameter), named.parameter.data
+            part = trained.part_of(named.parameter)
+            own = named.parameter.data
             is_second = trained.stage.held.start > 0 and named.key == f"{trained.stage.module.name}.0.words.weight"
             if is_second and not all_copies:
                 continue
@@ -210,7 +212,8 @@ def write_boxes(folder: Path, state: Mapping[str, Boxes], control: dist.ProcessG
     for rank, boxes in enumerate(gather_json(own, control)):
         for box in boxes:
             holders.setdefault(json.dumps(box), []).append(rank)
-    load, index = [0] * control.size(), Index()
+    load = [0] * control.size()
+    index = Index()
     for box, ranks in holders.items():
         name, shape, offsets, size = json.loads(box)
         writer = min(ranks, key=lambda rank: load[rank])

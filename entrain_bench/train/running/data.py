@@ -24,10 +24,12 @@ from entrain_bench.train.running.content import Content, MadeUp
 
 # Multipliers of a mixing function of 32 bits with little bias ("lowbias32", C. Wellons, Prospecting for Hash Functions,
 # 2018), as signed numbers.
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32
+_FIRST = 0x7FEB352D
+_SECOND = 0x846CA68B - 2**32
 # A step through 32 bits that visits all of them: 2^32 over the golden ratio, odd.
 _STEP = 0x9E3779B9 - 2**32
-_UPPER_16, _UPPER_17 = 0xFFFF, 0x1FFFF
+_UPPER_16 = 0xFFFF
+_UPPER_17 = 0x1FFFF
 # Odd numbers of 24 bits and a sign, exact in float32 and symmetric, scaled to a variance of 1.
 _NUM_BITS = 24
 _SCALE = sqrt(3) / 2 ** (_NUM_BITS - 1)
@@ -93,7 +95,9 @@ class SampleData:
 
     def llm_pack(self, samples: IntArray) -> Pack:
         """Tokens and labels of the given samples: the items' projected tokens, then the text, which is predicted."""
-        shapes, ids, labels = self.shapes, [], []
+        shapes = self.shapes
+        ids = []
+        labels = []
         lengths = shapes.llm_tokens[samples]
         for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True):
             num_text = int(shapes.text_tokens[sample])
@@ -109,12 +113,14 @@ class SampleData:
 
         A sample's neighbouring video items of one size are the frames of one video; audio counts as text does.
         """
-        shapes, found = self.shapes, []
+        shapes = self.shapes
+        found = []
         for sample in samples.tolist():
             parts: list[int | Picture] = []
             before: Picture | None = None
             for item in range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1])):
-                name, tokens = shapes.modalities[int(shapes.item_modality[item])], int(shapes.item_llm_tokens[item])
+                name = shapes.modalities[int(shapes.item_modality[item])]
+                tokens = int(shapes.item_llm_tokens[item])
                 if name == "audio":
                     parts.append(tokens)
                     before = None
@@ -163,7 +169,8 @@ def _columns(width: int, device: torch.device) -> Tensor:
 
 def _fill(features: Tensor, keys: Tensor, columns: Tensor) -> None:
     """Make rows ``[rows, width]`` out of their keys; shifts bring in zeros, where torch's bring in the sign."""
-    words, shifted = torch.add(keys[:, :1], columns), features.view(torch.int32)
+    words = torch.add(keys[:, :1], columns)
+    shifted = features.view(torch.int32)
     torch.bitwise_right_shift(words, 16, out=shifted).bitwise_and_(_UPPER_16)
     words.bitwise_xor_(shifted).mul_(_FIRST).bitwise_xor_(keys[:, 1:])
     torch.bitwise_right_shift(words, 15, out=shifted).bitwise_and_(_UPPER_17)

@@ -28,7 +28,9 @@ class WorkFeed:
 
     def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program, IntArray], Work]) -> None:
         """Begin nothing yet; only this object's threads use ``planning``, whose calls all ranks make in one order."""
-        self._feed, self._planning, self._prepare = feed, planning, prepare
+        self._feed = feed
+        self._planning = planning
+        self._prepare = prepare
         self._next: Future[tuple[Work, HostTime]] | None = None
         self._executed: Timeline | None = None
 
@@ -60,7 +62,10 @@ class WorkFeed:
         return _in_thread(partial(self._make, iteration))
 
     def _make(self, iteration: int) -> tuple[Work, HostTime]:
-        feed, content, order, host_time = self._feed, None, None, HostTime()
+        feed = self._feed
+        content = None
+        order = None
+        host_time = HostTime()
         shapes = feed.batch(iteration)
         if dist.get_rank() == 0:
             program, host_time = feed.program(shapes)

@@ -40,7 +40,8 @@ class GroupMaker:
     def __init__(
         self, control: dist.ProcessGroup, timeout_s: float, device: torch.device, *, apart: bool = True
     ) -> None:
-        self.control, self.timeout = control, timedelta(seconds=timeout_s)
+        self.control = control
+        self.timeout = timedelta(seconds=timeout_s)
         everyone = tuple(range(control.size()))
         self.world = self.new(everyone)
         self.channels = Channels(lambda: self.new(everyone), device, apart=apart)
@@ -76,7 +77,9 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
         for group, stage in product(range(module.copies if module.widths else 0), range(module.pp)):
             for members in _inside(layout, index, stage, group):
                 maker.make(members)
-    rank, stages, tied = dist.get_rank(), dict[tuple[int, int], StageGroups](), dict[int, dist.ProcessGroup]()
+    rank = dist.get_rank()
+    stages = dict[tuple[int, int], StageGroups]()
+    tied = dict[int, dist.ProcessGroup]()
     for place in weights_of(layout, rank):
         spec, module = modules[place.module]
         key = place.module, place.stage
@@ -89,7 +92,8 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
                 tied[place.module] = maker.make(pair)
     widths: dict[tuple[int, int], dict[int, StageGroups]] = {key: {} for key in stages}
     for place in places_of(layout, rank):
-        module, key = layout.modules[place.module], (place.module, place.stage)
+        module = layout.modules[place.module]
+        key = (place.module, place.stage)
         if module.widths:
             own_tp, own_cp = (maker.make(each) for each in _inside(layout, *key, place.replica) if rank in each)
             widths[key][int(module.degree_of_copy[place.replica])] = replace(
@@ -109,7 +113,8 @@ def _inside(layout: Layout, module: int, stage: int, group: int) -> list[tuple[i
 def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Ranks of the tensor, the context, and the data and context parallel group of a place."""
     block = module.ranks[place.replica, place.stage]
-    lane, row = place.position % module.tp, place.position // module.tp
+    lane = place.position % module.tp
+    row = place.position // module.tp
     tp = block[row * module.tp : (row + 1) * module.tp]
     cp = block[lane :: module.tp]
     dp_cp = module.ranks[:, place.stage, lane :: module.tp].ravel()
@@ -117,5 +122,6 @@ def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple
 
 
 def _tied_pair(module: ModuleLayout, replica: int, position: int) -> tuple[int, ...]:
-    first, last = int(module.ranks[replica, 0, position]), int(module.ranks[replica, -1, position])
+    first = int(module.ranks[replica, 0, position])
+    last = int(module.ranks[replica, -1, position])
     return tuple(dict.fromkeys((first, last)))

@@ -63,7 +63,8 @@ class ThreadLoader:
         # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
         choose = partial(torch.cuda.set_device, device) if self.pins else None
         self._pool = ThreadPoolExecutor(1, "load", choose)
-        self._ahead, self._lock = ahead, Lock()
+        self._ahead = ahead
+        self._lock = Lock()
         self._waiting: deque[Callable[[], Inputs]] = deque()
         self._begun: deque[Future[Inputs]] = deque()
 

@@ -69,7 +69,8 @@ def train(
         if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):
             remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
         history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
-        clock, frame = Clock(device), None
+        clock = Clock(device)
+        frame = None
         feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
@@ -108,7 +109,8 @@ def train(
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer, seconds = dict[str, str](), 0.0
+    answer = dict[str, str]()
+    seconds = 0.0
     if dist.get_rank() == 0:
         started = perf_counter()
         try:

@@ -127,7 +127,8 @@ class Runtime:
         return RankResult(tuple(iteration.losses), iteration.norm(), iteration.input_stall_s)
 
     def _out_of_memory(self, work: Work, index: int) -> OutOfMemoryError:
-        program, plan = work.program, work.plan
+        program = work.program
+        plan = work.plan
         lane = lane_of_rank(program.layout, plan.rank)
         assert lane is not None
         action = plan.steps[index].action
@@ -237,7 +238,8 @@ class _Iteration:
         graph = self.graphs[_key(step)]
         if graph.output is None:
             return None
-        dtype, device = self.runtime.dtype, self.runtime.device
+        dtype = self.runtime.dtype
+        device = self.runtime.device
         if self._is_loss(step):
             return torch.ones(graph.shape, device=device)
         return gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
@@ -258,7 +260,8 @@ class _Iteration:
         if not num_rows and not (wants_gradient and isinstance(trained, ShardedStage)):
             return None
         shape = num_rows, self.work.program.model.llm.config.hidden_size
-        dtype, device = self.runtime.dtype, self.runtime.device
+        dtype = self.runtime.dtype
+        device = self.runtime.device
         rows = gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device))
         return rows.requires_grad_(wants_gradient)
 
@@ -271,7 +274,8 @@ class _Iteration:
 
     def _tied(self, step: Step) -> tuple[dist.ProcessGroup | None, Parameter | None]:
         """Ranks with the copies of a tied embedding; the first if virtual stages have both here, the second at hand."""
-        module, stage = step.place.module, step.place.stage
+        module = step.place.module
+        stage = step.place.stage
         last = self.work.program.layout.modules[module].pp - 1
         first = self.runtime.stages.get((module, 0)) if last and stage == last else None
         group = self.runtime.groups.tied.get(module) if stage in (0, last) else None

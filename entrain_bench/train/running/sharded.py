@@ -64,7 +64,8 @@ class ShardedStage:
         module = self.stage.module
         if module.is_encoder:
             tokens = merge_tokens(module)
-            pack, leaf = Pack((tokens,), (1,)), torch.zeros(tokens, input_width(module), device=device)
+            pack = Pack((tokens,), (1,))
+            leaf = torch.zeros(tokens, input_width(module), device=device)
         else:
             nothing = torch.tensor([-1])
             pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), nothing)

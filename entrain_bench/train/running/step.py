@@ -72,7 +72,8 @@ class TrainedStage:
 
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
         """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        groups, stage = self.widths.get(degree, self.groups), self.buffers
+        groups = self.widths.get(degree, self.groups)
+        stage = self.buffers
         if sliced := self.sliced.get(groups.tp.size()):
             self.gather_weights()
             stage = sliced.take()

@@ -173,7 +173,9 @@ def full_name(module: ModuleSpec, name: str, roots: Roots) -> str:
 
 def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[str, Stored]:
     """Stored tensors of every parameter of a module, by ``named_parameters``'s key without the module's name."""
-    scheme, config, last = scheme_of(module), module.config, len(module.layers) - 1
+    scheme = scheme_of(module)
+    config = module.config
+    last = len(module.layers) - 1
     parts = {ours: tuple(full_name(module, name, roots) for name in names) for ours, names in scheme.parts.items()}
     scheme = replace(scheme, block=full_name(module, scheme.block, roots), parts=parts)
     found: dict[str, Stored] = {}
@@ -194,7 +196,8 @@ def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[s
 
 def _block(module: ModuleSpec, scheme: Scheme, block: str) -> Iterator[tuple[str, Stored]]:
     config = module.config
-    hidden, ffn = config.hidden_size, config.ffn_hidden_size
+    hidden = config.hidden_size
+    ffn = config.ffn_hidden_size
     for part in _weight_and(config.norm_bias):
         for norm in ("input_layernorm", "pre_mlp_layernorm"):
             yield f"{norm}.{part}", _whole(scheme, norm, part, hidden, block=block)
@@ -213,8 +216,10 @@ def _block(module: ModuleSpec, scheme: Scheme, block: str) -> Iterator[tuple[str
 
 def _heads(module: ModuleSpec, scheme: Scheme, block: str, part: str) -> tuple[Rows, ...]:
     """Rows of queries, keys and values; megatron-core stores each group of queries with its key and value."""
-    config, names = module.config, [f"{block}{name}.{part}" for name in scheme.parts["linear_qkv"]]
-    head, groups = config.head_dim, config.num_kv_heads
+    config = module.config
+    names = [f"{block}{name}.{part}" for name in scheme.parts["linear_qkv"]]
+    head = config.head_dim
+    groups = config.num_kv_heads
     if len(names) == 1:
         keys = config.num_heads * head
         starts = [(names[0], 0), (names[0], keys), (names[0], keys + groups * head)]
@@ -233,7 +238,8 @@ def _heads(module: ModuleSpec, scheme: Scheme, block: str, part: str) -> tuple[R
 
 def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> dict[str, Stored]:
     """Products of an encoder's embedding and projector, and learned positions."""
-    config, found = module.config, dict[str, Stored]()
+    config = module.config
+    found = dict[str, Stored]()
     for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
         for index, gemm in enumerate(module.layers[layer].gemms):
             where = f"{end}.{index}"

@@ -98,7 +98,8 @@ def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
 
     Only headers are read. ``UserError`` names tensors that are missing, unexpected or of another shape.
     """
-    where, roots = f"harness.weights={checkpoint.folder}", Roots()
+    where = f"harness.weights={checkpoint.folder}"
+    roots = Roots()
     for module in model.modules:
         needed = {name for stored in stored_tensors(model, module, {}).values() for name in stored.shapes}
         for root, prefixes in scheme_of(module).roots.items():
@@ -175,11 +176,14 @@ def _rows(
     checkpoint: Checkpoint, stored: Stored, start: int, stop: int, columns: tuple[int, int] | None = None
 ) -> Tensor:
     """Rows of a whole parameter, as stored."""
-    found, at = [], 0
+    found = []
+    at = 0
     for part in stored.parts:
-        low, high = max(start - at, 0), min(stop - at, part.stop - part.start)
+        low = max(start - at, 0)
+        high = min(stop - at, part.stop - part.start)
         at += part.stop - part.start
         if low < high:
-            first, last = part.start + low, part.start + high
+            first = part.start + low
+            last = part.start + high
             found.append(checkpoint.rows(part.name, first, last, columns) if part.name else torch.zeros(high - low))
     return torch.cat([rows.to(found[0].dtype) for rows in found])

@@ -46,8 +46,10 @@ def save_weights(
     files: dict[str, str] = {}
     num_weights = 0
     for number, (index, stage) in enumerate(places, start=1):
-        module, layers_per_stage = model.modules[index], layout.modules[index].layers_per_stage
-        stored, first = stored_tensors(model, module, roots), sum(layers_per_stage[:stage])
+        module = model.modules[index]
+        layers_per_stage = layout.modules[index].layers_per_stage
+        stored = stored_tensors(model, module, roots)
+        first = sum(layers_per_stage[:stage])
         if module.config.checkpoint == "whisper_encoder":
             positions = full_name(module, "body:embed_positions.weight", roots)
             stored[_SINUSOIDS] = Stored((Rows(positions, 0, WHISPER_POSITIONS),), module.config.hidden_size)
