@@ -55,7 +55,7 @@ class FsdpPlanner:
         """
         profile = profile.for_job(sharded_job(profile.job))
         samples = profile.draw(self.profile_samples)
-        later = getattr(make_program, "choose_recomputation", False)
+        later = make_program.chooses_recomputation
         others = []
         if self.widths:
             wide = PlanePlanner(self.profile_samples, self.num_trials, sharded=True)

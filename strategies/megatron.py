@@ -129,7 +129,7 @@ class MegatronPlanner:
         known = Measured(samples)
 
         def candidates(schedule: Schedule, each: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(each, known, schedule, getattr(make_program, "choose_recomputation", False))]
+            drafts = [*self._drafts(each, known, schedule, make_program.chooses_recomputation)]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
                 llm = profile.job.model.llm
                 turns = schedule.virtual_stages

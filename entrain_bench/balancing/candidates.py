@@ -62,7 +62,7 @@ def check_memory(
     """
     job = profile.job
     memory = profile.memory
-    draft: MakeProgram = getattr(make_program, "draft", make_program)
+    draft = make_program.draft
     limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
     alone = float(states.max()), "weights, gradients and optimizer states alone"
@@ -217,8 +217,13 @@ class Remembered:
     @property
     def draft(self) -> MakeProgram:
         """As the maker's own; itself if that has none that is quicker."""
-        own: MakeProgram = getattr(self.make, "draft", self.make)
-        return self if own is self.make else own
+        draft = self.make.draft
+        return self if draft is self.make else draft
+
+    @property
+    def chooses_recomputation(self) -> bool:
+        """As the maker."""
+        return self.make.chooses_recomputation
 
 
 def _recomputing(

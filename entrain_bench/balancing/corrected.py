@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.balancing.beliefs import packed_durations, packed_units_s
 from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
-from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.interface import Assigner, Drafter, Observer, declares
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, rows_of
@@ -38,12 +38,12 @@ class CorrectedAssigner:
     @property
     def handles_generators(self) -> bool:
         """As the base."""
-        return bool(getattr(self.base, "handles_generators", False))
+        return declares(self.base, "handles_generators")
 
     @property
     def handles_widths(self) -> bool:
         """As the base."""
-        return bool(getattr(self.base, "handles_widths", False))
+        return declares(self.base, "handles_widths")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """The base's labels by corrected estimates."""

@@ -97,6 +97,10 @@ class _Makers:
     def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
         return self.full(shapes, layout)
 
+    @property
+    def chooses_recomputation(self) -> bool:
+        return self.full.chooses_recomputation
+
 
 @dataclass
 class Trials:
@@ -117,8 +121,8 @@ class Trials:
 
     def __post_init__(self) -> None:
         full = Remembered(self.make_program)
-        own: MakeProgram = getattr(self.make_program, "draft", self.make_program)
-        self._makers = _Makers(full, full if own is self.make_program else Remembered(own))
+        draft = self.make_program.draft
+        self._makers = _Makers(full, full if draft is self.make_program else Remembered(draft))
 
     @cached_property
     def weight(self) -> int:
@@ -191,7 +195,7 @@ class Trials:
         try:
             chosen = heaviest(drawn, job)
             need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
-            later = getattr(self.make_program, "choose_recomputation", False)
+            later = self.make_program.chooses_recomputation
             if need > ENOUGH * job.planning_budget_bytes and not later:
                 others = (batch for index, batch in enumerate(drawn) if index not in chosen)
                 check_memory(self.profile, layout, self._makers, others)

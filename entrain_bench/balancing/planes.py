@@ -64,8 +64,8 @@ class PlanePlanner:
         """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
         samples = profile.draw(self.profile_samples)
         batch = profile.draw(profile.job.global_batch)
-        known = Known(samples, batch, getattr(make_program, "draft", make_program))
-        later = bool(getattr(make_program, "choose_recomputation", False))
+        known = Known(samples, batch, make_program.draft)
+        later = make_program.chooses_recomputation
         return lambda each: by_estimate(self._offered(each, known, chosen_later=later))
 
     def _offered(self, profile: Profile, known: Known, *, chosen_later: bool) -> Iterator[Candidate]:

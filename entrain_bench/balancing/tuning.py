@@ -152,7 +152,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
         UserError: why there is no candidate, or none fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
-    chosen_later = bool(getattr(make_program, "choose_recomputation", False))
+    chosen_later = make_program.chooses_recomputation
     samples = trials.batches.drawn[trials.batches.drafts[0]]
     most = max(2, int(budget * DRAFTS))
     entered: list[Layout] = []

@@ -93,7 +93,7 @@ class BraidPlanner:
         wide, even_s = self._with_widths(profile)
         if wide and decisive(wide[0].estimated_s) <= decisive(PIPELINED * even_s):
             return wide[0].layout
-        draft: MakeProgram = getattr(make_program, "draft", make_program)
+        draft = make_program.draft
         sizes = profile.job.free_microbatch_size
         default = default_job(profile.job)
         one_size = replace(self, microbatches=(1,))
@@ -101,7 +101,7 @@ class BraidPlanner:
         work = Work(profile, profile.draw(self.profile_samples), self.overhead)
 
         def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
-            later = bool(getattr(draft, "choose_recomputation", False))
+            later = draft.chooses_recomputation
             # Where sizes are free, another job has them; the default job is answered as if it were given.
             request = replace(each.job.request, recompute=profile.job.request.recompute)
             planner = one_size if sizes and replace(each.job, request=request) != default else self

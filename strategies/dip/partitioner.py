@@ -75,7 +75,7 @@ class DipPlanner:
         ``samples`` decide the split. Recomputation is part of the layout, unless the scheduler chooses it.
         """
         modules = profile.job.model.modules
-        choices = recompute_choices(profile.job, chosen_later=getattr(make_program, "choose_recomputation", False))
+        choices = recompute_choices(profile.job, chosen_later=make_program.chooses_recomputation)
         for degrees, recompute in product(profile.job.degrees(), choices):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
@@ -103,7 +103,7 @@ class DipPlanner:
     ) -> Iterator[Candidate]:
         """The layouts, timed by belief on one batch: recomputation is picked by what it makes of the schedule."""
         # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
-        order: MakeProgram = getattr(make_program, "draft", make_program)
+        order = make_program.draft
         for layout, _, chunks in self._layouts(profile, samples, make_program):
             try:
                 seconds = believed_s(profile, order(batch, layout))

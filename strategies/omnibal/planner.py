@@ -56,7 +56,7 @@ class OmniBalPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest in trials of the partitions with the least 1F1B time of an average microbatch."""
         samples = profile.draw(self.profile_samples)
-        chosen_later = getattr(make_program, "choose_recomputation", False)
+        chosen_later = make_program.chooses_recomputation
 
         def candidates(each: Profile) -> Iterator[Candidate]:
             return rising_candidates(self._drafts(each, samples, chosen_later))

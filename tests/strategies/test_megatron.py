@@ -28,6 +28,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
 from support.builders import (
     GIB,
+    PlainPrograms,
     chain_layout,
     no_delay,
     passes,
@@ -251,6 +252,7 @@ def test_trials_decide_among_schedules_each_with_as_many() -> None:
         planner, asked = MegatronPlanner(profile_samples=4, num_trials=2, schedules=chosen), set[str]()
         programs = Programs(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
 
+        @PlainPrograms
         def make_program(shapes: SampleShapes, layout: Layout) -> Program:
             asked.add(layout_to_json(layout))
             return programs(shapes, layout)

@@ -162,6 +162,21 @@ class ListSource:
         return self.shapes.take(rng.integers(0, len(self.shapes), num_samples))
 
 
+@dataclass(frozen=True)
+class PlainPrograms:
+    """The ``MakeProgram`` of a function, without a draft; a decorator."""
+
+    make: Callable[[SampleShapes, Layout], Program]
+    chooses_recomputation: bool = False
+
+    @property
+    def draft(self) -> PlainPrograms:
+        return self
+
+    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
+        return self.make(shapes, layout)
+
+
 def profile_of(
     job: Job, shapes: SampleShapes, seed: int = 0, belief_error: float = 0.0, belief_bias: float = 0.0
 ) -> Profile:
