@@ -69,7 +69,7 @@ class SpreadItems:
             ratio = ratio_of(placed, llm)
             units = module.units(shapes)
             consumer = replica[shapes.item_sample[units]]
-            cost = integer_cost(profile.estimate_units(module, shapes, placed.tp, placed.cp))
+            cost = integer_cost(profile.estimates.units(module, shapes, placed.tp, placed.cp))
             load = loads.setdefault(placed.dp, np.zeros(placed.dp, np.int64))
             first = consumer // ratio.fan_out * ratio.fan_in
             tokens = module.lengths(shapes, units)

@@ -125,7 +125,7 @@ class MegatronPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
-        samples = profile.draw(self.profile_samples)
+        samples = profile.samples.draw(self.profile_samples)
         known = Measured(samples)
 
         def candidates(schedule: Schedule, each: Profile) -> Iterator[Candidate]:
@@ -152,7 +152,7 @@ class MegatronPlanner:
             layout = place_chain(
                 job, degrees, layers, recompute, leading, turns, schedule.order, schedule.split_backward
             )
-            return Candidate(least_s + profile.step_s(layout), layout)
+            return Candidate(least_s + profile.programs.step_s(layout), layout)
 
         for degrees in job.degrees():
             for recompute in recompute_choices(job, chosen_later=chosen_later):

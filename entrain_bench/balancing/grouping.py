@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import check_plane, group_numbers
 from entrain_bench.base.arithmetic import decisive, matmul
@@ -208,7 +208,7 @@ def unit_costs(
     for tp, cp in placed.degrees:
         forward, backward = packed_units_s(module, shapes, tp, cp, profile)
         seconds.append(matmul(forward + backward, kinds) + matmul(forward, again))
-        pack_s.append(float(matmul(profile.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds)))
+        pack_s.append(float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds)))
     kept, working = profile.memory.token_bytes(module, placed)
     bytes_ = np.asarray(module.lengths(shapes, module.units(shapes)), np.float64) * float(kept[0] + working[0])
     return np.stack(seconds), bytes_, np.array(pack_s)

@@ -66,7 +66,7 @@ def tuning_batches(profile: Profile) -> TuningBatches:
     """Draw batches from the profile's tuning stream and sort them into strata by their longest units."""
     size = profile.job.global_batch
     count = max(1, min(NUM_BATCHES, MAX_DRAWN // size, MAX_SAMPLES // size))
-    drawn = profile.tuning_batches(count)
+    drawn = profile.samples.tuning_batches(count, size)
     order = _by_longest_unit(drawn, profile.job.model)
     low, middle, *high = _middles(order, DRAFT_STRATA)
     drafts = tuple(dict.fromkeys((middle, low, *high)))

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.halving import content_of
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
@@ -62,8 +62,8 @@ class PlanePlanner:
 
     def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
         """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
-        samples = profile.draw(self.profile_samples)
-        batch = profile.draw(profile.job.global_batch)
+        samples = profile.samples.draw(self.profile_samples)
+        batch = profile.samples.draw(profile.job.global_batch)
         known = Known(samples, batch, make_program.draft)
         later = make_program.chooses_recomputation
         return lambda each: by_estimate(self._offered(each, known, chosen_later=later))

@@ -54,7 +54,7 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
         return (degrees.pp * width,)
-    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    encoder, llm = profile.estimates.samples(samples, degrees.tp, degrees.cp)
     model = profile.job.model
     most = [width * min(len(module.layers) for module in model.encoders), width * len(model.llm.layers)]
     # Only forwards are estimated; frozen layers have a shorter backward.
@@ -88,8 +88,10 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
     """
     num_samples = 1
     while True:
-        first = allocate_gpus(profile, profile.draw(num_samples), degrees)
-        if all(allocate_gpus(profile, profile.draw(num_samples), degrees) == first for _ in range(num_validations)):
+        first = allocate_gpus(profile, profile.samples.draw(num_samples), degrees)
+        if all(
+            allocate_gpus(profile, profile.samples.draw(num_samples), degrees) == first for _ in range(num_validations)
+        ):
             return num_samples, True
         if 2 * num_samples > max_samples:
             return num_samples, False
@@ -289,7 +291,7 @@ def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -
         if not count:
             costs.append(np.zeros(len(module.layers)))
             continue
-        times = profile.measure(module, np.full(count, each), tp, cp)
+        times = profile.layers.measure(module, np.full(count, each), tp, cp)
         costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
     return costs
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from ortools.sat.python import cp_model
 
-from entrain_bench.balancing.beliefs import covered_layer_s
+from entrain_bench.balancing.chunk_estimates import covered_layer_s
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive

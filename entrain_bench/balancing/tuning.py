@@ -65,7 +65,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
         for module in profile.job.model.modules:
             length = module.lengths(samples, module.units(samples)).max(initial=0)
             if length:
-                times = profile.measure(module, np.array([length]), tp, cp)
+                times = profile.layers.measure(module, np.array([length]), tp, cp)
                 seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
         return seconds
 

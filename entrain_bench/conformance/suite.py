@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import create_profile
 from entrain_bench.base.errors import IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
@@ -194,8 +194,8 @@ def decisions(
     job = replace(setting.job, cluster=seen(setting.job.cluster))
     known = (job, setting.truth, setting.source)
     wrong = (config.belief_error, config.belief_bias)
-    profile = Profile(*known, config.seed, *wrong)
-    layout = setting.strategy.plan(Profile(*known, config.planning_seed, *wrong, config.simulated_batches))
+    profile = create_profile(*known, config.seed, *wrong)
+    layout = setting.strategy.plan(create_profile(*known, config.planning_seed, *wrong, config.simulated_batches))
     feed = Feed(replace(setting, profile=profile), layout, config.seed)
     made = list[Layout | Program]([layout])
     for iteration in range(WATCHED_ITERATIONS):

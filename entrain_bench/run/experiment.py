@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.config.instantiate import instantiate
@@ -119,8 +119,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
-    profile = Profile(*known, config.seed, *wrong)
-    planning = Profile(*known, config.planning_seed, *wrong, config.simulated_batches)
+    profile = create_profile(*known, config.seed, *wrong)
+    planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
     return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile, planning)
 
 
@@ -195,10 +195,10 @@ def warm_up(strategy: Strategy, layout: Layout, profile: Profile) -> None:
     """
     parts = type(strategy.assigner), type(strategy.scheduler)
     if parts not in _warm:
-        place = profile.place
+        place = profile.samples.state
         with suppress(UserError):
-            strategy.program(profile.draw(profile.job.global_batch), layout, profile)
-        profile.go_back(place)
+            strategy.program(profile.samples.draw(profile.job.global_batch), layout, profile)
+        profile.samples.restore(place)
         _warm.add(parts)
 
 

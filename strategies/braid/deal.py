@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
@@ -81,7 +81,7 @@ def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
             again = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
             seconds[row, mine] = matmul(forward + backward, kinds) + placed.recompute * again
             again_s[row, mine] = again * (not asked)
-            chunk_s[row] = float(matmul(profile.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
+            chunk_s[row] = float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
             for held, recompute in ((bytes_, placed.recompute), (lean, placed.recompute or not asked)):
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.filling import lpt_with_exchange
 from entrain_bench.balancing.grouping import room_bytes, step_assignment
 from entrain_bench.balancing.profile import Profile

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import chain_bytes, recompute_choices
@@ -98,7 +98,7 @@ class BraidPlanner:
         default = default_job(profile.job)
         one_size = replace(self, microbatches=(1,))
         best_s = {True: np.inf, False: np.inf}
-        work = Work(profile, profile.draw(self.profile_samples), self.overhead)
+        work = Work(profile, profile.samples.draw(self.profile_samples), self.overhead)
 
         def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
             later = draft.chooses_recomputation
@@ -133,7 +133,7 @@ class BraidPlanner:
             chain = fastest_in_trials(profile, partial(candidates, True, HOPELESS), make_program, CHAINS)
         except UserError:
             return found()
-        batch = profile.draw(profile.job.global_batch)
+        batch = profile.samples.draw(profile.job.global_batch)
         chain_s = decisive(profile.trial_s(make_program(batch, chain)))
         with suppress(UserError):
             other = found(chain_s, CHAINS)
@@ -145,20 +145,21 @@ class BraidPlanner:
 
         An estimate is the mean over drawn batches; only layouts near the best have more than a few.
         """
-        start = profile.place
+        start = profile.samples.state
         offers = list[Candidate]()
         part = part_of(profile)
         size = part.job.global_batch
         count = min(max(BATCHES, FEW // size), max(1, MANY // size)) if self.widths else 0
-        batches = [profile.draw(size) for _ in range(count)]
-        profile.go_back(start)
+        batches = [profile.samples.draw(size) for _ in range(count)]
+        profile.samples.restore(start)
         best = np.full(count, np.inf)
         for layout, own in offered_pairs(profile, part) if count else ():
             # No round is shorter than its gathers.
             if not has_room(profile, layout) or gathers_s(profile, layout) > NEAR * best.mean():
                 continue
             # Collectives of all ranks take longer than those of a part.
-            more_s = sum(of(profile, layout) - of(part, own) for of in (Profile.step_s, gathers_s))
+            more_s = profile.programs.step_s(layout) - part.programs.step_s(own)
+            more_s += gathers_s(profile, layout) - gathers_s(part, own)
             seconds = np.zeros(0)
             for samples in batches:
                 seconds = np.append(seconds, more_s + fastest_packs(samples, own, part)[0])
@@ -184,7 +185,7 @@ class BraidPlanner:
         def placed(shape: Shape, layers: Sequence[tuple[int, ...]], passes_s: float) -> Candidate:
             layout = place(job, shape, layers)
             fits = not shape.chain or chain_bytes(profile, work.samples, layout) <= job.planning_budget_bytes
-            return Candidate(passes_s + profile.step_s(layout) if fits else np.inf, layout)
+            return Candidate(passes_s + profile.programs.step_s(layout) if fits else np.inf, layout)
 
         def divided(shape: Shape) -> Draft:
             layers, busiest_s = split_layers(work, shape)
@@ -250,7 +251,7 @@ def evenly_s(samples: SampleShapes, profile: Profile) -> float:
 def gathers_s(profile: Profile, layout: Layout) -> float:
     """Seconds that a round's gathers and scatters of sharded weights take; 0 if they are not sharded."""
     pairs = [pair for pair in zip(profile.job.model.modules, layout.modules, strict=True) if pair[1].sharded]
-    traffic = [profile.layer_traffic(*pair) for pair in pairs]
+    traffic = [profile.layers.traffic(*pair) for pair in pairs]
     return float(sum((own.gather_s + own.again_s + own.scatter_s).sum() for own in traffic))
 
 

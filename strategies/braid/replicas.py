@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.balancing.actions import BACKWARD, Actions
-from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
+from entrain_bench.balancing.chunk_estimates import packed_durations, sync_after_s
 from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, members_of, users_of
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
@@ -77,7 +77,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     lane_offsets, lanes = lanes_of_actions(draft)
     row = rows_of(lane_offsets)
     believed, room_bytes = _believed(draft, profile, lanes, row)
-    handed = profile.handovers(draft)
+    handed = profile.programs.handovers(draft)
     wait = rows_of(draft.dep_offsets)
     need = draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.actions import State, Wish, room_for
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.balancing.options import check_least

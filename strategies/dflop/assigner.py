@@ -313,4 +313,4 @@ def unit_s(
     else:
         llm = llm_cost(profile, module, placed.tp, placed.cp)
         seconds = llm.seconds(lengths, float(lengths.sum()) / groups, placed.pp)
-    return np.asarray(seconds * recompute_factor(placed.recompute) * profile.error_factor(module, shapes))
+    return np.asarray(seconds * recompute_factor(placed.recompute) * profile.estimates.error_factor(module, shapes))

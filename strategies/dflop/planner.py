@@ -88,7 +88,7 @@ class DflopPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
-        shapes = data_shapes(profile, profile.draw(self.profile_samples))
+        shapes = data_shapes(profile, profile.samples.draw(self.profile_samples))
 
         def candidates(each: Profile) -> Iterator[Candidate]:
             return offered(self, each)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.balancing.actions import Actions, single_lane_actions
-from entrain_bench.balancing.beliefs import covered_layer_s, packed_durations, stages_s
+from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_durations, stages_s
 from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, users_of
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -44,7 +44,7 @@ def believed_s(profile: Profile, program: Program) -> float:
     """Believed time of a program up to its last backward, without transfers, seconds."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile, chunk_s)
-    return float(profile.simulate(program, duration).max())
+    return float(profile.programs.simulate(program, duration).max())
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class DistTrainPlanner:
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
-            samples = profile.draw(self.profile_samples)
+            samples = profile.samples.draw(self.profile_samples)
             if all(len(module.units(samples)) for module in profile.job.model.modules):
                 break
         return samples
@@ -93,7 +93,7 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
         seconds, number, reached = heappop(queue)
         if isinstance(reached, tuple):
             layout = space.place(*reached)
-            step_s = space.profile.step_s(layout) if count_step else 0.0
+            step_s = space.profile.programs.step_s(layout) if count_step else 0.0
             heappush(queue, (decisive(seconds + step_s), number, layout))
             continue
         if isinstance(reached, Layout):

@@ -85,7 +85,7 @@ class Orchestration:
             shapes = self.samples.take(batch)
             lengths = spec.lengths(shapes, spec.units(shapes))
             if len(lengths):
-                times = self.profile.measure(spec, lengths, tp, self.cp)
+                times = self.profile.layers.measure(spec, lengths, tp, self.cp)
                 seconds += [float(t.total_s[0]) for t in times]
         return np.asarray(seconds[spec.layer_kind] / batches.size)
 

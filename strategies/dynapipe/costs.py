@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import stages_s
+from entrain_bench.balancing.chunk_estimates import stages_s
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
@@ -101,10 +101,10 @@ def unit_costs(
     """Forward seconds of each unit through the whole module ``[units]``, and of what a microbatch takes once."""
     units = module.units(shapes)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
-    a, b, c = matmul(counts, profile.forward_fit(module, placed.tp, placed.cp))
+    a, b, c = matmul(counts, profile.layers.forward_fit(module, placed.tp, placed.cp))
     lengths = module.lengths(shapes, units).astype(np.float64)
     exact = np.maximum((a * lengths + b) * lengths, 0.0)
-    return np.asarray(exact * profile.error_factor(module, shapes)), max(float(c), 0.0)
+    return np.asarray(exact * profile.estimates.error_factor(module, shapes)), max(float(c), 0.0)
 
 
 def _shares(

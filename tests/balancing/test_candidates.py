@@ -106,7 +106,7 @@ def test_draws_go_on_after_the_first_batch_that_refuses_a_layout() -> None:
         peaks = []
         drawing = profile_of(job_with(1e15), shapes, seed=seed)
         for _ in range(MEMORY_BATCHES):
-            program = one_sample_a_microbatch(drawing.draw(8), layout)
+            program = one_sample_a_microbatch(drawing.samples.draw(8), layout)
             peaks.append(float(Memory(MODEL).peak_bytes(program).max()))
         first = next(index for index, peak in enumerate(peaks) if peak == max(peaks))
         checked = profile_of(job_with(max(peaks) / PLANNING_SHARE * 0.9999), shapes, seed=seed)
@@ -114,8 +114,8 @@ def test_draws_go_on_after_the_first_batch_that_refuses_a_layout() -> None:
             check_memory(checked, layout, one_sample_a_microbatch)
         again = profile_of(job_with(1e15), shapes, seed=seed)
         for _ in range(first + 1):
-            again.draw(8)
-        assert np.array_equal(checked.draw(8).sample_ids, again.draw(8).sample_ids)
+            again.samples.draw(8)
+        assert np.array_equal(checked.samples.draw(8).sample_ids, again.samples.draw(8).sample_ids)
 
 
 def test_batches_decide_by_their_longest_unit_their_tokens_and_their_microbatches() -> None:
@@ -169,7 +169,7 @@ def test_the_fastest_candidate_that_fits_wins() -> None:
 def test_the_best_trial_wins_over_the_best_estimate() -> None:
     profile = profile_of(job_with(16 * GIB), samples((10, [400])))
     layouts = [chain_layout(MODEL, 1, stages, 8) for stages in (1, 2)]
-    batch = profile.draw(8)
+    batch = profile.samples.draw(8)
     slow, fast = sorted(layouts, key=lambda layout: -profile.trial_s(one_sample_a_microbatch(batch, layout)))
     offered = [Candidate(1.0, slow), Candidate(2.0, fast)]
     assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, 1) is slow

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.beliefs import packed_chunks_s
-from entrain_bench.balancing.packs import LENGTHS, pack_times, probes
+from entrain_bench.balancing.chunk_estimates import packed_chunks_s
+from entrain_bench.balancing.layer_profile import LENGTHS, pack_times, probes
 from entrain_bench.base.arrays import sum_rows
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program.assignment import group_chunks, same_microbatches

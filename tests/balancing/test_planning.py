@@ -176,7 +176,7 @@ def test_a_chain_keeps_what_1f1b_has_under_way() -> None:
     model = generating_model()
     profile = profile_of(tiny_job(model, tiny_cluster(1, 4)), samples(*[(50, [40])] * 64))
     layout = place_chain(profile.job, Degrees(1, 1, 4, 1), [(4,), (1, 1, 1, 1), (4,)], (False,) * 3, leading=False)
-    shapes = profile.draw(profile.job.global_batch)
+    shapes = profile.samples.draw(profile.job.global_batch)
     program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
     peak, kept = profile.memory.peak_bytes(program).max(), chain_bytes(profile, shapes, layout)
     # Beside it a pass has what it needs while it runs.

@@ -105,9 +105,11 @@ def test_a_free_knob_costs_nothing_on_the_tuning_batches(seed: int) -> None:
 
 def test_the_same_job_has_the_same_layout_whatever_else_was_drawn() -> None:
     first, again = profile_for(FREE), profile_for(FREE)
-    drawn = again.tuning_batches(2)
-    again.draw(10)
-    assert again.tuning_batches(2)[1].sample_ids.tolist() == drawn[1].sample_ids.tolist()
+    drawn = again.samples.tuning_batches(2, again.job.global_batch)
+    again.samples.draw(10)
+    assert (
+        again.samples.tuning_batches(2, again.job.global_batch)[1].sample_ids.tolist() == drawn[1].sample_ids.tolist()
+    )
     assert content_of(STRATEGY.plan(first)) == content_of(STRATEGY.plan(profile_for(FREE)))
 
 

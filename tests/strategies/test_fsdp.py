@@ -56,7 +56,7 @@ def test_a_small_batch_makes_smaller_microbatches() -> None:
     layout = strategy.plan(profile)
     assert layout.modules[-1].dp == 4
     assert layout.num_microbatches == 1
-    shapes = profile.draw(job.global_batch)
+    shapes = profile.samples.draw(job.global_batch)
     assert np.bincount(strategy.program(shapes, layout, profile).chunks[-1].replica).tolist() == [1, 1, 1, 1]
 
 
@@ -125,7 +125,7 @@ def spread(values: IntArray, replica: IntArray, row: IntArray) -> float:
 def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None:
     job, profile, strategy = setting("strategy=veomni", "layout.tp=1", "layout.cp=1")
     layout, plain = strategy.plan(profile), setting("strategy=fsdp")[2]
-    shapes = profile.draw(job.global_batch)
+    shapes = profile.samples.draw(job.global_batch)
     ours, arrived = (each.assigner.assign(shapes, layout, profile) for each in (strategy, plain))
     np.testing.assert_array_equal(ours.modules[-1].replica, arrived.modules[-1].replica)
     np.testing.assert_array_equal(ours.modules[0].microbatch, arrived.modules[0].microbatch)
@@ -141,6 +141,6 @@ def test_veomni_needs_one_dp() -> None:
     )
     found = layout.strategy.plan(layout.profile)
     with pytest.raises(IncompatibleError, match="dp=4, llm has dp=1"):
-        EncoderBalance().assign(profile.draw(job.global_batch), found, profile)
+        EncoderBalance().assign(profile.samples.draw(job.global_batch), found, profile)
     with pytest.raises(UserError, match=r"strategy.assigner.cost_exponent=3: must be 1 or 2"):
         EncoderBalance(cost_exponent=3)

@@ -113,7 +113,7 @@ def test_the_average_microbatch_by_hand() -> None:
     profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
     vision, llm = average_layer_s(profile, shapes, 1, 1)
     for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
-        times = profile.measure(module, np.array(lengths), 1, 1)
+        times = profile.layers.measure(module, np.array(lengths), 1, 1)
         expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
         assert costs.tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -137,7 +137,7 @@ def splits(costs: list[float], stages: int) -> list[list[float]]:
 
 def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
     """Least 1F1B time of average microbatches over every split and allowed placement, without recomputation."""
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), degrees.tp, degrees.cp))
     count = profile.job.num_microbatches(degrees.dp)
     found = []
     if placement != "leading_stages":
@@ -168,7 +168,7 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     leading = int(llm.ranks.min()) > 0
     assert placement == "auto" or leading == (placement == "leading_stages")
     degrees = Degrees(llm.tp, llm.cp, llm.pp + vision.pp * leading, llm.dp)
-    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp)]
+    costs = [c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), degrees.tp, degrees.cp)]
     times = []
     for cost, place in zip(costs, (vision, llm), strict=True):
         bounds = np.cumsum((0, *place.layers_per_stage))
@@ -176,7 +176,7 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     chain = [*times[0], *times[1]] if leading else [times[0][0] + times[1][0], *times[1][1:]]
     seconds = sum(chain) + (layout.num_microbatches - 1) * max(chain)
     # The step at the end of the iteration differs between placements; it is small against the tolerance here.
-    steps = profile.step_s(layout)
+    steps = profile.programs.step_s(layout)
     assert seconds <= best_stages(profile, degrees, placement) * (1 + 1e-9) + steps
     assert [vision.recompute, llm.recompute] == [False, False]
 
@@ -245,7 +245,10 @@ def test_zb_v_goes_down_the_ranks_and_back_up(placement: str) -> None:
 def test_trials_decide_among_schedules_each_with_as_many() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     # All samples are alike, so a profiled batch is as any other.
-    batch, names = profile._source.batch(0, profile.job.global_batch, 0), ["1f1b", "interleaved", "zb_h1", "zb_v"]
+    batch, names = (
+        profile.samples._source.batch(0, profile.job.global_batch, 0),
+        ["1f1b", "interleaved", "zb_h1", "zb_v"],
+    )
 
     def plan(chosen: list[str]) -> tuple[float, set[str]]:
         """Seconds of the layout that is taken, and the layouts that were looked at."""
@@ -269,7 +272,7 @@ def test_trials_decide_among_schedules_each_with_as_many() -> None:
 def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     layouts = [plan_with(MegatronPlanner("first_stage", 4, 1, split), profile) for split in ("balanced", "uniform")]
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), 1, 1))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), 1, 1))
     slowest = []
     for layout in layouts:
         bounds = np.cumsum((0, *layout.modules[1].layers_per_stage))
@@ -319,7 +322,7 @@ def test_planned_iterations_run_within_the_budget() -> None:
     job = tiny_job(MODEL, tiny_cluster(1, 8))
     profile = profile_of(job, shapes)
     layout = plan_with(MegatronPlanner(profile_samples=64), profile)
-    batch = profile._source.batch(0, job.global_batch, 0)
+    batch = profile.samples._source.batch(0, job.global_batch, 0)
     assignment = ArrivalOrder().assign(batch, layout, profile)
     program = OneForwardOneBackward().schedule(batch, layout, assignment, profile)
     timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)

@@ -174,4 +174,4 @@ def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
 
 
 def layout_of(profile: Profile, wanted: Shape) -> Layout:
-    return place(profile.job, wanted, split_layers(Work(profile, profile.draw(64), 0.05), wanted)[0])
+    return place(profile.job, wanted, split_layers(Work(profile, profile.samples.draw(64), 0.05), wanted)[0])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.widths import layouts_with_widths, packed_program, widths_of
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import OutOfMemoryError

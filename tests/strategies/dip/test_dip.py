@@ -255,7 +255,7 @@ def test_believed_stage_times_add_up_to_the_estimates_and_recomputation_costs_a_
     chunks = program_of(colocated(2), shapes, assignment).chunks[-1]
     for recompute, factor in ((False, 2.0), (True, 3.0)):
         forward, backward = chunk_s(llm, placed(llm, [[[0], [1]]], recompute=recompute), shapes, chunks, profile)
-        assert forward.sum() == pytest.approx(profile.estimate_units(llm, shapes, 1, 1).sum())
+        assert forward.sum() == pytest.approx(profile.estimates.units(llm, shapes, 1, 1).sum())
         assert backward == pytest.approx(factor * forward)
 
 

@@ -106,7 +106,7 @@ def test_believed_times_of_a_generator_add_up_where_samples_have_several_items()
     program = scheduled(layout, shapes, cut_by(shapes, 1, (4, 3)))
     forward, backward = chunk_s(OUT, layout.modules[2], shapes, program.chunks[2], profile)
     # Two sub-microbatches of two items, all of one length.
-    each = profile.estimate_units(OUT, shapes, 1, 1)
+    each = profile.estimates.units(OUT, shapes, 1, 1)
     assert forward.shape == (2, 2)
     assert forward.sum(axis=1) == pytest.approx([2 * each[0]] * 2, rel=1e-9)
     assert backward == pytest.approx(2 * forward, rel=1e-9)

@@ -121,7 +121,7 @@ def test_a_microbatch_costs_what_its_samples_take_and_what_it_takes_once() -> No
     costs = believed_costs(profile, shapes, layout)
     vision, llm = MODEL.modules
     for index, module in enumerate((vision, llm)):
-        alone = profile.estimate_units(module, shapes, 1, 1)
+        alone = profile.estimates.units(module, shapes, 1, 1)
         units = module.units(shapes)
         # A unit alone is its part and what a microbatch takes once.
         each = np.bincount(module.owners(shapes, units), alone - costs.fixed_s[index], minlength=3)

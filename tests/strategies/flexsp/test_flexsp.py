@@ -95,7 +95,7 @@ def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
     made = setting()
     layout = made.strategy.plan(made.profile)
     assert all(placed.sharded and placed.widths for placed in layout.modules)
-    shapes = made.profile.draw(16)
+    shapes = made.profile.samples.draw(16)
     program = made.strategy.program(shapes, layout, made.profile)
     llm, rows = layout.modules[-1], program.chunks[-1]
     width = np.array([cp for _, cp in llm.degrees])[llm.degree_of_copy[rows.replica]]
@@ -106,7 +106,7 @@ def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
 def test_a_sample_costs_less_on_more_ranks_but_more_in_all() -> None:
     made = setting()
     layout = made.strategy.plan(made.profile)
-    shapes = made.profile.draw(16)
+    shapes = made.profile.samples.draw(16)
     seconds, bytes_ = sample_costs(shapes, layout, made.profile)
     assert np.all(bytes_ > 0)
     widths = np.array([cp for _, cp in layout.modules[-1].degrees])

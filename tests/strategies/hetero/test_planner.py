@@ -129,7 +129,7 @@ def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) 
             for each, at in zip(layers, candidate.layout.modules, strict=True)
             for cut in [at.layers_per_stage[0]]
         ]
-        seconds = estimate_s(stages[0], stages[1], 16, colocated=colocated) + profile.step_s(candidate.layout)
+        seconds = estimate_s(stages[0], stages[1], 16, colocated=colocated) + profile.programs.step_s(candidate.layout)
         # The encoder's weights leave and return over a host link of 1e8 bytes/s.
         away = 2 * 2 * vision.parameters / 1e8 if vision_at.offload else 0.0
         assert candidate.estimated_s == pytest.approx(seconds + away, rel=1e-12)
@@ -145,14 +145,14 @@ def test_encoders_that_share_ranks_take_turns() -> None:
     first = next(iter(candidates_of(profile, shapes, [Pair(one, one)], colocated=False)))
     vision_s, audio_s, llm_s = (average_layer_s(profile, m, shapes, 1, 1, 1).sum() for m in AV_MODEL.modules)
     passes_s = vision_s + audio_s + llm_s + 7 * max(vision_s + audio_s, llm_s)
-    assert first.estimated_s == pytest.approx(passes_s + profile.step_s(first.layout), rel=1e-12)
+    assert first.estimated_s == pytest.approx(passes_s + profile.programs.step_s(first.layout), rel=1e-12)
 
 
 def test_the_fullest_slice_is_measured() -> None:
     profile, shapes = profile_for(), samples((10, [100, 300]), (20, [200]))
     vision = MODEL.modules[0]
     # 1.5 items a sample: 1.5 samples hold 2.25 items, the fullest slice 3 of 200 tokens.
-    expected = [float(profile.measure(vision, np.full(3, 200), 2, 1)[k].total_s[0]) for k in vision.layer_kind]
+    expected = [float(profile.layers.measure(vision, np.full(3, 200), 2, 1)[k].total_s[0]) for k in vision.layer_kind]
     assert average_layer_s(profile, vision, shapes, 1.5, 2, 1).tolist() == pytest.approx(expected, rel=1e-12)
     assert average_layer_s(profile, vision, samples((10, [])), 1.5, 2, 1).tolist() == [0.0] * 4
 
