@@ -20,7 +20,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.records.records import METRICS
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.time_shares import TIME_SHARES
-from entrain_bench.run.experiment import Feed, Trainer, prepare, run_experiment
+from entrain_bench.run.experiment import Feed, prepare, run_experiment
 from entrain_bench.simulate.rendezvous import RULES, semantics_of
 from entrain_bench.specs.cluster import ClusterSpec
 
@@ -190,7 +190,7 @@ def decisions(
 ) -> list[Layout | Program]:
     """Layout and programs of the first iterations, each executed before the next; ``seen`` is what is shown."""
     setting = prepare(config)
-    assert not isinstance(setting.executor, Trainer)
+    assert not setting.executor.trains
     job = replace(setting.job, cluster=seen(setting.job.cluster))
     known = (job, setting.truth, setting.source)
     wrong = (config.belief_error, config.belief_bias)

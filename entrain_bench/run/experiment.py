@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -39,14 +39,17 @@ MAX_KEPT_ACTIONS = 200_000
 class Executor(Protocol):
     """Runs programs and reports timelines."""
 
+    trains: ClassVar[Literal[False]]
+
     def execute(self, program: Program) -> Timeline:
         """Validate and run one iteration's program."""
         ...
 
 
-@runtime_checkable
 class Trainer(Protocol):
     """Runs whole experiments, on ranks of its own."""
+
+    trains: ClassVar[Literal[True]]
 
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Run all iterations; ``progress`` is called with the number of finished ones."""
@@ -115,7 +118,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
-    if isinstance(executor, Trainer):
+    if executor.trains:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
@@ -223,7 +226,7 @@ def run_experiment(
         ExecutionError: if the run failed with valid input.
     """
     setting = prepare(config, source)
-    if isinstance(setting.executor, Trainer):
+    if setting.executor.trains:
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: cannot take other samples than those of its workload")
         return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class Simulator:
         truth: the cost truth.
         memory_budget_bytes: memory of a rank that programs may use.
     """
+
+    trains: ClassVar[Literal[False]] = False
 
     truth: CostTruth
     memory_budget_bytes: float

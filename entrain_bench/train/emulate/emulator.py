@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from statistics import median
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -152,6 +153,8 @@ class Emulator:
 
     ``experiments/harness/emulate.yaml`` explains the settings. ``measured`` grows with every program.
     """
+
+    trains: ClassVar[Literal[False]] = False
 
     truth: CostTruth
     memory_budget_bytes: float
