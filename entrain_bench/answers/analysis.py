@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from entrain_bench.answers.labels import label_columns
-from entrain_bench.balancing.planning import allocate_gpus, stable_samples, stages_of_gpus
+from entrain_bench.balancing.planning import allocate_gpus, gpus_to_stages, stable_samples
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
@@ -73,7 +73,7 @@ def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: i
         gpus = [allocate_gpus(profile, profile.samples.draw(size), degrees)[0] for _ in range(num_draws)]
         count = np.bincount(gpus, minlength=total)
         rows += [
-            (size, own, total - own, *stages_of_gpus((own, total - own), width), count[own] / num_draws)
+            (size, own, total - own, *gpus_to_stages((own, total - own), width), count[own] / num_draws)
             for own in range(width, total - width + 1)
         ]
     columns = ["batch_size", "encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages", "share"]

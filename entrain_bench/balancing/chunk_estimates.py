@@ -22,7 +22,9 @@ def covered_layer_s(
 ) -> FloatArray:
     """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
     if placed.widths:
-        return of_groups(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[0]
+        return estimate_by_group(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[
+            0
+        ]
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
     counts = module.kind_counts(placed.layers_per_stage)
     kinds = _kinds_s(module, placed, shapes, profile)
@@ -31,7 +33,7 @@ def covered_layer_s(
     return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
 
 
-def of_groups(
+def estimate_by_group(
     placed: ModuleLayout, chunks: Chunks, values: Callable[[ModuleLayout], tuple[FloatArray, ...]]
 ) -> tuple[FloatArray, ...]:
     """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
@@ -106,7 +108,7 @@ def packed_chunks_s(
     come third.
     """
     if placed.widths:
-        return of_groups(
+        return estimate_by_group(
             placed, chunks, lambda own: packed_chunks_s(module, own, shapes, chunks, profile, remade, split)
         )
     times = profile.layers.pack_times(module, placed.tp, placed.cp, split)

@@ -32,7 +32,7 @@ FILLED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class SequenceGroups:
     """Groups of a microbatch.
 
     Attributes:
@@ -46,7 +46,9 @@ class Groups:
     makespan_s: float
 
 
-def grouped(seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room: float) -> Groups | None:
+def grouped(
+    seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room: float
+) -> SequenceGroups | None:
     """Groups whose slowest is fast, without a solver; None if the sequences do not fit in memory.
 
     For a makespan, sequences by falling time take the first group, narrow ones first, that has time and memory for
@@ -88,10 +90,10 @@ def grouped(seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks
     return measured(width, group, seconds, widths)
 
 
-def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntArray) -> Groups:
+def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntArray) -> SequenceGroups:
     """Groups of the given widths and sequences, with their makespan."""
     own = seconds[np.searchsorted(widths, width[group]), np.arange(len(group))]
-    return Groups(width, group, float(np.bincount(group, own).max(initial=0.0)))
+    return SequenceGroups(width, group, float(np.bincount(group, own).max(initial=0.0)))
 
 
 @njit()

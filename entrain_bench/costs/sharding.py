@@ -137,14 +137,16 @@ def exposed_s(
 
     Args:
         program: the program.
-        layers_s: for each of ``sharded_modules``, the seconds of its layers (``layers_of``).
+        layers_s: for each of ``sharded_modules``, the seconds of its layers (``price_layers``).
         cluster: provides the links.
         framework: says which communication overlaps.
     """
     added = np.zeros(program.num_actions)
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)
     sets = [
-        passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster, gradient_bytes)
+        passes
+        for index, own in layers_s.items()
+        for passes in price_passes(program, index, own, cluster, gradient_bytes)
     ]
     if not sets:
         return added
@@ -199,7 +201,7 @@ def collective_passes(program: Program) -> IntArray:
     return group
 
 
-def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
+def price_layers(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
     """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``."""
     module = program.model.modules[index]
     placed = program.layout.modules[index]
@@ -217,7 +219,7 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
     return forward_s, backward_s + again_s * remade_layers(program, index)
 
 
-def passes_of(
+def price_passes(
     program: Program,
     index: int,
     layers_s: tuple[FloatArray, FloatArray],

@@ -23,7 +23,7 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Shape, Work, chains_of, place, shapes_of, split_layers
+from .layout import Shape, ShapeWork, list_chains, list_shapes, place, split_layers
 from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
@@ -98,7 +98,7 @@ class BraidPlanner:
         default = default_job(profile.job)
         one_size = replace(self, microbatches=(1,))
         best_s = {True: np.inf, False: np.inf}
-        work = Work(profile, profile.samples.draw(self.profile_samples), self.overhead)
+        work = ShapeWork(profile, profile.samples.draw(self.profile_samples), self.overhead)
 
         def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
             later = draft.chooses_recomputation
@@ -147,7 +147,7 @@ class BraidPlanner:
         """
         start = profile.samples.state
         offers = list[Candidate]()
-        part = part_of(profile)
+        part = shrink_job(profile)
         size = part.job.global_batch
         count = min(max(BATCHES, FEW // size), max(1, MANY // size)) if self.widths else 0
         batches = [profile.samples.draw(size) for _ in range(count)]
@@ -173,13 +173,13 @@ class BraidPlanner:
         return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
     def rated(
-        self, profile: Profile, work: Work, recompute_later: bool, chain: bool = False, most_s: float = np.inf
+        self, profile: Profile, work: ShapeWork, recompute_later: bool, chain: bool = False, most_s: float = np.inf
     ) -> Iterator[Candidate]:
         """Layouts that could be among the best, by the seconds of their busiest rank, or longest sample, and step."""
         job = profile.job
         # A chain's first block has the encoders besides: what recomputes decides how many of the LLM's layers it has.
         choices = recompute_choices(job, chosen_later=recompute_later and not chain)
-        plain = chains_of(job, choices) if chain else shapes_of(job, choices, self)
+        plain = list_chains(job, choices) if chain else list_shapes(job, choices, self)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
 
         def placed(shape: Shape, layers: Sequence[tuple[int, ...]], passes_s: float) -> Candidate:
@@ -210,7 +210,7 @@ class BraidPlanner:
         return sorted({min(most, max(1, round(job.num_microbatches(dp) * factor))) for factor in self.microbatches})
 
 
-def part_of(profile: Profile) -> Profile:
+def shrink_job(profile: Profile) -> Profile:
     """Return the profile of a half, a quarter, ... of a job's nodes and batch if the batch exceeds ``MANY`` samples.
 
     The part has the job's layouts: it keeps ``PART`` ranks, and states have room where they have room on all ranks. A

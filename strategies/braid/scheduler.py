@@ -29,7 +29,7 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .replicas import Replica, keeping, replicas_of
+from .replicas import Replica, keeping, split_replicas
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
@@ -269,7 +269,7 @@ class BraidScheduler(Recomputation):
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
         rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
-        replicas = replicas_of(draft, assignment, profile)
+        replicas = split_replicas(draft, assignment, profile)
         searches = [Search(replica, rules) for replica in replicas]
         first = ordered(draft, searches)
         peak_bytes = profile.memory.peak_bytes(first)

@@ -49,7 +49,7 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
     return np.array([recompute and kind.remade_share for kind in module.kinds], np.float64)
 
 
-def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+def level_shares(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
 
     Args:

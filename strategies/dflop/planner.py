@@ -40,7 +40,7 @@ COMMUNICATORS = ("unequal_dp", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class PlanEstimates:
     """Results of Algorithm 1 for plans and numbers of microbatches, without recomputation ``[plans, numbers]``.
 
     Attributes:
@@ -171,7 +171,7 @@ class DflopPlanner:
 
     @staticmethod
     def _largest_fit(
-        profile: Profile, shapes: DataShapes, degrees: IntArray, estimates: Estimates, again: tuple[bool, ...]
+        profile: Profile, shapes: DataShapes, degrees: IntArray, estimates: PlanEstimates, again: tuple[bool, ...]
     ) -> BoolArray:
         """Whether the largest samples fit memory by the public code's reckoning, on the largest stages ``[plans]``.
 
@@ -222,7 +222,7 @@ class DflopPlanner:
 
     def estimates(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray, counts: IntArray | None = None
-    ) -> Iterator[tuple[IntArray, IntArray, Estimates]]:
+    ) -> Iterator[tuple[IntArray, IntArray, PlanEstimates]]:
         """Rows of ``degrees``, numbers of microbatches and estimates, in blocks with one TP a module.
 
         The numbers are 1, 2, ... for all rows ``[1, numbers]``, or the given one of each row ``[plans, 1]``.
@@ -271,7 +271,7 @@ class DflopPlanner:
                 yield (
                     rows,
                     i,
-                    Estimates(
+                    PlanEstimates(
                         encoder_s,
                         llm_s,
                         encoder_act,

@@ -44,7 +44,7 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     return order
 
 
-class Ends(NamedTuple):
+class StageEnds(NamedTuple):
     """How far a replica's 1F1B is known: ends of the latest forward and the latest backward ``[stages]``."""
 
     forward_s: FloatArray
@@ -105,7 +105,7 @@ def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     Stage s is p - 1 - s forwards ahead of backward 0 and does one forward for each backward from then on.
     """
     stages = forward_s.shape[1]
-    ends = Ends(np.zeros(stages), np.zeros(stages))
+    ends = StageEnds(np.zeros(stages), np.zeros(stages))
     arrived_s = np.zeros(stages)  # Of each microbatch at the stage.
     for stage in range(stages):
         now_s = 0.0

@@ -24,7 +24,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class SampleCosts:
     """Believed costs of an iteration's samples.
 
     Attributes:
@@ -53,7 +53,7 @@ class Costs:
         return len(self.forward)
 
 
-def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Costs:
+def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> SampleCosts:
     """Costs of the samples under a layout.
 
     Raises:
@@ -92,7 +92,9 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Co
         working[place] = np.maximum(working[place], needs[:, None] * tokens)
         states[place] = lane_states[layout.blocks[index].first_lane()[0]]
     available = np.maximum(profile.job.planning_budget_bytes - states, 0.0)
-    return Costs(np.array(seconds), np.array(fixed), np.array(present), forward, backward, kept, working, available)
+    return SampleCosts(
+        np.array(seconds), np.array(fixed), np.array(present), forward, backward, kept, working, available
+    )
 
 
 def unit_costs(

@@ -184,7 +184,7 @@ def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
     return pairs
 
 
-def candidates_of(
+def list_candidates(
     profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
 ) -> Iterator[Candidate]:
     """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
@@ -291,7 +291,7 @@ class ColocatedPlanner:
 
         def candidates(each: Profile) -> list[Candidate]:
             pairs = colocated_pairs(each.job, self.encoder_tp)
-            return by_estimate(candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder))
+            return by_estimate(list_candidates(each, samples, pairs, colocated=True, offload=self.offload_encoder))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 
@@ -332,6 +332,6 @@ class NoncolocatedPlanner:
 
         def candidates(each: Profile) -> list[Candidate]:
             pairs = noncolocated_pairs(each.job, *limits)
-            return by_estimate(candidates_of(each, samples, pairs, colocated=False))
+            return by_estimate(list_candidates(each, samples, pairs, colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)

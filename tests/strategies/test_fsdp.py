@@ -12,7 +12,7 @@ from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.sharding import collective_passes, layers_of, passes_of
+from entrain_bench.costs.sharding import collective_passes, price_layers, price_passes
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.job import Job
@@ -105,8 +105,8 @@ def test_ties_layer_by_layer_would_add_little_to_ties_pass_by_pass() -> None:
     program, _ = Feed(made, layout, 0).program(Feed(made, layout, 0).batch(0))
     group, by_layer, by_pass = collective_passes(program), 0.0, 0.0
     for index in range(len(layout.modules)):
-        layers_s = layers_of(program, index, made.truth.layer_times)
-        for passes in passes_of(program, index, layers_s, made.truth.cluster):
+        layers_s = price_layers(program, index, made.truth.layer_times)
+        for passes in price_passes(program, index, layers_s, made.truth.cluster):
             beside = np.append(passes.ready_s[1:], 0.0) + np.append(0.0, passes.left_s[:-1])
             seconds, mine = np.maximum(passes.compute_s, beside), group[passes.actions]
             for each in np.unique(mine):

@@ -14,7 +14,7 @@ from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import valley_of
+from entrain_bench.balancing.zero_bubble import find_valley
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
@@ -25,7 +25,7 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
+from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner
 from support.builders import (
     GIB,
     PlainPrograms,
@@ -190,7 +190,7 @@ def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: i
     costs = [rng.integers(0, 9, len(module.layers)).astype(float) for module in model.modules]
     found = [
         [*map(len, layers)]
-        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, Costs(model, tuple(costs)))
+        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, LayerCosts(model, tuple(costs)))
         if leading
     ]
     slowest = {
@@ -229,7 +229,7 @@ def test_zb_v_goes_down_the_ranks_and_back_up(placement: str) -> None:
     job = tiny_job(model, tiny_cluster(1, 4), request=LayoutRequest(tp=1, cp=1, dp=1), microbatch_size=1)
     profile = profile_of(job, samples(ROW))
     layout = plan_with(MegatronPlanner(placement, profile_samples=4, schedules=["zb_v"]), profile)
-    valley = valley_of(model, layout)
+    valley = find_valley(model, layout)
     assert valley is not None
     assert layout.split_backward
     vision, llm = layout.modules
@@ -381,7 +381,7 @@ def test_tp_that_does_not_divide_the_heads_is_named() -> None:
 def test_stages_but_for_the_ends_are_the_fastest_of_all_that_have_as_many_layers(stages: int) -> None:
     model = tiny_model(encoder=3, llm=8)
     rng = np.random.default_rng(stages)
-    costs = Costs(model, (rng.random(5), rng.random(10)))
+    costs = LayerCosts(model, (rng.random(5), rng.random(10)))
     loaded = costs.llm_s.copy()
     loaded[0] += costs.layer_s[0].sum()
     every = {

@@ -22,7 +22,7 @@ from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator
-from entrain_bench.simulate.place import timeline_of
+from entrain_bench.simulate.place import make_timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.settings import DEVICES
 
@@ -190,7 +190,7 @@ class Emulator:
             for _, cp in placed.degrees:
                 self.truth.framework.check_executable(module, cp, "emulate")
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
-        return timeline_of(program, self.price(program), memory)
+        return make_timeline(program, self.price(program), memory)
 
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""

@@ -21,13 +21,13 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
+from entrain_bench_strategies.braid.assigner import deal_chunks, find_places, spread_chunks, two_columns
 from entrain_bench_strategies.braid.layout import (
-    Work,
+    ShapeWork,
     encoder_degrees,
+    list_shapes,
     llm_places,
     place,
-    shapes_of,
     split_layers,
 )
 from entrain_bench_strategies.braid.planner import WORST
@@ -80,18 +80,18 @@ def test_a_stage_of_an_encoder_takes_several_blocks_and_the_llm_only_some() -> N
 
 def test_no_shape_is_faster_than_its_least_time() -> None:
     profile = profile_for()
-    work = Work(profile, profile.samples.draw(64), 0.05)
-    for one in shapes_of(profile.job, [(False, False)], BraidPlanner()):
+    work = ShapeWork(profile, profile.samples.draw(64), 0.05)
+    for one in list_shapes(profile.job, [(False, False)], BraidPlanner()):
         assert split_layers(work, one)[1] >= work.least_s(one) * (1 - 1e-9)
         assert work.least_s(one) >= work.longest_s(one)
 
 
 def test_layouts_are_rated_in_order_and_none_of_the_best_is_missed() -> None:
     profile, planner = profile_for(), BraidPlanner(microbatches=(1,))
-    work = Work(profile, profile.samples.draw(64), 0.05)
+    work = ShapeWork(profile, profile.samples.draw(64), 0.05)
     rated = [*planner.rated(profile, work, recompute_later=True)]
     all_s = []
-    for one in shapes_of(profile.job, [(False, False)], planner):
+    for one in list_shapes(profile.job, [(False, False)], planner):
         layers, busiest_s = split_layers(work, one)
         layout = place(profile.job, one, layers)
         check_layout(layout, profile.job.model, profile.job.cluster)
@@ -121,7 +121,7 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     ]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=False) == [(4, 1)]
-    found = [*shapes_of(job, [(False, False)], BraidPlanner())]
+    found = [*list_shapes(job, [(False, False)], BraidPlanner())]
     assert len(found) == len({*found})
     for one in found:
         width = one.degrees.tp * one.degrees.cp
@@ -158,11 +158,11 @@ def test_the_llm_comes_with_the_last_encoder_chunk_of_its_microbatch() -> None:
     # Microbatch 0 of replica 0 has two chunks, so its LLM's place is 1; without items there is one place.
     replica, microbatch = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0])
     items = np.array([0, 1, 2]), np.array([0, 1, 0])
-    first, middle = places_of(replica, microbatch, [items])
+    first, middle = find_places(replica, microbatch, [items])
     assert first.tolist() == [0, 0, 2, 0]
     assert middle.tolist() == [1, 1, 2, 0]
     # A generator's two chunks take the LLM's place and the one behind it.
-    first, middle = places_of(replica, microbatch, [items], [items])
+    first, middle = find_places(replica, microbatch, [items], [items])
     assert first.tolist() == [0, 0, 3, 0]
     assert middle.tolist() == [1, 1, 3, 0]
 
@@ -238,7 +238,7 @@ def test_what_a_generator_makes_waits_for_its_sample() -> None:
 def test_a_chain_has_encoders_on_its_first_block_and_generators_on_its_last() -> None:
     profile = profile_for(GENERATING)
     wanted = shape(tp=1, pp=4, recompute=(False,) * 3, chain=True)
-    work = Work(profile, profile.samples.draw(64), 0.05)
+    work = ShapeWork(profile, profile.samples.draw(64), 0.05)
     layers, busiest_s = split_layers(work, wanted)
     encoder, llm, generator = place(profile.job, wanted, layers).modules
     assert encoder.ranks.tolist() == [[[0]], [[4]]]

@@ -7,7 +7,7 @@ import pytest
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
-from entrain_bench_strategies.braid.replicas import replicas_of
+from entrain_bench_strategies.braid.replicas import split_replicas
 from entrain_bench_strategies.braid.scheduler import (
     Choice,
     Rules,
@@ -26,7 +26,7 @@ def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     shapes = profile.samples.draw(32)
     assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    searches = [Search(replica, Rules(leads)) for replica in replicas_of(program, assignment, profile)]
+    searches = [Search(replica, Rules(leads)) for replica in split_replicas(program, assignment, profile)]
     improve(searches, rollouts)
     return [one.end_s for one in searches]
 
@@ -46,7 +46,7 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    searches = [Search(replica, Rules((0,))) for replica in replicas_of(program, assignment, profile)]
+    searches = [Search(replica, Rules((0,))) for replica in split_replicas(program, assignment, profile)]
     longest_s, most = max(one.end_s for one in searches), max(len(one.replica.own) for one in searches)
     assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
     # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
@@ -71,7 +71,7 @@ def test_seeds_are_orders_of_all_groups() -> None:
     shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    for replica in replicas_of(program, assignment, profile):
+    for replica in split_replicas(program, assignment, profile):
         for choice in first_choices(replica, Rules((0,))):
             assert sorted(choice.order) == [*range(len(replica.load_s))]
 

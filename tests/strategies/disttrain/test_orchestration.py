@@ -20,7 +20,14 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.disttrain import DistTrainPlanner
-from entrain_bench_strategies.disttrain.orchestration import Loads, Options, Point, best_integers, iteration_s, solve
+from entrain_bench_strategies.disttrain.orchestration import (
+    GroupLoads,
+    Options,
+    Point,
+    best_integers,
+    iteration_s,
+    solve,
+)
 from entrain_bench_strategies.disttrain.planner import candidates, points
 from entrain_bench_strategies.disttrain.space import Orchestration, SubProblem
 from support.builders import (
@@ -41,9 +48,9 @@ class GroupLoad(NamedTuple):
     fills: bool = True
 
 
-def together(groups: Sequence[GroupLoad]) -> Loads:
+def together(groups: Sequence[GroupLoad]) -> GroupLoads:
     gpu_s, fewest, most, fills = np.array(groups, np.float64).T
-    return Loads(gpu_s[None], fewest[None], most[None], fills > 0)
+    return GroupLoads(gpu_s[None], fewest[None], most[None], fills > 0)
 
 
 def solved(groups: Sequence[GroupLoad], num_gpus: int, num_steps: int) -> FloatArray | None:

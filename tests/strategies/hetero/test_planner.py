@@ -22,10 +22,10 @@ from entrain_bench_strategies.hetero import (
 from entrain_bench_strategies.hetero.planner import (
     Pair,
     average_layer_s,
-    candidates_of,
     colocated_pairs,
     estimate_s,
     island_sizes,
+    list_candidates,
     noncolocated_pairs,
 )
 from support.builders import (
@@ -122,7 +122,7 @@ def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) 
     share = 2 / 8 * 16 if colocated else 1
     layers = average_layer_s(profile, vision, shapes, share, 1, 1), average_layer_s(profile, language, shapes, 1, 1, 1)
     seen = set()
-    for candidate in candidates_of(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True):
+    for candidate in list_candidates(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True):
         vision_at, language_at = candidate.layout.modules
         stages = [
             np.array([each[:cut].sum(), each[cut:].sum()][: at.pp]) * (4 / 3 if at.recompute else 1)
@@ -142,7 +142,7 @@ def test_encoders_that_share_ranks_take_turns() -> None:
     job = tiny_job(AV_MODEL, tiny_cluster(1, 8), microbatch_size=1)
     shapes = shapes_from_lists(["image", "audio"], [(300, [("image", 400, 100), ("audio", 700, 90)])])
     profile, one = profile_of(job, shapes), Degrees(tp=1, cp=1, pp=1, dp=4)
-    first = next(iter(candidates_of(profile, shapes, [Pair(one, one)], colocated=False)))
+    first = next(iter(list_candidates(profile, shapes, [Pair(one, one)], colocated=False)))
     vision_s, audio_s, llm_s = (average_layer_s(profile, m, shapes, 1, 1, 1).sum() for m in AV_MODEL.modules)
     passes_s = vision_s + audio_s + llm_s + 7 * max(vision_s + audio_s, llm_s)
     assert first.estimated_s == pytest.approx(passes_s + profile.programs.step_s(first.layout), rel=1e-12)
