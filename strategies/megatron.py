@@ -15,7 +15,6 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
-from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.options import check_choices, check_least
@@ -31,6 +30,7 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import step_assignment
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray

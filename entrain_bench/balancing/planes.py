@@ -17,7 +17,7 @@ from entrain_bench.balancing.planning import average_layer_s, recompute_choices,
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import even_layers, plane_layout
 from entrain_bench.balancing.tuning import Candidates, chosen_layout
-from entrain_bench.balancing.widths import TENSOR_PARALLEL, is_plane_fixed, plane_degrees, without_stages
+from entrain_bench.balancing.width_layouts import TENSOR_PARALLEL, is_plane_fixed, plane_degrees, without_stages
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program

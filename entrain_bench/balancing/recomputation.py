@@ -22,7 +22,7 @@ from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Pass, Program, recompute_chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_per_stage
+from entrain_bench.program.recomputed_layers import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
 
 MEMORY = ("module", "stage", "greedy", "exact")

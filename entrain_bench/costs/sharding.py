@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.costs.group_prices import priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.roofline import PassTimes
-from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_layers
+from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES

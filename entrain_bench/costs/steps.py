@@ -10,15 +10,15 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
+from entrain_bench.costs.group_prices import priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
-from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_layers
+from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec

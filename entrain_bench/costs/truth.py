@@ -8,6 +8,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import Edges, derive_edges, held_s, moved_s
+from entrain_bench.costs.group_prices import least_times, priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
@@ -17,11 +18,10 @@ from entrain_bench.costs.sharding import collective_passes, exposed_s, price_lay
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import LinkTransfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
-from entrain_bench.costs.widths import least_times, priced_by_width
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import remade_kinds
+from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec

@@ -12,7 +12,7 @@ from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.cluster import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.records.keys import workload_of
 from entrain_bench.specs.job import Job

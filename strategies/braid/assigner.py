@@ -19,7 +19,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import others
+from .braid_layouts import others
 from .packs import fastest_packs
 from .work import chunk_layers_s, chunk_tokens, level_shares, stage_work, unit_layers_s
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.filling import lpt_with_exchange
-from entrain_bench.balancing.grouping import room_bytes, step_assignment
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.widths import group_widths, packed_program
+from entrain_bench.balancing.rank_groups import room_bytes, step_assignment
+from entrain_bench.balancing.width_layouts import group_widths, packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import OutOfMemoryError

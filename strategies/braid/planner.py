@@ -17,13 +17,13 @@ from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import chain_bytes, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import Candidates, default_job, tuned
-from entrain_bench.balancing.widths import layouts_with_widths
+from entrain_bench.balancing.width_layouts import layouts_with_widths
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Shape, ShapeWork, list_chains, list_shapes, place, split_layers
+from .braid_layouts import Shape, ShapeWork, list_chains, list_shapes, place, split_layers
 from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.

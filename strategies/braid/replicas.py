@@ -10,7 +10,13 @@ import numpy as np
 
 from entrain_bench.balancing.actions import BACKWARD, ListedActions
 from entrain_bench.balancing.chunk_estimates import packed_durations, sync_after_s
-from entrain_bench.balancing.groups import chunk_groups, components, list_lanes, reverse_dependencies, split_by_label
+from entrain_bench.balancing.chunk_groups import (
+    chunk_groups,
+    components,
+    list_lanes,
+    reverse_dependencies,
+    split_by_label,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of

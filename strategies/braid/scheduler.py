@@ -19,7 +19,7 @@ from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
-from entrain_bench.balancing.widths import packed_program
+from entrain_bench.balancing.width_layouts import packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit

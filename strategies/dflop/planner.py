@@ -21,8 +21,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
-from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
-from .space import (
+from .plan_space import (
     BUFFER,
     DflopDegrees,
     accepted_plans,
@@ -32,6 +31,7 @@ from .space import (
     place_plan,
     walking_order,
 )
+from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21

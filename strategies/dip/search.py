@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.actions import Wish, room_for
-from entrain_bench.balancing.groups import split_by_label
+from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import LN_2, log2
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray

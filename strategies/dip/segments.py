@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.balancing.actions import ListedActions, single_lane_actions
 from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_durations, stages_s
-from entrain_bench.balancing.groups import chunk_groups, components, list_lanes, reverse_dependencies
+from entrain_bench.balancing.chunk_groups import chunk_groups, components, list_lanes, reverse_dependencies
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of

@@ -22,7 +22,7 @@ from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import Point
-from .space import Orchestration, SubProblem
+from .orchestrations import Orchestration, SubProblem
 
 type Solution = tuple[SubProblem, Point]
 # Draws until the profiled samples exercise every module; a lone sample may have no items.

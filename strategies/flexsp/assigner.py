@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.grouping import SequenceGroups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import SequenceGroups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -19,7 +19,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .cutting import blasted
-from .groups import solved
+from .group_search import solved
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def test_chunks_take_about_what_they_are_believed_to(recompute: bool) -> None:
         assert believed[1] == pytest.approx(truth.backward_s + truth.backward_comm_s, rel=0.1)
         # What recomputes by chunk all that it can is what the layout recomputes.
         if recompute:
-            from entrain_bench.program.recomputation import covered_per_stage
+            from entrain_bench.program.recomputed_layers import covered_per_stage
 
             plain = placed(module, [[[0], [1]]])
             most = np.repeat(covered_per_stage(module, plain.layers_per_stage)[None], len(chunks), 0)

@@ -27,7 +27,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program, recompute_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.recomputation import covered_per_stage, remade_kinds
+from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
 from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner

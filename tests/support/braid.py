@@ -15,7 +15,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.layout import (
+from entrain_bench_strategies.braid.braid_layouts import (
     Shape,
     ShapeWork,
     place,

@@ -10,7 +10,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.profiled.curve import Curve, PiecewiseLine, knots_of_scores, rises
 from entrain_bench.costs.profiled.fitting import fit_factors
-from entrain_bench.costs.profiled.points import DeviceProfile, StagePoint
+from entrain_bench.costs.profiled.timed_points import DeviceProfile, StagePoint
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModuleSpec
 

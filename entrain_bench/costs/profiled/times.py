@@ -21,7 +21,7 @@ from entrain_bench.costs.profiled.layers import (
     num_segments,
     score_elements,
 )
-from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.costs.roofline import (
     ATTENTION_BACKWARD,
     GEMM_BACKWARD,

@@ -22,7 +22,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.assigner import deal_chunks, find_places, spread_chunks, two_columns
-from entrain_bench_strategies.braid.layout import (
+from entrain_bench_strategies.braid.braid_layouts import (
     ShapeWork,
     encoder_degrees,
     list_shapes,

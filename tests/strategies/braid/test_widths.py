@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
-from entrain_bench.balancing.widths import group_widths, layouts_with_widths, packed_program
+from entrain_bench.balancing.width_layouts import group_widths, layouts_with_widths, packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program import Pass

@@ -48,7 +48,6 @@ class ShapeOptions(Protocol):
         ...
 
 
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The choices that determine a layout.

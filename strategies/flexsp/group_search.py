@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from ortools.sat.python import cp_model
 
-from entrain_bench.balancing.grouping import GOOD, SequenceGroups, measured
+from entrain_bench.balancing.rank_groups import GOOD, SequenceGroups, measured
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 
