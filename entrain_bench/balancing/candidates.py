@@ -155,9 +155,9 @@ def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterat
         if isinstance(entry, Candidate):
             yield entry
         else:
-            found = entry.place()
-            seconds = found.estimated_s if isinstance(found, Candidate) else found.least_s
-            heappush(queue, (decisive(seconds), number, found))
+            placed = entry.place()
+            seconds = placed.estimated_s if isinstance(placed, Candidate) else placed.least_s
+            heappush(queue, (decisive(seconds), number, placed))
 
 
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -242,7 +242,7 @@ def _recomputing(
         offered = [first, *_fitting(profile, alike, make_program, refused)]
         if len(offered) > 1:
             batch = profile.samples.draw(profile.job.global_batch)
-            seconds = [decisive(profile.trial_s(make_program(batch, each.layout))) for each in offered]
+            seconds = [decisive(profile.trial_s(make_program(batch, candidate.layout))) for candidate in offered]
             first = offered[int(np.argmin(seconds))]
         yield first
         return
@@ -250,7 +250,9 @@ def _recomputing(
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
     """Key shared by layouts that differ only in recomputation and in the layers of stages."""
-    return layout.num_microbatches, tuple((own.tp, own.cp, own.pp, own.dp, own.sharded) for own in layout.modules)
+    return layout.num_microbatches, tuple(
+        (placed.tp, placed.cp, placed.pp, placed.dp, placed.sharded) for placed in layout.modules
+    )
 
 
 def _by_trial(
@@ -279,20 +281,20 @@ def _by_trial(
 
 def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Candidate]]]) -> list[Iterator[Candidate]]:
     """The candidates of every set and microbatch size the job may have; raises the first's reason if none has any."""
-    found: list[Iterator[Candidate]] = []
+    streams: list[Iterator[Candidate]] = []
     problem: UserError | None = None
-    for candidates, each in product(sets, profile.each_microbatch_size()):
+    for candidates, sized in product(sets, profile.each_microbatch_size()):
         try:
-            rising = iter(candidates(each))
-            found += [chain([first], rising) for first in islice(rising, 1)]
+            rising = iter(candidates(sized))
+            streams += [chain([first], rising) for first in islice(rising, 1)]
         except UserError as error:
             problem = problem or error
-    if not found:
+    if not streams:
         name = profile.job.model.name
         raise problem or UserError(
             f"layout: model={name} has too few layers for the stages of a replica. Lower layout.pp"
         )
-    return found
+    return streams
 
 
 def _fitting(

@@ -25,8 +25,8 @@ def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:
     lanes = []
     for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
         block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
-        own, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
-        offsets.append(np.diff(own))
+        offsets_of_actions, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
+        offsets.append(np.diff(offsets_of_actions))
         lanes.append(blocks.lanes[entries])
     return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
 
@@ -51,10 +51,10 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
             second = lesser[second]
         lesser[max(first, second)] = min(first, second)
     label = np.empty(count, np.int64)
-    found = 0
+    num_components = 0
     for thing in range(count):
-        label[thing] = found if lesser[thing] == thing else label[lesser[thing]]
-        found += lesser[thing] == thing
+        label[thing] = num_components if lesser[thing] == thing else label[lesser[thing]]
+        num_components += lesser[thing] == thing
     return label
 
 
@@ -66,9 +66,9 @@ def find_consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, In
     for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
         if not len(rows):
             continue
-        own = label[module.owners(draft.shapes, rows.members)]
-        first.append(np.minimum.reduceat(own, rows.offsets[:-1]))
-        last.append(np.maximum.reduceat(own, rows.offsets[:-1]))
+        microbatches = label[module.owners(draft.shapes, rows.members)]
+        first.append(np.minimum.reduceat(microbatches, rows.offsets[:-1]))
+        last.append(np.maximum.reduceat(microbatches, rows.offsets[:-1]))
     return np.concatenate(first), np.concatenate(last)
 
 

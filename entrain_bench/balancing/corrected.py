@@ -64,8 +64,8 @@ class CorrectedAssigner:
         # Unless a chunk is so short that it takes the least time, estimates of passes are linear in those of units.
         twice = Corrector(ratios=dict.fromkeys(range(MODULE_CLASSES * len(modules)), 2.0))
         believed_s, doubled_s = np.zeros((2, program.num_actions))
-        for seconds, own in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
-            seconds[: program.first_action[-1]] = packed_durations(program, own)
+        for seconds, view in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
+            seconds[: program.first_action[-1]] = packed_durations(program, view)
         units_s = doubled_s - believed_s
         believed_s = profile.programs.with_weights_s(program, believed_s)
         passes = slice(int(program.first_action[-1]))

@@ -110,12 +110,12 @@ def recompute_by_stage(program: Program, profile: Profile) -> Program:
     modules = list(zip(program.model.modules, program.layout.modules, program.chunks, strict=True))
     layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
     sizes, gains = _per_action(program, layer_s, profile)
-    most = [own.max(axis=0, initial=0) for own in program.remade]
-    kept = [np.zeros_like(own) for own in most]
+    most = [layers.max(axis=0, initial=0) for layers in program.remade]
+    kept = [np.zeros_like(layers) for layers in most]
 
     def keeping(index: int, layers: IntArray) -> Program:
-        stays = [layers if index == other else own for other, own in enumerate(kept)]
-        return recompute_chunks(program, [own - less for own, less in zip(program.remade, stays, strict=True)])
+        stays = [layers if index == other else stays for other, stays in enumerate(kept)]
+        return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, stays, strict=True)])
 
     def worth(index: int) -> float:
         forward = program.forward_actions(index)
@@ -160,17 +160,17 @@ def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: P
     """
     if not program.remade:
         return program
-    kept = [own.copy() for own in program.remade]
+    kept = [layers.copy() for layers in program.remade]
     for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
-        found = greedy(lane)
+        choice = greedy(lane)
         if exact:
-            found = optimal(lane, found)
-        for index, own in enumerate(kept):
+            choice = optimal(lane, choice)
+        for index, layers in enumerate(kept):
             mine = module == index
             place = chunk[mine], stage[mine]
             # Lanes that run a stage together keep what all of them can.
-            own[place] = np.minimum(own[place], found[mine])
-    return recompute_chunks(program, [own - less for own, less in zip(program.remade, kept, strict=True)])
+            layers[place] = np.minimum(layers[place], choice[mine])
+    return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, kept, strict=True)])
 
 
 def greedy(lane: LaneOffers) -> IntArray:
@@ -213,8 +213,8 @@ def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
     solver.parameters.relative_gap_limit = SOLVER_GAP
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return hint
-    found = np.array([solver.value(variable) for variable in kept], np.int64)
-    return found if (found * lane.gain).sum() > (hint * lane.gain).sum() else hint
+    solution = np.array([solver.value(variable) for variable in kept], np.int64)
+    return solution if (solution * lane.gain).sum() > (hint * lane.gain).sum() else hint
 
 
 def _bounding(lane: LaneOffers) -> BoolArray:
@@ -251,18 +251,20 @@ def _lanes(
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
     sizes, gains = _per_action(program, forward_s, profile)
     most = np.zeros(program.num_actions, np.int64)
-    for index, own in enumerate(program.remade):
-        most[program.forward_actions(index)] = own
+    for index, forwards in enumerate(program.remade):
+        most[program.forward_actions(index)] = forwards
     lanes = []
     intervals = []
     for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
         actions = program.lane_actions[low:high]
         place = np.zeros(program.num_actions, np.int64)
         place[actions] = np.arange(high - low)
-        own = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
-        last = place[own + num_forwards[own]]
-        lanes.append(LaneOffers(place[own], last, most[own], sizes[own], gains[own], whole[low:high]))
-        intervals.append(np.stack([program.module[own], program.chunk[own], program.stage[own]]))
+        forwards = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
+        last = place[forwards + num_forwards[forwards]]
+        lanes.append(
+            LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
+        )
+        intervals.append(np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]]))
     return lanes, intervals
 
 
@@ -275,9 +277,9 @@ def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Prof
         tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
         used, place = np.unique(placed.degree_of_copy[rows.replica], return_inverse=True)
         per_token = np.array([_bytes_per_token(module, placed.at(one), profile) for one in used.tolist()])
-        each = tokens[:, None] * per_token.reshape(len(used), placed.pp)[place]
+        chunk_bytes = tokens[:, None] * per_token.reshape(len(used), placed.pp)[place]
         forward = program.forward_actions(index)
-        sizes[forward] = np.ceil(each / BYTES_UNIT).astype(np.int64)
+        sizes[forward] = np.ceil(chunk_bytes / BYTES_UNIT).astype(np.int64)
         gains[forward] = np.maximum(np.rint(forward_s[index] / SECONDS_UNIT), 1.0).astype(np.int64)
     return sizes, gains
 

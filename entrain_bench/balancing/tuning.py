@@ -69,24 +69,24 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
                 seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
         return seconds
 
-    for each in profile.each_microbatch_size():
+    for sized in profile.each_microbatch_size():
         try:
-            degrees = [*each.job.degrees()]
+            degrees = [*sized.job.degrees()]
         except UserError:
             continue
         known: dict[tuple[int, int], float] = {}
         for one in degrees:
             width = (one.tp, one.cp)
             if width not in known:
-                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(each, samples, *width))
-            count = each.job.num_microbatches(one.dp)
+                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(sized, samples, *width))
+            count = sized.job.num_microbatches(one.dp)
             rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
-            request = replace(each.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
-            knobs = (one.tp, one.cp, one.pp, one.dp, each.job.microbatch_size)
-            offers.append(Offer(rating_s, knobs, replace(each.job, request=request)))
+            request = replace(sized.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
+            knobs = (one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size)
+            offers.append(Offer(rating_s, knobs, replace(sized.job, request=request)))
     if not offers:
         # No homogeneous degrees: what planners with others know to do with the job as it is.
-        return [each.job for each in profile.each_microbatch_size()]
+        return [sized.job for sized in profile.each_microbatch_size()]
     limit_s = decisive(FAR * min(offer.estimated_s for offer in offers))
     near = [offer for offer in offers if decisive(offer.estimated_s) <= limit_s]
     return [offer.what for offer in islice(by_turns(near), MAX_JOBS)]
@@ -160,8 +160,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     problems = list[UserError]()
     rounds = [[fixed]] if fixed else []
     for jobs in (*rounds, fixed_jobs(profile, samples)):
-        each = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        offers = asked(profile, each, sets, max(2, most // len(each)), problems)
+        variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
+        offers = asked(profile, variants, sets, max(2, most // len(variants)), problems)
         entered = halved(trials, offers, budget, entered[:1]) or entered
     if entered:
         return entered[0]

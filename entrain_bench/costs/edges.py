@@ -43,7 +43,8 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
     action = program.dep_actions
     target_action = rows_of(program.dep_offsets)
     width, low, high, rank_set = (
-        np.concatenate([getattr(each, name) for each in layout.blocks]) for name in ("width", "low", "high", "rank_set")
+        np.concatenate([getattr(blocks, name) for blocks in layout.blocks])
+        for name in ("width", "low", "high", "rank_set")
     )
     latency = np.array([tier.latency_s for tier in cluster.tiers])
     per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
@@ -70,11 +71,11 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
 
 def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
     """Ranks of each block that hold different tokens between products, numbered through all modules ``[blocks]``."""
-    found = []
+    shares = []
     for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
         parts = [framework.token_parts(module, tp, cp) for tp, cp in placed.degrees]
-        found.append(np.repeat(np.array(parts)[placed.degree_of_copy], placed.pp))
-    return np.concatenate(found)
+        shares.append(np.repeat(np.array(parts)[placed.degree_of_copy], placed.pp))
+    return np.concatenate(shares)
 
 
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:

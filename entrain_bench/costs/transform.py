@@ -25,33 +25,33 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
     consumer = program.layout.modules[llm].as_replicas
     positions = [np.zeros(0, np.int64)]
     delays = [np.zeros(0)]
-    for index, placed in enumerate(own.as_replicas for own in program.layout.modules[:llm]):
+    for index, placed in enumerate(module_layout.as_replicas for module_layout in program.layout.modules[:llm]):
         if not are_grids(placed, consumer):
             continue
         ratio = find_ratio(placed, consumer)
         ahead = (program.module[source] == index) & (program.module[target] == llm)
         back = (program.module[source] == llm) & (program.module[target] == index)
-        found = np.flatnonzero(ahead | back)
-        of_encoder = np.where(ahead, source, target)[found]
-        of_llm = np.where(ahead, target, source)[found]
+        dependencies = np.flatnonzero(ahead | back)
+        of_encoder = np.where(ahead, source, target)[dependencies]
+        of_llm = np.where(ahead, target, source)[dependencies]
         group = program.replica[of_encoder] // ratio.fan_in
         inside = group == program.replica[of_llm] // ratio.fan_out
-        found = found[inside]
+        dependencies = dependencies[inside]
         of_encoder = of_encoder[inside]
         group = group[inside].astype(np.int64)
         microbatch = program.chunks[index].microbatch[program.chunk[of_encoder]]
-        forward = program.kind[target[found]] == Pass.FORWARD
+        forward = program.kind[target[dependencies]] == Pass.FORWARD
         call = 2 * (group * (1 + microbatch.max(initial=0)) + microbatch) + forward
-        total = np.bincount(call, weights=program.dep_bytes[found])[call]
+        total = np.bincount(call, weights=program.dep_bytes[dependencies])[call]
         ranks = placed.ranks.reshape(min(placed.dp, consumer.dp), -1)
         tier_index = cluster.tier_of(ranks.min(axis=1), ranks.max(axis=1))[group]
-        seconds = np.zeros(len(found))
+        seconds = np.zeros(len(dependencies))
         for number in np.unique(tier_index):
             tier = cluster.tiers[number]
             mine = tier_index == number
             forward_s = all_gather_s(total[mine], ratio.fan_in, tier)
             backward_s = all_gather_s(total[mine], ratio.fan_out, tier) + broadcast_s(total[mine], consumer.pp, tier)
             seconds[mine] = np.where(forward[mine], forward_s, backward_s)
-        positions.append(found)
+        positions.append(dependencies)
         delays.append(seconds)
     return np.concatenate(positions), np.concatenate(delays)

@@ -117,7 +117,7 @@ class CostTruth:
         """
         loads = self.layer_times.loads(module, lengths, None, labelled)
         placements = range(len(placed.degrees))
-        return least_times([self._stages_s(module, placed.at(each), loads, None, split) for each in placements])
+        return least_times([self._stages_s(module, placed.at(degree), loads, None, split) for degree in placements])
 
     def chunk_times(
         self,
@@ -149,8 +149,8 @@ class CostTruth:
     ) -> PassTimes:
         """Return the times of chunks on their groups ``[chunks, stages]``."""
 
-        def priced(own: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
-            return [self._stages_s(module, own, part, None if remade is None else remade[rows], split)]
+        def priced(placed_group: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
+            return [self._stages_s(module, placed_group, part, None if remade is None else remade[rows], split)]
 
         return priced_by_width(placed, replica, loads, priced)[0]
 
@@ -193,7 +193,7 @@ class CostTruth:
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
-        ends = [costs.ends(program, index, own) for index, own in enumerate(loads)]
+        ends = [costs.ends(program, index, module_loads) for index, module_loads in enumerate(loads)]
         release, stall = costs.gathers(program, ends)
         steps = costs.steps(program, ends)
         duration += comm

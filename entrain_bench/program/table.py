@@ -50,8 +50,8 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
         }
     )
     if any(len(placed.widths) > 1 for placed in program.layout.modules):
-        own = np.array([program.group_name(each) for each in range(program.num_actions)])
-        frame["group"] = own[action]
+        group_names = np.array([program.group_name(action) for action in range(program.num_actions)])
+        frame["group"] = group_names[action]
     if timeline.memory_bytes is not None:
         frame["memory_bytes"], frame["memory_after_bytes"] = timeline.memory_bytes
     return frame
