@@ -119,8 +119,8 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
         (1, 4),
         (4, 1),
     ]
-    assert llm_places(job, Degrees(1, 1, 4, 2), own=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
-    assert llm_places(job, Degrees(1, 1, 4, 2), own=False) == [(4, 1)]
+    assert llm_places(job, Degrees(1, 1, 4, 2), spread=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
+    assert llm_places(job, Degrees(1, 1, 4, 2), spread=False) == [(4, 1)]
     found = [*list_shapes(job, [(False, False)], BraidPlanner())]
     assert len(found) == len({*found})
     for one in found:
