@@ -345,25 +345,6 @@ def test_two_encoders_are_planned() -> None:
     assert not np.intersect1d(vision.ranks, llm.ranks).size
 
 
-@pytest.mark.parametrize(
-    ("planner", "message"),
-    [
-        ({"placement": "first"}, r"strategy\.planner\.placement=first: unknown"),
-        ({"profile_samples": 0}, r"strategy\.planner\.profile_samples=0: must be at least 1"),
-        ({"num_trials": 0}, r"strategy\.planner\.num_trials=0: must be at least 1"),
-        ({"split": "even"}, r"strategy\.planner\.split=even: unknown"),
-        ({"virtual_stages": 0}, r"strategy\.planner\.virtual_stages=0: must be at least 1"),
-        ({"placement": "leading_stages", "split": "uniform"}, r"strategy\.planner\.placement=leading_stages: must be"),
-        ({"virtual_order": "w"}, r"strategy\.planner\.virtual_order=w: unknown"),
-        ({"virtual_order": "v"}, r"strategy\.planner\.virtual_stages=1: must be 2 with virtual_order=v"),
-        ({"schedules": ["1f1b", "zb"]}, r"strategy\.planner\.schedules=zb: unknown"),
-    ],
-)
-def test_bad_settings_are_named(planner: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        MegatronPlanner(**planner)  # type: ignore[arg-type]
-
-
 def test_a_request_that_no_placement_meets_is_refused() -> None:
     # One stage cannot hold leading encoder stages and the LLM.
     with pytest.raises(UserError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
 from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
@@ -206,15 +206,3 @@ def test_modules_of_different_dp_are_refused() -> None:
     shapes = samples((10, [40]), (20, [40]))
     with pytest.raises(IncompatibleError, match="all modules need the same DP"):
         DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(MODEL), shapes))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": "size"}, r"strategy\.assigner\.order=size: unknown"),
-        ({"limit_step": 0.0}, r"strategy\.assigner\.limit_step=0\.0: must be at least 0\.001, at most 10"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DynaPipeAssigner(**options)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
 from entrain_bench.balancing.warmup import eager_warmup, held_tokens
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
-from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
@@ -251,11 +250,6 @@ def test_without_split_backward_the_warmup_counts_chunks_until_their_last_deferr
     for eager in ("none", "encoder"):
         scheduler = EntrainScheduler(split_backward=False, eager=eager)
         simulator.execute(scheduler.schedule(shapes, layout, assignment, profile))
-
-
-def test_unknown_eager_setting_is_named() -> None:
-    with pytest.raises(UserError, match=r"strategy\.scheduler\.eager=encoders: unknown \(did you mean encoder\?\)"):
-        EntrainScheduler(eager="encoders")
 
 
 # Schedules of random assignments

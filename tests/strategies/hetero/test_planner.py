@@ -15,7 +15,6 @@ from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
-    BatchSlices,
     ColocatedPlanner,
     NoncolocatedPlanner,
 )
@@ -202,21 +201,6 @@ def test_two_encoders_share_a_grid_and_no_encoder_is_refused() -> None:
         assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
         with pytest.raises(IncompatibleError, match="has no encoder"):
             system(planner).plan(profile_of(tiny_job(tiny_model(encoder=0)), samples((10, []))))
-
-
-@pytest.mark.parametrize(
-    ("part", "knobs", "message"),
-    [
-        (ColocatedPlanner, {"profile_samples": 0}, r"strategy\.planner\.profile_samples=0"),
-        (ColocatedPlanner, {"num_trials": 0}, r"strategy\.planner\.num_trials=0"),
-        (NoncolocatedPlanner, {"encoder_ranks": 0}, r"strategy\.planner\.encoder_ranks=0"),
-        (NoncolocatedPlanner, {"max_encoder_pp": 0}, r"strategy\.planner\.max_encoder_pp=0"),
-        (BatchSlices, {"encoder_passes": 0}, r"strategy\.assigner\.encoder_passes=0"),
-    ],
-)
-def test_bad_settings_are_named(part: type, knobs: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        part(**knobs)
 
 
 def test_an_island_as_large_as_the_cluster_is_refused() -> None:
