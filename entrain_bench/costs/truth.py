@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.edges import Edges, derive_edges, held_s, moved_s
+from entrain_bench.costs.edges import Edges, colocated_transforms, derive_edges, held_s, moved_s
 from entrain_bench.costs.group_prices import least_times, priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.loads import Loads
@@ -17,7 +17,6 @@ from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import LinkTransfers, both, relay_between_modules, transfers_between_blocks
-from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout

@@ -16,8 +16,7 @@ import numpy as np
 import yaml
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.layout_json import layout_values
+from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
 from entrain_bench.specs.parse import check_keys, parse
 
 VERSION = 1

@@ -19,8 +19,7 @@ from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import Layout, check_layout, layout_from_json, layout_to_json
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import layout_to_json
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare

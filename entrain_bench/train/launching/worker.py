@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import layout_from_json, layout_to_json
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.launching.failures import begin_process, output_path, show_life, write_failure
 from entrain_bench.train.settings import TrainSettings

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import Layout, check_layout, layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.recomputation import recompute_all
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import layout_from_json, layout_to_json
 from entrain_bench.train.messages.wire import (
     ALIGNMENT,
     from_bytes,
