@@ -33,7 +33,6 @@ from entrain_bench_strategies.braid.braid_layouts import (
 from entrain_bench_strategies.braid.planner import WORST
 from support.braid import BRAID, MODEL, layout_of, profile_for, shape
 from support.builders import (
-    AV_MODEL,
     GIB,
     generating_model,
     profile_of,
@@ -290,18 +289,6 @@ def test_a_chain_with_a_generator_without_room_is_scheduled_where_1f1b_deadlocks
 
 
 GENERATING = generating_model()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "model",
-    [MODEL, AV_MODEL, tiny_model(encoder=0, llm=6), GENERATING],
-    ids=["one", "two", "none", "a generator besides"],
-)
-def test_it_plans_for_any_number_of_encoders(model: object) -> None:
-    profile = profile_for(model)
-    layout = BRAID.plan(profile)
-    check_program(BRAID.program(profile.samples.draw(32), layout, profile))
 
 
 @pytest.mark.wide

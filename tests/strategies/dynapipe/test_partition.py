@@ -17,7 +17,6 @@ from entrain_bench_strategies.dynapipe import DynaPipeAssigner
 from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
 from entrain_bench_strategies.dynapipe.costs import SampleCosts, believed_costs
 from support.builders import (
-    av_samples,
     chain_layout,
     placed,
     profile_of,
@@ -190,14 +189,6 @@ def test_replicas_are_balanced_by_largest_differencing() -> None:
     owner = np.searchsorted(starts, np.arange(48), side="right") - 1
     expected = largest_differencing(ranges.of_ranges(starts), 4)
     assert assigned.replica[order].tolist() == expected[owner].tolist()
-
-
-def test_two_encoders_are_costed_apart() -> None:
-    model = tiny_model(encoder=2, llm=2, audio=3)
-    shapes = av_samples(np.random.default_rng(1), 8)
-    layout = chain_layout(model, 1, 2, 4)
-    assigned = DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(model), shapes))
-    assert len(assigned.modules) == 3
 
 
 def test_modules_of_different_dp_are_refused() -> None:

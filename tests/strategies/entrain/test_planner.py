@@ -240,13 +240,6 @@ def test_an_allocation_beyond_the_layers_falls_back_to_the_nearest_feasible_one(
     assert [module.pp for module in layout.modules] == [2, 6]
 
 
-def test_a_model_without_encoders_is_planned() -> None:
-    model = tiny_model(encoder=0, llm=6)
-    profile = profile_of(tiny_job(model), samples((1000, [])))
-    layout = plan_with(EntrainPlanner(profile_samples=4), profile)
-    assert [module.module for module in layout.modules] == ["llm"]
-
-
 def test_several_encoders_are_merged_into_one_share() -> None:
     model = tiny_model(encoder=4, llm=4, audio=4)
     shapes = shapes_from_lists(["image", "audio"], [(500, [("image", 2000, 500), ("audio", 1000, 500)])])

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.boundary import is_colocated, is_disjoint
-from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
@@ -31,7 +28,6 @@ from support.builders import (
     AV_MODEL,
     GIB,
     profile_of,
-    random_samples,
     samples,
     tiny_cluster,
     tiny_job,
@@ -154,20 +150,6 @@ def test_the_fullest_slice_is_measured() -> None:
     expected = [float(profile.layers.measure(vision, np.full(3, 200), 2, 1)[k].total_s[0]) for k in vision.layer_kind]
     assert average_layer_s(profile, vision, shapes, 1.5, 2, 1).tolist() == pytest.approx(expected, rel=1e-12)
     assert average_layer_s(profile, vision, samples((10, [])), 1.5, 2, 1).tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("planner", [ColocatedPlanner(profile_samples=32), NoncolocatedPlanner(profile_samples=32)])
-def test_plans_run_within_the_budget(planner: ColocatedPlanner | NoncolocatedPlanner) -> None:
-    shapes = random_samples(np.random.default_rng(1), 64)
-    job = tiny_job(MODEL, tiny_cluster(2, 4), request=LayoutRequest(cp=1))
-    profile = profile_of(job, shapes)
-    plan = system(planner)
-    layout = plan.plan(profile)
-    assert (is_colocated if isinstance(planner, ColocatedPlanner) else is_disjoint)(*layout.modules)
-    assert layout.num_ranks == 8
-    program = plan.program(shapes.take(np.arange(job.global_batch)), layout, profile)
-    timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
-    assert timeline.iteration_time_s > 0
 
 
 def test_nothing_that_fits_is_an_error_that_says_so() -> None:
