@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from entrain_bench.answers.labels import names
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
+    FAINT,
     INK,
     MARKERS,
     MAX_HEIGHT_IN,
@@ -77,6 +78,10 @@ def ranking(
         heatmap(panel, shades, texts, norm=norm, cmap=sns.light_palette(SHADE, as_cmap=True))
         panel.tick_params(left=False, labelleft=False)
         _name_groups(panel, [*values.columns.get_level_values(0)])
+    legend_above(figure, handles)
+    if overall.empty:
+        show_reason(dots, "no strategy has a result on every job")
+        return figure
     places = np.arange(len(overall)) + 0.5
     shown = [colours[name] for name in overall.index]
     dots.hlines(places, start, overall["mean"], color=shown, linewidth=1.2)
@@ -94,7 +99,6 @@ def ranking(
     dots.set_yticks(np.arange(len(order)) + 0.5, [labels[name] for name in order])
     dots.set_ylim(len(order), 0)
     dots.tick_params(axis="y", length=0)
-    legend_above(figure, handles)
     return figure
 
 
@@ -123,14 +127,16 @@ def _name_groups(panel: Axes, groups: Sequence[str]) -> None:
 
 
 def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame, **options: Any) -> None:
-    """Numbers as shades with texts; white where there is none; options of seaborn's ``heatmap``."""
+    """Numbers as shades with texts; texts alone where there is none; options of seaborn's ``heatmap``."""
     look = {"annot": texts, "fmt": "", "cbar": False, "linewidths": 0.5, "annot_kws": {"fontsize": 6.5}}
     sns.heatmap(values.astype(float), ax=panel, **look, **options)
     panel.set(xlabel="", ylabel="")
     panel.tick_params(length=0)
     panel.tick_params(axis="y", labelrotation=0)
+    for row, column in np.argwhere(values.isna().to_numpy()):
+        panel.text(column + 0.5, row + 0.5, texts.iat[row, column], color=FAINT, ha="center", va="center")
     labels = panel.get_xticklabels()
-    if max(len(label.get_text()) for label in labels) > SHORT_LETTERS:
+    if any(len(label.get_text()) > SHORT_LETTERS for label in labels):
         for label in labels:
             label.set(rotation=30, ha="right", rotation_mode="anchor")
 

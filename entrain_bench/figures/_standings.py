@@ -42,4 +42,7 @@ def draw(answer: Answer) -> Figure:
     family = {name: row.group.family for _, name, row in rows}
     colours = {name: FAMILY_COLOURS[OURS if family[name] == OURS else "published"] for name in labels}
     look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
-    return ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, [], **look)
+    figure = ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, [], **look)
+    if len(cases) < len(answer.cases):
+        figure.supxlabel(f"{len(cases)} of {len(answer.cases)} cases; table.csv has all")
+    return figure

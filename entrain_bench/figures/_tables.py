@@ -79,8 +79,12 @@ def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
         ``mean``, ``low`` and ``high`` (95% interval) by strategy, the fastest first; without strategies that lack a
         job at every seed.
     """
-    good = data[data["status"] == "ok"].astype({"iteration_time_s": float})
-    times = good.pivot_table("iteration_time_s", [*JOB, "seed"], "strategy", sort=False)
+    good = data[data["status"] == "ok"]
+    if good.empty:
+        return pd.DataFrame(columns=["mean", "low", "high"], dtype=float)
+    times = good.astype({"iteration_time_s": float}).pivot_table(
+        "iteration_time_s", [*JOB, "seed"], "strategy", sort=False
+    )
     means = times.groupby(level=JOB, sort=False).transform("mean")
     reference = times.where(means.eq(means.min(axis="columns"), axis="index")).bfill(axis="columns").iloc[:, 0]
     logs = times.div(reference, axis="index").map(np.log).groupby(level="seed")

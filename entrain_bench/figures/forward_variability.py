@@ -46,7 +46,13 @@ def draw(data: pd.DataFrame) -> Picture:
             "palette": colours,
             "markers": [*marker_of(strategies).values()],
         }
-        look |= {"order": [*traces.values()], "dodge": 0.6, "linestyle": "none", "errorbar": None, "legend": False}
+        look |= {
+            "order": [*traces.values()],
+            "dodge": 0.6 if len(strategies) > 1 else False,
+            "linestyle": "none",
+            "errorbar": None,
+            "legend": False,
+        }
         sns.pointplot(rows, x="trace", y="std_ms", hue="strategy", ax=panel, markersize=3.5, **look)
         panel.set(yscale="log", xlabel="", ylabel="")
         panel.yaxis.set_major_formatter(NUMBER_FORMAT)

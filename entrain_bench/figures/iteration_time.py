@@ -17,7 +17,7 @@ from entrain_bench.answers.posterior import chances_by_job, posterior_sentences
 from entrain_bench.answers.tables import ALL, compared, run_table
 from entrain_bench.figures._forms import ranking
 from entrain_bench.figures._style import Picture, family_colours, family_handles
-from entrain_bench.figures._tables import JOB, lacking, starred, summarise, time_over_fastest, with_all
+from entrain_bench.figures._tables import JOB, TIMES, lacking, starred, summarise, time_over_fastest, with_all
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -30,6 +30,8 @@ DARKEST = 4.0
 
 def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     """A row a strategy, a column a job; ``drawn`` are the runs under posterior draws."""
+    # Columns of runs without a result are absent.
+    data = data.reindex(columns=data.columns.union(TIMES, sort=False))
     labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     table = summarise(with_all(data))
     jobs = table[table["workload"] != ALL]

@@ -77,7 +77,7 @@ def draw(data: Runs) -> Picture:
         panel.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _, scale=scale: f"{scale * time_s:g}"))
         if view != "train" or "replay" not in bars:
             panel.set_xlabel(f"Time ({unit})")
-    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()])
+    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()], columns=4)
     columns = ["view", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
     return Picture(figure, shown[columns], _message(bars))
 

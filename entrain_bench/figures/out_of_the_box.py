@@ -17,7 +17,7 @@ from matplotlib.colors import LogNorm
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds
 from entrain_bench.figures._forms import ROW_IN, heatmap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels, show_reason
 from entrain_bench.figures._tables import run_tables, speedup_over
 
 EXPERIMENT = "out_of_the_box"
@@ -38,7 +38,7 @@ def draw(data: pd.DataFrame) -> Picture:
     table["text"] = [_text(row) for row in table.to_dict("records")]
     places = [(model, stack) for model in models for stack in data["row"].unique()]
     columns = len(places) // len(models)
-    height_in = 0.65 + len(models) * (0.3 + ROW_IN * len(balancers))
+    height_in = 0.65 + len(models) * (0.3 + ROW_IN * max(3, len(balancers)))
     figure, axes = panels(len(models), columns, DOUBLE_COLUMN_IN, height_in, sharey=True)
     shades: dict[str, Any] = {"norm": LogNorm(1 / EXTREME, EXTREME), "cmap": "vlag_r"}
     for panel, (model, stack) in zip(axes, places, strict=True):
@@ -49,7 +49,10 @@ def draw(data: pd.DataFrame) -> Picture:
             .rename(index=strategies, columns=traces)
             for name in ("speedup", "text")
         )
-        heatmap(panel, values, texts.fillna(""), **shades)
+        if values.empty:
+            show_reason(panel, "nothing to compare")
+        else:
+            heatmap(panel, values, texts.fillna(""), **shades)
         panel.set_title(f"{models[model]}, {stack}" if len(models) > 1 else stack)
     first = next(iter(strategies.values()))
     figure.supxlabel(f"Speedup over {first}")

@@ -24,7 +24,9 @@ from entrain_bench.records.records import Results
 EXPERIMENT = "schedule_gantt"
 RUNS = True
 TIMELINES = True
+# Height of a lane, of a replica of few lanes, and of a title.
 LANE_IN = 0.045
+REPLICA_IN = 0.28
 TITLE_IN = 0.17
 
 
@@ -40,9 +42,9 @@ def draw(data: Runs) -> Picture:
     labels = names(data.table, "strategy")
     bars = {str(name): slowest_replica(rows) for name, rows in data.actions.groupby("strategy", sort=False)}
     colours = colours_of(pd.concat(bars.values()))
-    lanes = [bars[name]["lane"].nunique() if name in bars else 2 for name in labels]
-    height_in = 0.9 + sum(LANE_IN * count + TITLE_IN for count in lanes)
-    figure, axes = panels(len(labels), 1, DOUBLE_COLUMN_IN, height_in, sharex=True, height_ratios=lanes)
+    heights = [max(REPLICA_IN, LANE_IN * bars[name]["lane"].nunique()) if name in bars else 0.5 for name in labels]
+    height_in = 0.9 + sum(heights) + TITLE_IN * len(heights)
+    figure, axes = panels(len(labels), 1, DOUBLE_COLUMN_IN, height_in, sharex=True, height_ratios=heights)
     ends = {name: float(rows["end_s"].max()) for name, rows in bars.items()}
     for panel, (name, label) in zip(axes, labels.items(), strict=True):
         panel.set_title(label, loc="left")

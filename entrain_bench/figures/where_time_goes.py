@@ -22,8 +22,6 @@ load = run_table
 ROW_IN = 0.16
 # Computation is blue, communication yellow, unequal load red, the rest grey.
 COLOURS = ["#123c69", "#5b8fc0", "#b9d3ea", "#e8b02f", "#7f1d1d", "#cf4a3c", "#f3a08c", "#bdbdbd", "#757575", "#e3e3e3"]
-# A class that no strategy spends more on is not drawn.
-SMALL_SHARE = 0.005
 
 
 def draw(data: pd.DataFrame) -> Picture:
@@ -32,10 +30,10 @@ def draw(data: pd.DataFrame) -> Picture:
     table = over_seeds(data, CASE, **{name: (name, "mean") for name in TIME_SHARES})
     shares = table.groupby("strategy", sort=False)[[*TIME_SHARES]].mean().dropna()
     shares = shares.sort_values(TIME_SHARES[0], ascending=False, kind="stable")
-    figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, min(4.5, 0.5 + ROW_IN * len(shares)))
+    figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, max(1.5, 0.5 + ROW_IN * len(shares)))
     left = pd.Series(0.0, shares.index)
     for name, colour in zip(TIME_SHARES, COLOURS, strict=True):
-        if shares[name].max() > SMALL_SHARE:
+        if shares[name].max() > 0:
             panel.barh(range(len(shares)), shares[name], 0.78, left, color=colour, label=TIME_WORDS[name], linewidth=0)
         left = left + shares[name]
     for place, work in enumerate(shares[TIME_SHARES[0]]):

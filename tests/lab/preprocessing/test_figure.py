@@ -55,7 +55,7 @@ def test_times_are_compared_within_a_repetition() -> None:
 @pytest.mark.wide
 def test_the_figure_shows_every_mean() -> None:
     table = summary(runs(), PICTURES)
-    figure, shown = draw(table, 2)
+    figure, shown, _ = draw(table, 2)
     assert shown.equals(table)
     for panel, name in zip(figure.axes, PANELS, strict=True):
         heights = sorted(bar.get_height() for bar in panel.patches)
