@@ -1,4 +1,4 @@
-"""Ranking of strategies under other modelling choices: the fastest strategy, and rank correlations.
+"""Ranking of strategies under other modeling choices: the fastest strategy, and rank correlations.
 
 No figure of arXiv:2605.27918 or the other papers, which measure one system each. Rows of
 ``experiments/figure/robustness.yaml``: choices and constants of the cost model changed one at a time, strategies
@@ -26,7 +26,7 @@ load = run_tables
 
 
 def draw(data: pd.DataFrame) -> Picture:
-    """A row a modelling choice, a column a model and trace."""
+    """A row a modeling choice, a column a model and trace."""
     labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     table = rankings(data)
     cells = table[table["workload"] != ALL]
