@@ -45,6 +45,10 @@ class Inputs:
     features: Tensor | None = None
     row_keys: Tensor | None = None
 
+    def pin_memory(self) -> Inputs:
+        """Return the inputs with features in memory that a GPU can copy from by itself."""
+        return self if self.features is None else replace(self, features=self.features.pin_memory())
+
     def features_on(self, device: torch.device, module: ModuleSpec) -> Tensor | None:
         """Return the features of an encoder's first stage on the computing device; None for other stages."""
         if self.row_keys is not None:

@@ -39,8 +39,13 @@ SKEWED = (
 )
 # Overrides, and a change of the program (``support.train.parity``).
 type Case = tuple[tuple[str, ...], str]
-QUICK: list[Case] = [(SLICED, ""), (HALVED, ""), (SHARDED, ""), (PIPELINED, ""), (FLEXSP, "")]
+# In every run of the tests; the others are for make test WIDE=1.
+QUICK: list[Case] = [(HALVED, "")]
 WIDE: list[Case] = [
+    (SLICED, ""),
+    (SHARDED, ""),
+    (PIPELINED, ""),
+    (FLEXSP, ""),
     (EVERY, ""),
     ((*SLICED, "sequence_parallel=false"), ""),
     ((*SLICED, "layout.recompute=[vision,llm]"), ""),
