@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -104,8 +106,8 @@ class Checkpoints:
                 # Of a run that was killed while it wrote.
                 _remove_files(path)
             dist.barrier(group=self.control)
-            writer = dcp.HuggingFaceStorageWriter(str(path), save_distributed=True)
-            dcp.save(state, storage_writer=writer, process_group=self.control)
+            writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
+            save(state, storage_writer=writer, process_group=self.control)
         except (OSError, CheckpointException) as error:
             raise ExecutionError(f"harness.checkpoint_dir={self.folder}: cannot be written ({error})") from error
         if dist.get_rank() == 0:
@@ -208,7 +210,7 @@ def _load_stage(path: Path, trained: TrainedStage | ShardedStage) -> None:
             state |= dict(_pieces(named, name, values, trained.groups.tp))
     if any(named.parameter.requires_grad for named in named_ones):
         state[STEP] = torch.zeros(1)
-    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+    load(state, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     for named, (value, *moments) in zip(named_ones, wholes, strict=True):
         if isinstance(trained, TrainedStage):
             named.parameter.copy_(value)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
-from threading import Lock
+from queue import Queue, SimpleQueue
+from threading import Thread
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import multiprocessing
@@ -64,30 +63,35 @@ class ThreadLoader:
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
         self.pins = device.type == "cuda"
-        # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
-        choose = partial(torch.cuda.set_device, device) if self.pins else None
-        self._pool = ThreadPoolExecutor(1, "load", choose)
-        self._ahead = ahead
-        self._lock = Lock()
-        self._waiting: deque[Callable[[], Inputs]] = deque()
-        self._begun: deque[Future[Inputs]] = deque()
+        self._asked = SimpleQueue[Callable[[], Inputs] | None]()
+        # One more is in the thread's hands.
+        self._made = Queue[Inputs | Exception](max(1, ahead - 1))
+        Thread(target=_make, args=(self._asked, self._made, device), name="load", daemon=True).start()
+        finalize(self, self._asked.put, None)
 
     def load(self, makers: Sequence[Callable[[], Inputs]]) -> Iterator[Inputs]:
         """Yield the inputs that the makers return, in order; makers begin as soon as earlier calls leave room."""
-        with self._lock:
-            self._waiting.extend(makers)
-            self._begin()
-        return (self._take() for _ in range(len(makers)))
+        for maker in makers:
+            self._asked.put(maker)
+        return (self._take() for _ in makers)
 
     def _take(self) -> Inputs:
-        with self._lock:
-            future = self._begun.popleft()
-            self._begin()
-        return future.result()
+        made = self._made.get()
+        if isinstance(made, Exception):
+            raise made
+        return made
 
-    def _begin(self) -> None:
-        while self._waiting and len(self._begun) < self._ahead:
-            self._begun.append(self._pool.submit(self._waiting.popleft()))
+
+def _make(asked: SimpleQueue[Any], made: Queue[Inputs | Exception], device: torch.device) -> None:
+    """Make what is asked for until it is None."""
+    # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while (maker := asked.get()) is not None:
+        try:
+            made.put(maker())
+        except Exception as error:
+            made.put(error)
 
 
 class _Requests(IterableDataset[tuple[int, Inputs | Failure]]):
