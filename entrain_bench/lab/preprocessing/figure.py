@@ -15,7 +15,7 @@ from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, 
 from entrain_bench.lab.preprocessing.measure import BATCH, NUM_RANKS, Prepared
 from entrain_bench.train.settings import PREPROCESSING
 
-LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A separate process"}
+LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "DataLoader workers"}
 QUANTITIES = ("input_stall_s", "iteration_time_s", "cpu_s")
 # What the others are compared with, repetition by repetition: a machine's speed changes over minutes.
 COMPARED_WITH = "inline"
@@ -83,8 +83,8 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
     say(figure, f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}.")
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     figure.supxlabel(
-        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); {BATCH} images per iteration; "
-        f"left: bytes of an image and CPU time to decode it;\n"
+        f"{NUM_RANKS} ranks and, in the last case, their DataLoader workers on {cores} cores ({load}); "
+        f"{BATCH} images per iteration; left: bytes of an image and CPU time to decode it;\n"
         f"middle, right: ratios to the rank itself, with its seconds; {table['repetitions'].min()} repetitions",
         fontsize=FONT_PT - 1,
         color=FAINT,

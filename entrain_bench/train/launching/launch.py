@@ -139,10 +139,28 @@ def _start(job: RankJob, num_ranks: int, device: str, port: int, work: Path, mod
     before = get_start_method(allow_none=True)
     set_start_method(method, force=True)
     try:
-        with uninterrupted():
+        with _silent(), uninterrupted():
             return start_processes("ranks", run_rank, args, envs, logs, start_method=method)
     finally:
         set_start_method(before, force=True)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Give processes that start no standard error until torch's launcher gives each a file.
+
+    A process whose launcher was interrupted meanwhile would print a traceback.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _watch(processes: PContext, work: Path, progress: Callable[[int], None]) -> RunProcsResult | None:

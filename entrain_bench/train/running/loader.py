@@ -172,7 +172,8 @@ def num_workers(settings: TrainSettings) -> int:
     if settings.preprocessing_processes is not None:
         return settings.preprocessing_processes
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
-    return max(1, min(len(os.sched_getaffinity(0)) // ranks - 1, WORKERS_PER_RANK))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // ranks - 1, WORKERS_PER_RANK))
 
 
 def _begin_worker(_: int) -> None:

@@ -45,7 +45,8 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, stay: bo
     """Call ``function(rank, *args)`` in ``num_ranks`` processes joined by a gloo process group.
 
     Results must be plain values or arrays. Processes fork from a server that has imported ``PRELOADED`` and stay for
-    the next call, with what they have compiled; otherwise each ends with its call. The first failure ends all of them.
+    the next call, with what they have compiled. Those of a function that fails, changes packages or shards weights do
+    not ``stay``: DTensor's caches know groups that are gone. The first failure ends all of them.
 
     Raises:
         RankError: with the traceback of the first rank that failed.

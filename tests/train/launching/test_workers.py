@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.cli import run_command
 from entrain_bench.lab.preprocessing.measure import write_pictures
 from entrain_bench.run.cells import compose_cells
@@ -31,22 +31,6 @@ def settings_of(*overrides: str) -> TrainSettings:
     executor = prepare(compose_cells([*TWO_RANKS, *overrides])[0].config).executor
     assert isinstance(executor, TrainSettings)
     return executor
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["harness.preprocessing=threads"], r"harness.preprocessing=threads: unknown \(did you mean thread\?\)"),
-        ([APART, "harness.preprocessing_processes=0"], "harness.preprocessing_processes=0: must be at least 1"),
-        (
-            ["harness.preprocessing_processes=2"],
-            "harness.preprocessing_processes=2: must be null unless harness.preprocessing=processes",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        settings_of(*overrides)
 
 
 def test_workers_take_the_cores_that_ranks_leave(monkeypatch: pytest.MonkeyPatch) -> None:

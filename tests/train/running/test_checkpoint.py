@@ -137,7 +137,7 @@ def check_layouts(tmp_path: Path, *overrides: str, tolerance: float) -> None:
         name: configuration(*DISJOINT, "distributed_optimizer=true", *changes, *overrides)
         for name, changes in OTHERS.items()
     }
-    found = run_ranks(_from_layout_to_layout, 4, configs, tmp_path)[0]
+    found = run_ranks(_from_layout_to_layout, 4, configs, tmp_path, stay=False)[0]
     for key in ("loss", "grad_norm"):
         whole, moving = ([row[key] for row in found[name]] for name in ("whole", "moving"))
         assert len(moving) == 2 * len(OTHERS)
