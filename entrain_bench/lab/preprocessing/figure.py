@@ -81,8 +81,8 @@ def draw(table: pd.DataFrame, cores: int) -> Picture:
     message = (
         f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}. "
         f"{NUM_RANKS} ranks and, in the last case, their DataLoader workers on {cores} cores ({load}); {BATCH} images "
-        "per iteration. Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, with its "
-        f"seconds; {table['repetitions'].min()} repetitions, 95% intervals."
+        "per iteration. Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, "
+        f"with its seconds; {table['repetitions'].min()} repetitions, 95% intervals."
     )
     return Picture(figure, table, message)
 

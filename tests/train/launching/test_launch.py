@@ -184,7 +184,7 @@ def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> N
     waiting = torchrun(tmp_path, 1, 2, port, *SLEEPING, "harness.planning_timeout_s=5")
     lines = [line for line in waiting.communicate()[1].splitlines() if line.startswith("entrain-bench:")]
     assert waiting.returncode == 1
-    assert "waited longer than harness.planning_timeout_s=5 for another" in lines[0]
+    assert "waited longer than harness.planning_timeout_s=5 s for another" in lines[0]
     assert processes_of_session(waiting.pid) == 0
 
 
