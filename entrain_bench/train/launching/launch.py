@@ -92,7 +92,8 @@ def run_on_ranks(
         SystemExit: with 128 plus its number, for a signal that ends this process.
     """
     # Torch logs what becomes one line here.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").disabled = True
+    for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).disabled = True
     processes: PContext | None = None
     with temporary_folder("entrain-bench-") as work, environment_of_ranks(device), _signals_raise():
         for rank in range(num_ranks):

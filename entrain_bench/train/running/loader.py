@@ -105,8 +105,8 @@ class _Requests(IterableDataset[tuple[int, Inputs | Failure]]):
     def __iter__(self) -> Iterator[tuple[int, Inputs | Failure]]:
         worker = get_worker_info()
         assert worker is not None
-        while True:
-            number, shapes, request = self.queues[worker.id].get()
+        while (asked := self.queues[worker.id].get()) is not None:
+            number, shapes, request = asked
             made: Inputs | Failure
             try:
                 made = MakeInputs(SampleData(shapes, self._content), *request)()
@@ -135,6 +135,8 @@ class WorkerLoader:
             multiprocessing_context="fork",
         )
         self._made: Iterator[tuple[int, Any]] = iter(loader)
+        # A worker that waits for a request would keep torch waiting for its end.
+        finalize(self, _end_workers, self._requests.queues)
 
     def load(self, makers: Sequence[MakeInputs]) -> Iterator[Inputs]:
         """Yield the inputs that the makers return, in order; raise what making them raised."""
@@ -178,3 +180,8 @@ def num_workers(settings: TrainSettings) -> int:
 
 def _begin_worker(_: int) -> None:
     end_with_parent()
+
+
+def _end_workers(queues: Sequence[Any]) -> None:
+    for queue in queues:
+        queue.put(None)
