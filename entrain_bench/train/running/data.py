@@ -118,7 +118,7 @@ class SampleData:
         A sample's neighbouring video items of one size are the frames of one video; audio counts as text does.
         """
         shapes = self.shapes
-        found = []
+        positions = []
         for sample in samples.tolist():
             parts: list[int | Picture] = []
             before: Picture | None = None
@@ -137,8 +137,8 @@ class SampleData:
                 before = picture if name == "video" else None
             if text := int(shapes.text_tokens[sample]):
                 parts.append(text)
-            found.append(multimodal_positions(parts))
-        return torch.cat(found, dim=1)
+            positions.append(multimodal_positions(parts))
+        return torch.cat(positions, dim=1)
 
     def _picture(self, item: int, tokens: int) -> Picture:
         """Places of an item's LLM tokens: on its grid, or in rows of ceil(sqrt(tokens)) if that is not known."""
