@@ -16,9 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, Times, with_result
-from entrain_bench.answers.leads import geometric_mean
-from entrain_bench.answers.text import count, times
+from entrain_bench.answers.comparison import TIME, Times, geometric_mean, with_result
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.records.records import Record
 
@@ -164,42 +162,46 @@ def variant_of(record: Record) -> str:
     return json.dumps([record.labels["strategy"], record.config["strategy"]], sort_keys=True, default=repr)
 
 
-def interval(spread: Spread) -> str:
-    """The 90% interval of a speedup as text: ``0.98x to 1.31x``."""
-    return f"{times(spread.low)} to {times(spread.high)}"
+@dataclass(frozen=True, slots=True)
+class ChanceSummary:
+    """The chances of a strategy over one or several jobs.
 
-
-def posterior_sentence[Name: Hashable](
-    jobs: Sequence[Mapping[Name, Chance]], name: Name, label: str, noun: str = "job"
-) -> str:
-    """P(fastest) of a strategy and the 90% interval of its lead, over one or several jobs; empty without draws.
-
-    Over several jobs the lead in a draw is the geometric mean over the jobs, of draws that all of them have.
+    Attributes:
+        probability: P(fastest), mean over all jobs.
+        lead: median and 90% interval over draws; in a draw it is the geometric mean over the jobs.
+        num_draws: draws of a job.
+        num_jobs, num_leads: jobs, and those with a lead.
+        num_sure: jobs in which P(fastest) is at least ``COVERAGE``.
     """
-    own = [job[name] for job in jobs if name in job]
-    leads = [chance.leads for chance in own if chance.leads]
-    shared = sorted(set.intersection(*({*each} for each in leads))) if leads else []
-    if not shared:
-        return ""
-    spread = Spread.of([geometric_mean([each[draw] for each in leads]) for draw in shared])
-    mean = math.fsum(chance.probability for chance in own) / len(jobs)
-    sure = sum(decisive(chance.probability) >= COVERAGE for chance in own)
-    where = f", mean over {count(len(jobs), noun)} (at least {COVERAGE} in {sure})" if len(jobs) > 1 else ""
-    how = f"geometric mean; {COVERAGE:.0%} interval" if len(leads) > 1 else f"{COVERAGE:.0%} interval"
-    return (
-        f"Over {count(own[0].num_draws, 'posterior draw')} of the hardware constants, {label} has P(fastest) "
-        f"{mean:.2f}{where}. Its speedup over the fastest other strategy is {interval(spread)} ({how})."
-    )
+
+    probability: float
+    lead: Spread
+    num_draws: int
+    num_jobs: int
+    num_leads: int
+    num_sure: int
+
+    @classmethod
+    def of[Name: Hashable](cls, jobs: Sequence[Mapping[Name, Chance]], name: Name) -> ChanceSummary | None:
+        """Sum up over the draws that all jobs with a lead have; None without such a draw."""
+        chances = [job[name] for job in jobs if name in job]
+        leads = [chance.leads for chance in chances if chance.leads]
+        shared = sorted(set.intersection(*({*each} for each in leads))) if leads else []
+        if not shared:
+            return None
+        return cls(
+            math.fsum(chance.probability for chance in chances) / len(jobs),
+            Spread.of([geometric_mean([each[draw] for each in leads]) for draw in shared]),
+            chances[0].num_draws,
+            len(jobs),
+            len(leads),
+            sum(decisive(chance.probability) >= COVERAGE for chance in chances),
+        )
 
 
-def posterior_sentences[Name: Hashable](
-    jobs: Sequence[Mapping[Name, Chance]], labels: Mapping[Name, str], ours: Sequence[Name] = (), noun: str = "job"
-) -> list[str]:
-    """``posterior_sentence`` of the strategy that is the fastest in most draws, then of those of ``ours``."""
+def rank_chances[Name: Hashable](jobs: Sequence[Mapping[Name, Chance]]) -> list[Name]:
+    """Return the strategies of some jobs, the one that is the fastest in most draws first; equals keep their order."""
     won: dict[Name, float] = {}
     for name, chance in ((name, chance) for job in jobs for name, chance in job.items()):
         won[name] = won.get(name, 0.0) + chance.probability
-    # Stable: of equals the first.
-    first = sorted(won, key=lambda name: -decisive(won[name]))[:1]
-    named = dict.fromkeys([*first, *(name for name in ours if name in won)])
-    return [*filter(None, (posterior_sentence(jobs, name, labels[name], noun) for name in named))]
+    return sorted(won, key=lambda name: -decisive(won[name]))

@@ -20,10 +20,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from entrain_bench.answers.comparison import AS_GOOD, FASTEST, Comparison
+from entrain_bench.answers.comparison import Comparison, Verdict
 from entrain_bench.answers.labels import OURS, families, names
-from entrain_bench.answers.posterior import Chance, chances_by_job, posterior_sentences
-from entrain_bench.answers.sentences import ONE_SEED
+from entrain_bench.answers.posterior import Chance, chances_by_job
+from entrain_bench.answers.sentences import ONE_SEED, posterior_sentences
 from entrain_bench.answers.tables import ALL, compared, interval_over_seeds, over_seeds, run_table
 from entrain_bench.answers.text import count, listing
 from entrain_bench.figures._bars import speedup_over
@@ -200,11 +200,11 @@ def _row(
     if not row["num_ok"]:
         return Row(label, colour, None, [row["status"]])
     standing = comparison.standings[name]
-    over = "fastest" if standing.verdict == FASTEST else change(standing.behind).removesuffix("%")
+    over = "fastest" if standing.verdict == Verdict.FASTEST else change(standing.behind).removesuffix("%")
     return Row(
         starred(label, row),
         colour,
         row["iteration_time_s"],
         [number(row["iteration_time_s"]), over, f"{chance.probability:.2f}" if chance else ""],
-        bold=standing.verdict in (FASTEST, AS_GOOD) and is_tested(comparison),
+        bold=standing.verdict in (Verdict.FASTEST, Verdict.AS_GOOD) and is_tested(comparison),
     )

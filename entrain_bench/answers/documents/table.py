@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, Standing, compare
+from entrain_bench.answers.comparison import TIME, Standing, compare, lead_of
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
+from entrain_bench.answers.sentences import lead_sentence, winners_sentence
 from entrain_bench.answers.tables import run_table, times_by_seed, without_result
 from entrain_bench.answers.text import markdown_table, seconds, speedup
 from entrain_bench.base.errors import UserError, require, unknown_choice

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.case import Case
+from entrain_bench.answers.cases import Case
 from entrain_bench.answers.compare import read_text
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
