@@ -269,8 +269,12 @@ class Answer:
             "next": _after_winner(group, results_dir) if is_enough else _more_seeds(self, results_dir),
         }
 
-    def case_dicts(self, results_dir: str) -> list[dict[str, Any]]:
-        """Return every case as plain values: job, the fastest, how each strategy does, and commands of its runs."""
+    def case_dicts(self, results_dir: str | None = None) -> list[dict[str, Any]]:
+        """Return every case as plain values: job, the fastest, how each strategy does, and commands of its runs.
+
+        Args:
+            results_dir: folder of the runs, for commands; None: without commands.
+        """
         return [_case_dict(self, case, results_dir) for case in self.cases]
 
 
@@ -365,7 +369,9 @@ def _chances(answer: Answer, cases: Sequence[Case]) -> dict[str, dict[str, Any]]
 def _doubts(answer: Answer, cases: Sequence[Case]) -> dict[str, Any]:
     """Who is behind by chance perhaps: compared at one seed only, or not significantly slower; doubtful intervals."""
     standings = [(case, key, each) for case in cases for key, each in case.comparison.standings.items()]
-    behind = [(answer.names[key], each.behind.num_values > 1, each.verdict) for _, key, each in standings if each.behind]
+    behind = [
+        (answer.names[key], each.behind.num_values > 1, each.verdict) for _, key, each in standings if each.behind
+    ]
     single = [name for name, is_tested, _ in behind if not is_tested]
     unsure = [name for name, is_tested, verdict in behind if is_tested and verdict == Verdict.BEHIND]
     doubts: dict[str, dict[str, None]] = {}
@@ -427,7 +433,9 @@ def _largest_savings(before: Mapping[str, float], after: Mapping[str, float]) ->
     """The largest savings, as seconds of an average GPU; of equal ones the first class comes first."""
     saved = {name: before[name] - after[name] for name in before if name in after}
     least = LEAST_SHARE * math.fsum(part for part in saved.values() if part > 0)
-    return {name: saved[name] for name in sorted(saved, key=lambda name: -saved[name])[:MAX_PARTS] if saved[name] > least}
+    return {
+        name: saved[name] for name in sorted(saved, key=lambda name: -saved[name])[:MAX_PARTS] if saved[name] > least
+    }
 
 
 def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:
@@ -482,17 +490,21 @@ def count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
     return {status: lost for status, lost in seeds.items() if lost}
 
 
-def _case_dict(answer: Answer, case: Case, results_dir: str) -> dict[str, Any]:
-    first, good = answer.first_and_ties(case) if case.contested else ([], [])
+def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str, Any]:
+    first, good = answer.first_and_ties(case)
+    base = case.baseline_group
     return {
+        "name": answer.case_name(case),
         "job": dict(case.job),
         "seeds": case.comparison.seeds,
         "baseline": case.baseline or None,
+        "baseline_variant": answer.variant(base) if base else None,
         "outcome": case.outcome,
         "fastest": first,
         "as_good": good,
         "strategies": [_result_dict(answer, case, result) for result in case.results],
-        "commands": commands_of(case.records, results_dir),
+        "num_runs": len(case.records),
+        **({} if results_dir is None else {"commands": commands_of(case.records, results_dir)}),
     }
 
 
@@ -504,16 +516,16 @@ def _result_dict(answer: Answer, case: Case, result: StrategyResult) -> dict[str
         reason = {"reason": record.reason} if record.reason else {}
         time = {"iteration_time_s": standing.times[seed], "key": record.key}
         runs.append({"seed": seed, "status": record.status, **reason, **time})
-    posterior = {}
-    if chance:
-        lead = asdict(chance.lead) if chance.lead else None
-        posterior = {"p_fastest": chance.probability, "num_draws": chance.num_draws, "lead": lead}
+    lead = asdict(chance.lead) if chance and chance.lead else None
+    posterior = {"p_fastest": chance.probability, "num_draws": chance.num_draws, "lead": lead} if chance else None
     return {
         "name": answer.variant(result.group),
         "verdict": standing.verdict,
+        "is_best": result.best,
         "iteration_time_s": _interval_dict(standing.time),
         "speedup": _interval_dict(standing.speedup),
         "time_over_fastest": _interval_dict(standing.behind),
+        "seconds": result.group.seconds_by_part,
         **({"posterior": posterior} if posterior else {}),
         "runs": runs,
     }

@@ -94,7 +94,6 @@ class SeedGroup:
         done = {seed: record.metrics for seed, record in sorted(self.runs.items()) if record.status == "ok"}
         return {seed: metrics[metric] for seed, metrics in done.items() if metrics.get(metric) is not None}
 
-
     @property
     def seconds_by_part(self) -> dict[str, float | None]:
         """Mean seconds of an iteration over seeds, by part; empty without a result."""

@@ -26,8 +26,8 @@ MARGIN = 1.05
 class Verdict(StrEnum):
     """How a group does in a case.
 
-    ``OPEN``: might be the fastest, but lacks seeds. ``BEHIND``: slower by its mean, which may be chance: at one seed, or
-    by more than the margin though not significantly.
+    ``OPEN``: might be the fastest, but lacks seeds. ``BEHIND``: slower by its mean, which may be chance, because it ran
+    at one seed, or is slower by more than the margin though not significantly.
     """
 
     FASTEST = "fastest"

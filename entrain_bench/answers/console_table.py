@@ -126,7 +126,7 @@ def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
 
 
 def fit_lines(columns: Sequence[Column], num_labels: int, width: int, least: int, dropped: int) -> list[str]:
-    """Return ``table_lines`` of the columns that fit; one in a fixed place is dropped while more than ``least`` remain."""
+    """Return ``table_lines`` of the columns that fit; the one at ``dropped`` goes while more than ``least`` remain."""
     kept = [*columns]
     while len(kept) > least and sum(column.width + len(GAP) for column in kept) - len(GAP) > width:
         kept.pop(dropped)

@@ -103,9 +103,7 @@ def run_notices(records: Sequence[Record]) -> list[str]:
 
 
 def _lines(record: Record) -> list[str]:
-    parts = [
-        {"component": component, **counts, "share": share} for component, counts, share in _listed(record.samples)
-    ]
+    parts = [{"component": component, **counts, "share": share} for component, counts, share in _listed(record.samples)]
     return _say("samples", record.labels, record.config.get("global_batch"), parts) if parts else []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,8 @@ from entrain_bench.answers.labels import in_order, label_columns, names, orders
 from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.leaves import flatten
-from entrain_bench.records.records import Results, labels_of
+from entrain_bench.records.records import Record, Results, labels_of
+from entrain_bench.specs.module_layers import Role
 
 # What is made of the values of several seeds: a name that pandas knows, or a function.
 type Statistic = str | Callable[[pd.Series[float]], float]
@@ -84,10 +85,15 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
 
 
-def encoder_degrees(layout: str, encoder: str) -> tuple[float, float] | None:
-    """Stages of the encoder in a run's ``layout``, and GPUs of one stage (TP x CP)."""
-    found = re.search(rf"\b{re.escape(encoder)} tp(\d+) cp(\d+) pp(\d+)", layout)
-    return (float(found[3]), float(found[1]) * float(found[2])) if found else None
+def encoder_stages_and_gpus(cell: Cell, record: Record | None) -> tuple[float, float]:
+    """Return the stages of the model's encoders, which share theirs, and GPUs of a stage (TP x CP).
+
+    Both are not numbers without a layout.
+    """
+    modules = cell.config.model["modules"]
+    placed = {name: found for name, found in (record.degrees if record else {}).items() if name in modules}
+    encoders = [degrees for name, degrees in placed.items() if modules[name]["role"] == Role.ENCODER]
+    return max(((each["pp"], each["tp"] * each["cp"]) for each in encoders), default=(math.nan, math.nan))
 
 
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.records.time_shares import TIME_SHARES
@@ -77,7 +77,9 @@ def speedup(interval: Interval | Mapping[str, Any] | None) -> str:
     """A speedup and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``; of an interval or its fields."""
     if interval is None:
         return NOTHING
-    interval = Interval(**interval) if isinstance(interval, Mapping) else interval
+    if isinstance(interval, Mapping):
+        number = interval["num_seeds"] if "num_seeds" in interval else interval["num_values"]
+        interval = Interval(interval["mean"], interval["low"], interval["high"], number)
     text = ends(interval, "{:.2f}".format)
     return times(interval.mean) + (f" ({text})" if text != NOTHING else "")
 
@@ -146,7 +148,7 @@ def _environment() -> Environment:
     loader = PackageLoader("entrain_bench.answers")
     environment = Environment(
         loader=loader,
-        autoescape=lambda template: bool(template and template.endswith(".html")),
+        autoescape=select_autoescape(["html"], default=False),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import yaml
 
@@ -31,7 +30,7 @@ from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
-from entrain_bench.config.command_line import CONFIG_NAME
+from entrain_bench.config.comments import documented_keys
 from entrain_bench.config.compose import Composer, swept_keys
 from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
@@ -41,7 +40,6 @@ from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
-from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Results
 from entrain_bench.run.study import Output, Study
 from entrain_bench.run.workers import num_processes
@@ -196,11 +194,8 @@ def _answered(
     return runner, raced, answer
 
 
-def _defaults() -> dict[str, Any]:
-    """Choices of groups and values of keys that a job has without overrides, from ``config.yaml``."""
-    values = yaml.safe_load((config_tree() / f"{CONFIG_NAME}.yaml").read_text())
-    chosen = [entry for entry in values.pop("defaults") if isinstance(entry, Mapping)]
-    return flatten(values) | {str(group): choice for entry in chosen for group, choice in entry.items()}
+def _defaults() -> dict[str, str]:
+    return {key.name: key.default for key in documented_keys()}
 
 
 def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
@@ -220,7 +215,7 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
             raise UserError(f"{text}: must be one value; only strategy takes several")
     given = {**keys}
     chosen = keys.pop("strategy", EVERY_STRATEGY)
-    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] is not None}
+    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] != "null"}
     names, every = (
         [cell[0].partition("=")[2] for cell in composer.sweep([text]).cells] for text in (chosen, EVERY_STRATEGY)
     )

@@ -34,13 +34,11 @@ from entrain_bench.answers.documents.definition import Source, load_definitions,
 from entrain_bench.answers.documents.published import cell_fields, find_cells
 from entrain_bench.answers.documents.sides import ClaimSide
 from entrain_bench.answers.documents.verdict import ELSEWHERE, central, combined, measured, verdict
-from entrain_bench.answers.tables import MISSING, encoder_degrees, run_table
+from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
-from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study
-from entrain_bench.specs.module_layers import Role
 
 TABLE = "claims.csv"
 # How many claims have each verdict, for pages that show no claim.
@@ -236,8 +234,7 @@ def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame
         raise UserError(study.problem(*side))
     plain = {cell.key: [text for text in cell.overrides if not text.startswith(SEEDS)] for cell in cells}
     draws = {cell.key: cell.config.planning_seed for cell in cells}
-    layouts = dict(zip(table["key"], table.reindex(columns=["layout"])["layout"].astype(str), strict=True))
-    found = {cell.key: _encoder_stages(cell, layouts[cell.key]) for cell in cells}
+    found = {cell.key: encoder_stages_and_gpus(cell, study.results.read(cell.key)) for cell in cells}
     table = table.assign(configuration=table["key"].map(lambda key: " ".join(plain[key])))
     if len({*draws.values()}) > 1:
         table["seed"] = table["key"].map(draws)
@@ -249,13 +246,6 @@ def _side_table(claim: Claim, side: Sequence[str], study: Study) -> pd.DataFrame
         gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
         table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table
-
-
-def _encoder_stages(cell: Cell, layout: str) -> tuple[float, float]:
-    """Stages of the model's encoders, which share theirs, and GPUs of a stage; not numbers without a layout."""
-    roles = {name: module["role"] for name, module in cell.config.model["modules"].items()}
-    found = [encoder_degrees(layout, name) for name, role in roles.items() if role == Role.ENCODER]
-    return max((degrees for degrees in found if degrees), default=(np.nan, np.nan))
 
 
 def _complete(pairs: Sequence[Sequence[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]], str]:

@@ -157,7 +157,9 @@ def spent_lines(spent: Spent, width: int) -> list[str]:
     shown = [name for name in TIME_WORDS if any(round(spent_s[name], digits) for spent_s in spent.values())]
     columns = [Column("", [*(TIME_WORDS[name] for name in shown), "iteration"])]
     for (strategy, spent_s), total in zip(spent.items(), totals, strict=True):
-        columns.append(Column(strategy, [f"{value:.{digits}f}" for value in (*(spent_s[name] for name in shown), total)]))
+        columns.append(
+            Column(strategy, [f"{value:.{digits}f}" for value in (*(spent_s[name] for name in shown), total)])
+        )
     return fit_lines(columns, 1, width, least=2, dropped=-1)
 
 

@@ -7,15 +7,14 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from entrain_bench.answers.answer import Answer, Pictures
-from entrain_bench.answers.cases import Case, SeedGroup
-from entrain_bench.answers.commands import command_line, commands_of, results_word, shared_overrides
-from entrain_bench.answers.comparison import Verdict, with_result
+from entrain_bench.answers.cases import Case
+from entrain_bench.answers.commands import command_line, results_word, shared_overrides
+from entrain_bench.answers.comparison import with_result
 from entrain_bench.answers.documents.claim import cited
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
@@ -57,20 +56,20 @@ def report_of(material: Material, pictures: Pictures | None = None) -> Report:
     """Return the report on runs of which at least one has a result; drawing pictures takes most of the time."""
     main = material.main
     others = material.others
-    places = _places([*main.cases, *others.cases])
+    cases = [*main.cases, *others.cases]
     compared = others.about(others.contested, others.varying)
+    settings = {"sentences": sentences(compared), "naming": compared.varying, "cases": _anchored(compared, cases)}
     return {
-        **_core(main, material.results_dir, places, pictures.standings(main) if pictures else None),
-        "rerun": [*_commands(material.answer.about([*main.cases, *others.cases]), places, material.results_dir)],
-        "naming": [*NAMED],
+        **_core(main, material.results_dir, cases, pictures.standings(main) if pictures else None),
+        "rerun": _anchored(material.answer.about(cases), cases, material.results_dir),
+        "naming": NAMED,
         "notes": [*material.notes],
         "setting": setting_of(main.cases[0]),
         "shared": shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]),
-        "ranking": {name: asdict(mean) for name, mean in main.overall.items()} if min(len(main.cases), len(main.overall)) > 1 else {},
-        "num_cases": len(main.cases),
-        "time": [*_times(main, places)],
-        "robustness": _robustness(main, others, places),
-        "settings": {"sentences": sentences(compared), **_table(compared, places)} if compared.cases else None,
+        "ranking": main.overall if min(len(main.cases), len(main.overall)) > 1 else {},
+        "time": any(case.groups[key].seconds_by_part for case in main.cases for key in case.groups),
+        "robustness": _robustness(main, others, cases),
+        "settings": settings if compared.cases else None,
         "failed": problems(material.answer.results, material.answer.varying or ["strategy"]),
         "claims": None if material.claims is None else _claims(material.claims, material.results_dir),
         "fidelity": None if material.fidelity is None else _fidelity(material.fidelity, pictures),
@@ -83,9 +82,9 @@ def answer_report(answer: Answer, results_dir: str, standings: bytes | None = No
 
     ``standings`` is the picture of the answer.
     """
-    places = _places(answer.cases)
-    commands = [*_commands(answer, places, results_dir)]
-    return {**_core(answer, results_dir, places, standings), "naming": [*answer.varying], "rerun": commands}
+    cases = answer.cases
+    rerun = _anchored(answer, cases, results_dir)
+    return {**_core(answer, results_dir, cases, standings), "naming": answer.varying, "rerun": rerun}
 
 
 def report_json(material: Material) -> str:
@@ -135,93 +134,24 @@ def _bodies(report: Report, blocks: str) -> Iterator[tuple[str, str]]:
             yield anchor, str(getattr(sections, anchor)())
 
 
-def _places(cases: Sequence[Case]) -> dict[int, str]:
-    """Anchors of the cases' commands, by the identity of a case."""
-    return {id(case): f"runs-{number}" for number, case in enumerate(cases, start=1)}
-
-
-def _core(answer: Answer, results_dir: str, places: Mapping[int, str], standings: bytes | None) -> Report:
-    decision = answer.decision(results_dir)
+def _core(answer: Answer, results_dir: str, cases: Sequence[Case], standings: bytes | None) -> Report:
     words = {"posterior": posterior(answer), "losses": losses(answer.results)}
     return {
-        "decision": {**answer.to_dict(), **decision, **words},
-        "standings": _encoded(standings) if standings else "",
-        "answer": _table(answer, places),
+        "decision": {**answer.to_dict(), **answer.decision(results_dir), **words},
+        "standings": b64encode(standings).decode() if standings else "",
+        "answer": _anchored(answer, cases),
         "sentences": sentences(answer),
     }
 
 
-def _encoded(png: bytes) -> str:
-    return b64encode(png).decode()
+def _anchored(answer: Answer, cases: Sequence[Case], results_dir: str | None = None) -> list[dict[str, Any]]:
+    """The cases of an answer with the anchors of their commands, which count all cases of the report."""
+    places = {id(case): f"runs-{number}" for number, case in enumerate(cases, start=1)}
+    pairs = zip(answer.cases, answer.case_dicts(results_dir), strict=True)
+    return [{"anchor": places[id(case)], **values} for case, values in pairs]
 
 
-def _table(answer: Answer, places: Mapping[int, str]) -> dict[str, Any]:
-    return {
-        "cases": [_case(answer, case, places[id(case)]) for case in answer.cases],
-        "has_chances": any(case.chances for case in answer.cases),
-        "seeds": sorted({seed for case in answer.cases for seed in case.comparison.seeds}),
-        "varying": [*answer.varying],
-    }
-
-
-def _case(answer: Answer, case: Case, anchor: str) -> dict[str, Any]:
-    first, good = answer.first_and_ties(case)
-    chance = case.chances.get(case.best[0]) if case.best else None
-    gain = case.speedup(case.winner) if case.winner else None
-    failed = []
-    for key in case.comparison.with_verdict(Verdict.FAILED):
-        statuses = [record.status for record in case.groups[key].runs.values()]
-        lost = [status for status in statuses if status != "ok"]
-        failed.append(
-            {"strategy": answer.names[key], "status": lost[0], "num_lost": len(lost), "num_seeds": len(statuses)}
-        )
-    return {
-        "job": dict(case.job),
-        "is_open": bool(case.comparison.with_verdict(Verdict.OPEN)),
-        "first": first,
-        "as_good": good,
-        "has_winner": bool(case.winner),
-        "is_contested": case.contested,
-        "baseline": case.baseline,
-        "is_baseline": bool(case.winner and case.winner.strategy == case.baseline),
-        "gain": asdict(gain) if gain else None,
-        "changes": _changes(case) if case.winner else {},
-        "p_fastest": chance.probability if chance else None,
-        "lead": asdict(chance.lead) if chance and chance.lead else None,
-        "failed": failed,
-        "seeds": case.comparison.seeds,
-        "num_runs": len(case.records),
-        "anchor": anchor,
-    }
-
-
-def _changes(case: Case) -> dict[str, tuple[float | None, float | None]]:
-    """Idle and busy seconds of the baseline and of the winner; empty without both, and if they are the same."""
-    base = case.baseline_group
-    if not base or not case.winner or base is case.winner:
-        return {}
-    before = base.seconds_by_part
-    after = case.winner.seconds_by_part
-    return {part: (before[part], after[part]) for part in ("idle", "busy")} if before and after else {}
-
-
-def _times(main: Answer, places: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """Where an iteration's time goes under the baseline and the fastest strategy of every case."""
-    for case in main.cases:
-        shown: list[SeedGroup | None] = [case.baseline_group, next(iter(case.groups.values()))]
-        for group in {id(group): group for group in shown if group}.values():
-            if seconds := group.seconds_by_part:
-                yield {
-                    "job": dict(case.job),
-                    "strategy": main.variant(group),
-                    "is_best": group.key in case.best,
-                    "seconds": seconds,
-                    "num_runs": len(case.records),
-                    "anchor": places[id(case)],
-                }
-
-
-def _robustness(main: Answer, others: Answer, places: Mapping[int, str]) -> list[dict[str, Any]]:
+def _robustness(main: Answer, others: Answer, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """A row for each setting that has cases and strategies of the main one."""
     usual = {tuple(case.job[name] for name in NAMED): case for case in main.cases}
     settings: dict[str, list[tuple[Case, Case]]] = {}
@@ -239,7 +169,7 @@ def _robustness(main: Answer, others: Answer, places: Mapping[int, str]) -> list
             taus.setdefault(seed, []).append(tau)
         row = {
             "setting": setting,
-            "anchor": places[id(pairs[0][1])],
+            "anchor": f"runs-{1 + [id(case) for case in cases].index(id(pairs[0][1]))}",
             "num_cases": len(pairs),
             "sizes": sorted(len(_shared(*pair)) for pair in pairs),
             "num_stable": sum(stable),
@@ -267,7 +197,7 @@ def _taus(usual: Case, case: Case) -> Iterator[tuple[int, float]]:
 
 
 def _claims(claims: pd.DataFrame, results_dir: str) -> dict[str, Any]:
-    """All verdicts counted, claims without the cases of matrices, and the command that measures them (``claims.csv``)."""
+    """Counts of verdicts, claims that are no case of a matrix, and the command that measures them (``claims.csv``)."""
     counts = {}
     for title, name in (("as published", "published"), ("fair", "fair")):
         # Other choices and reasons left out.
@@ -286,7 +216,7 @@ def _fidelity(rows: pd.DataFrame, pictures: Pictures | None) -> dict[str, Any]:
     last = rows[rows["prediction"] == rows["prediction"].iloc[-1]]
     return {
         "rows": {str(name): summary(measured, pair_rows(measured)) for name, measured in predictions},
-        "picture": _encoded(pictures.fidelity(last)) if pictures else "",
+        "picture": b64encode(pictures.fidelity(last)).decode() if pictures else "",
     }
 
 
@@ -310,14 +240,3 @@ def _environment(material: Material) -> dict[str, Any]:
         "libraries": values(lambda record: " ".join(map(" ".join, sorted(record.versions.items())))),
         "notices": notices(records),
     }
-
-
-def _commands(answer: Answer, places: Mapping[int, str], results_dir: str) -> Iterator[dict[str, Any]]:
-    """The commands of all cases."""
-    for case in answer.cases:
-        yield {
-            "case": answer.case_name(case),
-            "anchor": places[id(case)],
-            "seeds": case.comparison.seeds,
-            "lines": commands_of(case.records, results_dir),
-        }

@@ -91,8 +91,8 @@ def read_material(results: Results) -> Material:
         version("entrain-bench"),
         str(results.root),
         notes,
-        _csv(results, "claims", text=True),
-        _csv(results, "fidelity"),
+        read_csv(results, "claims", text=True),
+        read_csv(results, "fidelity"),
     )
 
 
@@ -134,7 +134,7 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
     return [record for record in found if record.key in kept], notes
 
 
-def _csv(results: Results, name: str, text: bool = False) -> pd.DataFrame | None:
+def read_csv(results: Results, name: str, text: bool = False) -> pd.DataFrame | None:
     """A table; None if there is none, or if it is not as it was written, which a warning says."""
     path = results.root / f"{name}.csv"
     if not path.exists():
