@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.answer import Answer, NextStep, known_strategies
+from entrain_bench.answers.answer import Answer, known_strategies
 from entrain_bench.answers.cases import Outcome
 from entrain_bench.answers.comparison import LeadSummary, lead_of
+from entrain_bench.answers.decision import NextStep, decide
 from entrain_bench.answers.documents.results import lead_sentences
 from entrain_bench.records.records import Record
 from entrain_bench.records.time_shares import TIME_SHARES
@@ -23,14 +24,14 @@ NEAR = [1.01, 1.0, 1.1]
 FAMILIES = {"megatron": "out_of_the_box", "rival": "published", "mine": "ours"}
 
 
-def decide(records: Sequence[Record]) -> dict[str, Any]:
-    return Answer.of(records).decision("results")
+def decided(records: Sequence[Record]) -> dict[str, Any]:
+    return decide(Answer.of(records), "results")
 
 
 def test_an_answer_is_plain_values() -> None:
     records = [*runs({"base": SLOW, "best": FAST, "near": NEAR, "poor": [3.0, None, 3.2]}), *runs({"base": SLOW}, "x")]
     answer = Answer.of(records, ["strategy=a"])
-    values = json.loads(json.dumps([answer.to_dict(), answer.decision("results"), answer.case_dicts("results")]))
+    values = json.loads(json.dumps([answer.to_dict(), decide(answer, "results"), answer.case_dicts("results")]))
     first, second = values[2]
     assert [first["outcome"], second["outcome"]] == [Outcome.DECIDED, Outcome.ALONE]
     assert (first["fastest"], first["as_good"], first["baseline_variant"]) == (["best"], ["near"], "base")
@@ -114,7 +115,7 @@ def test_the_answer_and_the_document_of_results_have_the_same_lead() -> None:
 
 def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
     trained = runs({"megatron": SLOW, "entrain": FAST, "near": NEAR})
-    values = decide([replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained])
+    values = decided([replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained])
     assert (values["winner"], values["as_good"], values["exceptions"]) == ("entrain", ["near"], {})
     assert values["gain"]["mean"] == pytest.approx(2.03, abs=0.005)
     assert values["saving"]["parts"] == {"busy": pytest.approx(0.8), "idle": pytest.approx(0.8 / 3)}
@@ -123,7 +124,7 @@ def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
         "kind": NextStep.RECOMMEND,
         "commands": ["entrain-bench recommend workload=coco"],
     }
-    rerun = decide(trained)["next"]
+    rerun = decided(trained)["next"]
     assert rerun["kind"] == NextStep.RERUN
     assert rerun["commands"][0].startswith("entrain-bench --multirun strategy=entrain workload=coco")
 
@@ -138,15 +139,15 @@ def test_the_reason_names_the_classes_of_time_that_shrink() -> None:
     ]
     # Work takes one second of both.
     parts = {"time_pipeline_share": pytest.approx(0.8), "time_comm_share": pytest.approx(0.2)}
-    assert decide(records)["saving"] == {"case": "", "before": 2.0, "after": 1.0, "parts": parts}
+    assert decided(records)["saving"] == {"case": "", "before": 2.0, "after": 1.0, "parts": parts}
 
 
 def test_what_is_not_decided_is_run_at_more_seeds() -> None:
-    values = decide(runs({"megatron": SLOW[:1], "entrain": FAST[:1]}))
+    values = decided(runs({"megatron": SLOW[:1], "entrain": FAST[:1]}))
     assert values["winner"] == "entrain"
     command = "entrain-bench --multirun strategy=entrain,megatron workload=coco seed=0,1,2,3,4"
     assert values["next"] == {"kind": NextStep.MORE_SEEDS, "seeds": [0], "commands": [command]}
-    lost = decide(runs({"base": [None] * 3, "other": [None] * 3}))
+    lost = decided(runs({"base": [None] * 3, "other": [None] * 3}))
     assert (lost["winner"], lost["has_result"]) == ("", False)
 
 
@@ -156,7 +157,7 @@ def test_exceptions_are_named_and_ones_own_strategy_is_not_looked_up() -> None:
         *runs({"base": SLOW, "mine": FAST}, workload="chartqa"),
         *runs({"base": FAST, "mine": SLOW}, workload="ocr"),
     ]
-    values = decide(records)
+    values = decided(records)
     assert values["exceptions"] == {"ocr": "base"}
     assert values["runs_in"] is None
 

@@ -194,6 +194,6 @@ def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
 def test_templates_are_in_the_package() -> None:
     folder = Path(__file__).parents[2] / "entrain_bench" / "answers" / "templates"
     assert {path.name for path in folder.iterdir()} == {
-        *("blocks.html", "blocks.md", "page.html"),
+        *("blocks.html", "blocks.md.jinja", "page.html"),
         *("recommendation.jinja", "report.jinja", "sentences.jinja"),
     }

@@ -15,6 +15,7 @@ from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.cases import Case
 from entrain_bench.answers.commands import command_line, results_word, shared_overrides
 from entrain_bench.answers.comparison import with_result
+from entrain_bench.answers.decision import decide
 from entrain_bench.answers.documents.claim import cited
 from entrain_bench.answers.documents.claim_pages import decides
 from entrain_bench.answers.fidelity import pair_rows, summary
@@ -114,8 +115,8 @@ def markdown(report: Report) -> str:
     """
     text = f"# {escape_markdown(TITLE)}\n"
     left_out = []
-    page = load_template("blocks.md").module
-    for place, (anchor, body) in enumerate(_bodies(report, "blocks.md")):
+    page = load_template("blocks.md.jinja").module
+    for place, (anchor, body) in enumerate(_bodies(report, "blocks.md.jinja")):
         title = escape_markdown(SECTIONS[anchor])
         part = page.section(anchor, title, BLANK_LINES.sub("\n\n", f"{body.strip()}\n"), place >= OPEN)  # type: ignore[attr-defined]
         # Sections that are open answer; none of them is left out.
@@ -137,7 +138,7 @@ def _bodies(report: Report, blocks: str) -> Iterator[tuple[str, str]]:
 def _core(answer: Answer, results_dir: str, cases: Sequence[Case], standings: bytes | None) -> Report:
     words = {"posterior": posterior(answer), "losses": losses(answer.results)}
     return {
-        "decision": {**answer.to_dict(), **answer.decision(results_dir), **words},
+        "decision": {**answer.to_dict(), **decide(answer, results_dir), **words},
         "standings": b64encode(standings).decode() if standings else "",
         "answer": _anchored(answer, cases),
         "sentences": sentences(answer),
