@@ -188,7 +188,7 @@ def _timeline(found: Timeline) -> View:
 def _html(texts: Sequence[str], heading: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str]) -> str:
     """Paragraphs above a table, escaped; columns whose heading is in ``right`` are flush right."""
     blocks: Any = load_template("blocks.html").module
-    return "".join(map(blocks.paragraph, texts)) + blocks.table("Results", heading, rows, right)
+    return "".join([*map(blocks.paragraph, texts), blocks.table("Results", heading, rows, right)])
 
 
 def _let_notebooks_show_figures() -> None:

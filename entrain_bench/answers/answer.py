@@ -275,14 +275,14 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     for case in cases:
         first, good = answer.first_and_ties(case)
         ended.setdefault((case.outcome, tuple(first), tuple(good)), []).append(case)
-    for (outcome, first, good), alike in sorted(
+    for (outcome, fastest, as_good), alike in sorted(
         ended.items(), key=lambda item: (item[0][0] != Outcome.DECIDED, -len(item[1]))
     ):
         gains = [gain for case in alike if case.winner and (gain := case.speedup(case.winner))]
         yield {
             "outcome": outcome.name,
-            "fastest": first,
-            "as_good": good,
+            "fastest": [*fastest],
+            "as_good": [*as_good],
             "cases": [answer.case_name(case) for case in alike],
             "num_strategies": sorted({len({group.strategy for group in case.groups.values()}) for case in alike}),
             "num_variants": sorted({len(case.groups) for case in alike}),
@@ -293,12 +293,12 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """Leads of our strategies over the fastest of all others, if each has one variant in every case."""
     groups = (group for case in cases for group in case.groups.values())
-    leads = {}
+    leads: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(group.strategy for group in groups if group.family == OURS):
         variants = [[key for key, group in case.groups.items() if group.strategy == name] for case in cases]
         if all(len(keys) == 1 for keys in variants):
-            times = [{key: each.times for key, each in case.comparison.standings.items()} for case in cases]
-            summary = LeadSummary.of([lead_of(each, key) for each, (key,) in zip(times, variants, strict=True)])
+            times = [{key: one.times for key, one in case.comparison.standings.items()} for case in cases]
+            summary = LeadSummary.of([lead_of(one, key) for one, (key,) in zip(times, variants, strict=True)])
             leads |= {name: asdict(summary)} if summary else {}
     return leads
 
@@ -314,16 +314,18 @@ def _chances(answer: Answer, cases: Sequence[Case]) -> dict[str, dict[str, Any]]
 
 def _doubts(answer: Answer, cases: Sequence[Case]) -> dict[str, Any]:
     """Who is behind by chance perhaps: compared at one seed only, or not significantly slower; doubtful intervals."""
-    standings = [(case, key, each) for case in cases for key, each in case.comparison.standings.items()]
+    standings = [(case, key, standing) for case in cases for key, standing in case.comparison.standings.items()]
     behind = [
-        (answer.names[key], each.behind.num_values > 1, each.verdict) for _, key, each in standings if each.behind
+        (answer.names[key], standing.behind.num_values > 1, standing.verdict)
+        for _, key, standing in standings
+        if standing.behind
     ]
     single = [name for name, is_tested, _ in behind if not is_tested]
     unsure = [name for name, is_tested, verdict in behind if is_tested and verdict == Verdict.BEHIND]
     doubts: dict[str, dict[str, None]] = {}
-    for case, key, each in standings:
-        if each.speedup and each.speedup.doubt and case.groups[key].strategy != case.baseline:
-            doubts.setdefault(each.speedup.doubt, {})[answer.names[key]] = None
+    for case, key, standing in standings:
+        if standing.speedup and standing.speedup.doubt and case.groups[key].strategy != case.baseline:
+            doubts.setdefault(standing.speedup.doubt, {})[answer.names[key]] = None
     return {
         "is_single_seed": bool(single) and {*single} == {name for name, *_ in behind},
         "single_seed": [*dict.fromkeys(single)],
@@ -381,7 +383,7 @@ def find_problems(results: Sequence[StrategyResult], headings: Sequence[str]) ->
 def count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
     """Return the seeds of runs without a result by status, a seed for each run."""
     runs = [(record.status, seed) for result in results for seed, record in result.group.runs.items()]
-    seeds = {status: [seed for found, seed in runs if found == status] for status in LOST}
+    seeds = {status: [seed for one, seed in runs if one == status] for status in LOST}
     return {status: lost for status, lost in seeds.items() if lost}
 
 

@@ -234,8 +234,8 @@ def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mappin
     comparison = compare(times, _references(named, baseline), num_batches=num_batches)
     ranked = {key: named[key] for key in comparison.ranked}
     under = {key: drawn.get(job_of(group.first), {}).get(variant_of(group.first)) for key, group in ranked.items()}
-    found = chances({key: times for key, times in under.items() if times}) if drawn else {}
-    return Case(groups[0].job, ranked, comparison, baseline, found)
+    odds = chances({key: times for key, times in under.items() if times}) if drawn else {}
+    return Case(groups[0].job, ranked, comparison, baseline, odds)
 
 
 def _references(named: Mapping[GroupKey, SeedGroup], baseline: str) -> dict[GroupKey, GroupKey]:
@@ -261,9 +261,11 @@ def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
     for texts, same in zip(zip(*labels.values(), strict=True), alike.values(), strict=True):
         runs.setdefault(texts, {}).update({record.labels["seed"]: record for record in same})
     groups = []
-    for texts, found in runs.items():
+    for texts, by_seed in runs.items():
         named = {heading: text for (heading, _), text in zip(labels, texts, strict=True)}
-        groups.append(SeedGroup(named, {heading: named[heading] for heading, key in labels if key not in owned}, found))
+        groups.append(
+            SeedGroup(named, {heading: named[heading] for heading, key in labels if key not in owned}, by_seed)
+        )
     return groups
 
 
@@ -277,11 +279,11 @@ def swept_paths(records: Sequence[Record]) -> list[str]:
     seen = [_names(record) for record in records]
     kept = set[str]()
     for path in sorted(_differing(seen, leaves), key=_rank):
-        values = [{path: each.get(path, ABSENT)} for each in leaves]
+        values = [{path: config.get(path, ABSENT)} for config in leaves]
         if _differing(seen, values):
             kept.add(path)
-            seen = [(*each, repr(value)) for each, value in zip(seen, values, strict=True)]
-    return [path for path in dict.fromkeys(path for each in leaves for path in each) if path in kept]
+            seen = [(*config, repr(value)) for config, value in zip(seen, values, strict=True)]
+    return [path for path in dict.fromkeys(path for config in leaves for path in config) if path in kept]
 
 
 def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
@@ -291,11 +293,11 @@ def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
         By heading and configuration key, the text for every record.
     """
     leaves = [_leaves(record) for record in records]
-    found = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
+    labels = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
     for path, heading in _headings(swept_paths(records)).items():
         spell = (lambda value: _spell(value).rpartition(".")[2]) if path.endswith("_target_") else _spell
-        found[heading, path.split(".")[0]] = _texts([each.get(path, ABSENT) for each in leaves], spell)
-    return found
+        labels[heading, path.split(".")[0]] = _texts([config.get(path, ABSENT) for config in leaves], spell)
+    return labels
 
 
 def _leaves(record: Record) -> dict[str, Any]:
@@ -309,13 +311,13 @@ def _names(record: Record) -> tuple[str, ...]:
 def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the paths at which mappings of one group differ."""
     first: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    found: dict[str, None] = {}
+    differing: dict[str, None] = {}
     for group, values in zip(groups, mappings, strict=True):
         other = first.setdefault(group, values)
         for path in {**other, **values}:
-            if path not in found and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
-                found[path] = None
-    return [*found]
+            if path not in differing and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
+                differing[path] = None
+    return [*differing]
 
 
 def _rank(path: str) -> tuple[int, int]:

@@ -144,19 +144,19 @@ def compare[Name: Hashable](
             ``LEVEL`` is divided among all sets of seeds, so it holds for the case.
         num_batches: batches that a run's time is the mean of.
     """
-    done = {name: with_result(own) for name, own in times.items()}
-    whole = [name for name, own in done.items() if own and len(own) == len(times[name])]
+    done = {name: with_result(by_seed) for name, by_seed in times.items()}
+    whole = [name for name, by_seed in done.items() if by_seed and len(by_seed) == len(times[name])]
     best = _fastest({name: done[name] for name in whole}) if whole else None
     verdicts = _verdicts(done, whole, best, level) if best is not None else {}
     standings = {}
-    for name, own in done.items():
+    for name, by_seed in done.items():
         other = done.get(references[name], {}) if name in references else {}
         standings[name] = Standing(
             times[name],
-            {seed: other[seed] / own[seed] for seed in own if seed in other},
-            mean_interval([*own.values()], num_batches) if own else None,
-            shared_ratio(other, own, num_batches),
-            shared_ratio(own, done[best], num_batches) if best is not None and name != best else None,
+            {seed: other[seed] / by_seed[seed] for seed in by_seed if seed in other},
+            mean_interval([*by_seed.values()], num_batches) if by_seed else None,
+            shared_ratio(other, by_seed, num_batches),
+            shared_ratio(by_seed, done[best], num_batches) if best is not None and name != best else None,
             verdicts.get(name, Verdict.FAILED),
         )
 
@@ -180,18 +180,18 @@ def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Nam
     Args:
         comparisons: at least one, each with the same names for the same groups.
     """
-    seeds = sorted(set.intersection(*({*each.seeds} for each in comparisons)))
-    found = {}
+    seeds = sorted(set.intersection(*({*one.seeds} for one in comparisons)))
+    means_over_cases = {}
     for name in comparisons[0].standings if seeds else ():
-        if all(each.gains_everywhere(name) for each in comparisons):
-            logs = [[log(each.standings[name].gains[seed]) for seed in seeds] for each in comparisons]
-            num_batches = min(each.num_batches for each in comparisons)
-            means = [exp(math.fsum(each) / len(each)) for each in logs]
-            mean = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
+        if all(one.gains_everywhere(name) for one in comparisons):
+            logs = [[log(one.standings[name].gains[seed]) for seed in seeds] for one in comparisons]
+            num_batches = min(one.num_batches for one in comparisons)
+            means = [exp(math.fsum(one) / len(one)) for one in logs]
+            mean = mean_interval([math.fsum(one) / len(one) for one in zip(*logs, strict=True)], num_batches)
             speedup = replace(mean, mean=exp(mean.mean), low=exp(mean.low), high=exp(mean.high))
-            num_best = sum(name in each.best for each in comparisons)
-            found[name] = Overall(speedup, min(means), max(means), num_best)
-    return dict(sorted(found.items(), key=lambda item: -decisive(item[1].speedup.mean)))
+            num_best = sum(name in one.best for one in comparisons)
+            means_over_cases[name] = Overall(speedup, min(means), max(means), num_best)
+    return dict(sorted(means_over_cases.items(), key=lambda item: -decisive(item[1].speedup.mean)))
 
 
 def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
@@ -201,8 +201,14 @@ def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
         return sum(_mean_ratio(times[other], times[name]) < 1 for other in times if other != name)
 
     def place(name: Name) -> tuple[int, int, float, list[float], str]:
-        own = times[name]
-        return losses(name), -len(own), decisive(math.fsum(own.values()) / len(own)), [*own.values()], str(name)
+        by_seed = times[name]
+        return (
+            losses(name),
+            -len(by_seed),
+            decisive(math.fsum(by_seed.values()) / len(by_seed)),
+            [*by_seed.values()],
+            str(name),
+        )
 
     return min(times, key=place)
 
@@ -224,8 +230,8 @@ def _verdicts[Name: Hashable](
     for name in whole:
         shared = seeds[best] & seeds[name]
         if shared in testable and shared not in good:
-            row = [each for each in whole if shared <= seeds[each]]
-            good[shared] = not_worse({each: [done[each][seed] for seed in sorted(shared)] for each in row}, level)
+            row = [member for member in whole if shared <= seeds[member]]
+            good[shared] = not_worse({member: [done[member][seed] for seed in sorted(shared)] for member in row}, level)
         if shared in good and name not in good[shared]:
             verdict = Verdict.SLOWER
         elif _mean_ratio(done[name], done[best]) > MARGIN:
@@ -309,7 +315,7 @@ class LeadSummary:
 
 def count_wins[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, int]:
     """Return in how many cases each group is the fastest, the one with the most first."""
-    return dict(Counter(each.best[0] for each in comparisons if each.best).most_common())
+    return dict(Counter(case.best[0] for case in comparisons if case.best).most_common())
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -96,12 +96,12 @@ def _facts(name: str, entry: Mapping[str, Any]) -> StrategyFacts:
         raise unknown_choice(f"{FILE}: {name}.transfers", entry["transfers"], RULES)
     path = Path(config_tree()) / "strategy" / f"{name}.yaml"
     strategy = yaml.safe_load(path.read_text())
-    stated = {key: tuple(value) if key in LISTS else value for key, value in entry.items()}
+    stated: dict[str, Any] = {key: tuple(value) if key in LISTS else value for key, value in entry.items()}
     return StrategyFacts(
         name,
         label=str(strategy.get("label") or spell(name)),
         family=FAMILIES[str(strategy.get("family") or "")],
         summary=first_sentence(path),
         order=float(strategy.get("display_order", "inf")),
-        **{"page": f"{name}.md"} | stated,
+        **({"page": f"{name}.md"} | stated),
     )

@@ -44,7 +44,7 @@ def test_an_answer_is_plain_values() -> None:
 def test_seeds_that_few_strategies_have_are_compared_and_named() -> None:
     answer = Answer.of(runs({"base": [*SLOW, 2.0], "other": FAST, "short": FAST[:1]}))
     (winner,) = answer.to_dict()["winners"]
-    assert (winner["outcome"], winner["fastest"]) == ("OPEN", ("other", "short"))
+    assert (winner["outcome"], winner["fastest"]) == ("OPEN", ["other", "short"])
     fewer = [{"seeds": [0, 1, 2], "strategies": ["other"]}, {"seeds": [0], "strategies": ["short"]}]
     assert answer.to_dict()["fewer_seeds"] == fewer
     assert answer.fastest == ""

@@ -134,7 +134,7 @@ def test_degrees_asked_of_several_strategies_make_a_case_of_their_own() -> None:
     times = {("megatron", 2): 3.0, ("entrain", 2): 2.0, ("megatron", 4): 1.0, ("entrain", 4): 2.0}
     records = [made(name, time=time, config={"layout": {"tp": tp}}) for (name, tp), time in times.items()]
     found = [(each["fastest"], each["cases"]) for each in Answer.of(records).to_dict()["winners"]]
-    assert found == [(("entrain",), ["tp=2"]), (("megatron",), ["tp=4"])]
+    assert found == [(["entrain"], ["tp=2"]), (["megatron"], ["tp=4"])]
 
 
 def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:

@@ -111,8 +111,8 @@ def test_how_sure_the_gain_is() -> None:
 def test_runs_without_a_result() -> None:
     answer = Answer.of(runs({"base": [2.0, 2.1, None], "other": [None, 1.0, None], "good": [1.0] * 3}))
     assert problems(answer.results, answer.varying) == [
-        "failed: base, 1 of 3 runs (seed 2): out of luck",
         "failed: other, 2 of 3 runs (seeds 0, 2): out of luck",
+        "failed: base, 1 of 3 runs (seed 2): out of luck",
     ]
     assert losses(answer.results) == "Of 9 runs 3 failed (seeds 0, 2)."
     assert say("without_result", 4, {"failed": [1], "skipped": [0, 1]}) == (
