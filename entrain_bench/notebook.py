@@ -115,20 +115,20 @@ def load(results_dir: str = "results") -> View:
     return show(records)
 
 
-def show(found: RunResult | Timeline | Sequence[Record]) -> View:
+def show(result: RunResult | Timeline | Sequence[Record]) -> View:
     """Return records, what ``run_experiment`` returns, or a timeline as notebooks show it."""
-    if isinstance(found, RunResult):
-        return _run(found)
-    if isinstance(found, Timeline):
-        return _timeline(found)
-    return _runs(found)
+    if isinstance(result, RunResult):
+        return _run(result)
+    if isinstance(result, Timeline):
+        return _timeline(result)
+    return _runs(result)
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Let a notebook show what ``run_experiment`` and executors return (``%load_ext entrain_bench.notebook``)."""
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in (RunResult, Timeline):
-        formatter.for_type(kind, lambda found: show(found).html)
+        formatter.for_type(kind, lambda result: show(result).html)
 
 
 def _runs(records: Sequence[Record]) -> View:
@@ -164,19 +164,19 @@ def _run(result: RunResult) -> View:
     return View(pd.DataFrame(result.iterations), _html(words, heading, rows, heading[1:]), text, draw)
 
 
-def _timeline(found: Timeline) -> View:
-    frame = timeline_frame(found)
-    sides = {module.name: str(module.role) for module in found.program.model.modules}
+def _timeline(result: Timeline) -> View:
+    frame = timeline_frame(result)
+    sides = {module.name: str(module.role) for module in result.program.model.modules}
     actions = frame.assign(side=frame["module"].map(sides))
     num_lanes = actions["lane"].nunique()
-    text = f"{len(actions)} actions on {num_lanes} groups of ranks in {seconds(found.iteration_time_s)} s."
+    text = f"{len(actions)} actions on {num_lanes} groups of ranks in {seconds(result.iteration_time_s)} s."
 
     def draw() -> Figure:
         bars = slowest_replica(actions)
         colours = colours_of(bars)
         height_in = MARGIN_IN + LANE_IN * bars["lane"].nunique()
         figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, height_in)
-        draw_lanes(panel, bars, colours, 1.01 * found.iteration_time_s)
+        draw_lanes(panel, bars, colours, 1.01 * result.iteration_time_s)
         panel.set_xlabel("Time (s)")
         panel.set_title("Slowest replica", loc="left")
         legend_above(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()], LEGEND_COLUMNS)

@@ -23,9 +23,6 @@ def _one(macro: str, *values: Any) -> str:
     return " ".join(_say(macro, *values))
 
 
-ONE_SEED: str = load_template("sentences.jinja").module.ONE_SEED  # type: ignore[attr-defined]
-
-
 def sentences(answer: Answer) -> list[str]:
     """Return the statements of an answer; none if there is nothing to compare."""
     return _say("all", answer.to_dict())

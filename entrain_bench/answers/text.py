@@ -6,12 +6,13 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
+from typing import TYPE_CHECKING, Any
 
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.records.time_shares import TIME_SHARES
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
 
 # Names that a sentence lists before it says how many more there are.
 MAX_NAMES = 8
@@ -145,6 +146,9 @@ def load_template(name: str) -> Template:
 
 @cache
 def _environment() -> Environment:
+    # Not every command words an answer, and importing takes a while.
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
     loader = PackageLoader("entrain_bench.answers")
     environment = Environment(
         loader=loader,

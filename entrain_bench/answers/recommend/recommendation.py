@@ -355,11 +355,11 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
     changed = {draw: (f"{KEY}={draw}", *noise) for draw in range(1, NUM_DRAWS + 1)}
     pairs = [*zip(changed.items(), seeds, strict=True)]
     judge.fetch((name, seed, keys) for (_, keys), seed in pairs for name in names)
-    found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+    times_by_draw: dict[str, dict[int, float | None]] = {name: {} for name in names}
     for (draw, keys), seed in pairs:
         for name, times in judge.times(names, [seed], keys).items():
-            found[name][draw] = times[seed]
-    return chances(found)
+            times_by_draw[name][draw] = times[seed]
+    return chances(times_by_draw)
 
 
 def _knob_costs(
@@ -377,15 +377,15 @@ def _knob_costs(
         # The plans first, each by one run: others take them from there.
         judge.fetch((best, next(iter(usual)), changed) for changed in freed)
         judge.fetch((best, seed, changed) for seed in usual for changed in freed)
-        found = []
+        costs = []
         for keys, changed in zip(of, freed, strict=True):
             free = with_result(judge.times([best], [*usual], changed)[best])
             cost = _ratio(usual, free)
             alike = judge.beside(judge.results.root, overrides=(*judge.overrides, *changed))
             if cost and decisive(cost.mean) > decisive(COSTLY) and not refuse(alike, best, next(iter(usual))):
                 means = (math.fsum(times.values()) / len(times) for times in (usual, free))
-                found.append(KnobCost([knobs[key] for key in keys], cost, *means))
-        return found
+                costs.append(KnobCost([knobs[key] for key in keys], cost, *means))
+        return costs
 
     together = costs([[*knobs]]) if knobs else []
     alone = costs([[key] for key in knobs]) if together and len(knobs) > 1 else []
@@ -397,8 +397,8 @@ def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:
     if name in raced.refusals:
         return raced.refusals[name]
     seeds = sorted(raced.times[name])
-    found = zip(seeds, runner.records([name], seeds), strict=True)
-    seed, record = next((seed, record) for seed, record in found if record.status != "ok")
+    pairs = zip(seeds, runner.records([name], seeds), strict=True)
+    seed, record = next((seed, record) for seed, record in pairs if record.status != "ok")
     return f"at seed {seed}: {record.reason}" if seed != seeds[0] else record.reason
 
 
