@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, pr
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
+from entrain_bench.run.stamps import templates_of
 from support.records import at_seeds, runs
 
 GAIN = Interval(1.5, 1.25, 1.75, 3)
@@ -191,9 +191,7 @@ def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
     assert sorted(bold) == sorted(best)
 
 
-def test_templates_are_in_the_package() -> None:
-    folder = Path(__file__).parents[2] / "entrain_bench" / "answers" / "templates"
-    assert {path.name for path in folder.iterdir()} == {
-        *("blocks.html", "blocks.md.jinja", "page.html"),
-        *("recommendation.jinja", "report.jinja", "sentences.jinja"),
-    }
+def test_outputs_depend_on_templates() -> None:
+    names = {path.name for path in templates_of(["entrain_bench.answers.text", "entrain_bench.figures._style"])}
+    assert {"sentences.jinja", "report.jinja", "recommendation.jinja", "page.html"} < names
+    assert templates_of(["entrain_bench.figures._style"]) == []
