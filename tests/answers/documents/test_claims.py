@@ -79,14 +79,6 @@ def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], mess
         parse_claim("some", {key: value for key, value in VALUES.items() if key != "where"})
 
 
-def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
-    (cell,) = Study(Results(tmp_path)).cells("model=tiny_av", "cluster=tiny", "workload=synthetic_av")
-    names = [name for name, module in cell.config.model["modules"].items() if module["role"] == "encoder"]
-    layout = "; ".join(f"{name} tp1 cp1 pp3 dp1 layers 2/2/2" for name in names) + "; llm tp1 cp1 pp5 dp1"
-    assert claims._encoder_stages(cell, layout) == (3.0, 1.0)
-    assert all(number != number for number in claims._encoder_stages(cell, "nan")), "not a number"
-
-
 def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
     setting = ClaimSide("", ("a=1", "b=2"), ("strategy=x", "c=3"), ("strategy=y",), ("d=1",), ("d=2",))
     assert setting.changed({"common": ("a=5", "c=6", "e=7")}) == ClaimSide(
