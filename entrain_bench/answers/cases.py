@@ -132,7 +132,7 @@ class StrategyResult:
 
 
 class Outcome(StrEnum):
-    """What a comparison of the strategies of a case comes to."""
+    """The result of comparing the strategies of a case."""
 
     DECIDED = "decided"
     OPEN = "not decided"

@@ -29,7 +29,7 @@ STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_si
 
 
 class NextStep(StrEnum):
-    """What to do with an answer."""
+    """A next step after an answer."""
 
     MORE_SEEDS = "more seeds"
     RERUN = "rerun"
