@@ -31,11 +31,11 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import documented_keys
-from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.compose import Composer
 from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
-from entrain_bench.config.overrides import parse
+from entrain_bench.config.overrides import parse, swept_keys
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
