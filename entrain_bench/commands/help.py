@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.commands import SUMMARIES
 from entrain_bench.config.comments import documented_keys, groups, text_of
-from entrain_bench.config.line import CONFIG_DIR, MULTIRUN, RUN
+from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 
 if TYPE_CHECKING:
     from entrain_bench.config.grammar import Verb

@@ -14,18 +14,18 @@ from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.compose import Composer, check_hydra_key
+from entrain_bench.config.compose import HYDRA, Composer, check_hydra_key
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.grammar import NoKeys, Request
-from entrain_bench.config.line import COMPLETION, MULTIRUN
+from entrain_bench.config.line import MULTIRUN, OF_COMPLETION
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import GROUP_KEYS, PLAIN_KEYS, RunConfig
-from entrain_bench.config.sources import SCHEME, SWEEPER, add_config_dir, in_tree
+from entrain_bench.config.sources import SCHEME, SWEEPER, add_config_dir, compose_values, in_tree
 from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE, CONFIG_NAME
 
 # Options that compose no run.
-OF_NO_RUN = ("--hydra-help", *COMPLETION)
+OF_NO_RUN = ("--hydra-help", *OF_COMPLETION)
 # Sweeps, whose other keys are values of a run.
 OF_SWEEPER = (SWEEPER, "hydra.sweeper")
 
@@ -49,7 +49,8 @@ def run_hydra(request: Request[NoKeys]) -> int:
     texts = [text for text in overrides if parse(text).key_or_group not in deleted]
     if not {*request.hydra} & {*OF_NO_RUN}:
         shared = [text for text in texts if not parse(text).is_sweep_override()]
-        Composer(request.config_dir).run(texts if not request.multirun else shared)
+        Composer(request.config_dir).run(shared if request.multirun else texts)
+        compose_values([text for text in texts if text.lstrip("+~").startswith(HYDRA)], request.config_dir, with_hydra=True)
     add_config_dir(request.config_dir)
     before = sys.argv
     # Hydra wants options before overrides.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,10 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UnwritableError, UserError
-from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
-from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.compose import Composer, Sweep
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
@@ -24,8 +20,7 @@ from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
-from entrain_bench.run import ray_workers
-from entrain_bench.run.cells import Done, attempt, run_cells, run_one
+from entrain_bench.run.cells import Done, run_cells, run_one
 from entrain_bench.run.study import is_beside
 
 EXIT_FAILED = 1
@@ -43,13 +38,18 @@ VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 def main(request: Request[NoKeys]) -> int:
     """Run what is asked for; returns 0, or 1 if a run failed; ``UserError`` for bad input."""
     if request.hydra:
+        from entrain_bench.commands.hydra_app import run_hydra
+
         return run_hydra(request)
     if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
         raise UserError("figure: is a sweep. Add --multirun")
     if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
-        raise UserError(f"{launching[0]}: is of a sweep. Add --multirun")
+        raise UserError(f"{launching[0]}: is a setting of sweeps. Add --multirun")
     if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("--multirun: cannot run under torchrun, which trains one run. Start the sweep without torchrun")
+    for text in request.overrides:
+        if text.lstrip("+~").startswith(IGNORED):
+            say(f"{text}: is ignored; records and figures go to results_dir")
     composer = Composer(request.config_dir)
     if request.multirun:
         return _sweep(composer, request)
@@ -71,6 +71,10 @@ def main(request: Request[NoKeys]) -> int:
         except OSError as error:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
+    # A run starts before the words on it are imported.
+    from entrain_bench.answers.tracking.words import sweep_name
+    from entrain_bench.commands.publish import publish
+
     publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
@@ -81,11 +85,12 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
     folder, as soon as it is known; and at the end if a cell left no record.
     """
+    from entrain_bench.answers.tracking.words import sweep_name
+    from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
+    from entrain_bench.commands.publish import GrowingTables, publish
+
     if has_sweeper(request.overrides):
         return _sweep_by_plugin(composer, request)
-    for text in request.overrides:
-        if text.startswith(IGNORED):
-            say(f"{text}: is ignored, because records hold all of a run")
     sweep = composer.sweep(request.overrides)
     folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}
     if len(folders) > 1:
@@ -134,13 +139,17 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
     """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
+    from entrain_bench.answers.tracking.words import sweep_name
+    from entrain_bench.commands.hydra_app import run_hydra
+    from entrain_bench.commands.publish import publish
+
     fixed = [text for text in request.overrides if not parse(text).is_sweep_override()]
     config = composer.run(fixed)
     results = Results(Path(config.results_dir))
     results.prepare()
     before = {*results.keys()}
     code = run_hydra(request)
-    keys = {key: "" for key in results.keys() if key not in before}
+    keys = dict.fromkeys(sorted({*results.keys()} - before), "")
     publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return code
 
@@ -150,5 +159,7 @@ def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done
     if sweep.launcher == BASIC:
         return run_cells(cells, results)
     if sweep.launcher == RAY:
+        from entrain_bench.run import ray_workers
+
         return run_cells(cells, results, sweep.num_processes, partial(ray_workers.work_off, address=sweep.address))
     return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)

@@ -49,7 +49,9 @@ def documented_keys() -> tuple[Key, ...]:
     lines = text.splitlines()
     chosen: list[Key] = []
     keys: list[Key] = []
-    for name, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    for name, value in root.value:
         if name.value == LIST:
             entries = (entry for entry in value.value if isinstance(entry, yaml.MappingNode))
             chosen = [key for entry in entries for key in _inner(entry, lines) if key.comment]

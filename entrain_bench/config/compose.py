@@ -22,7 +22,7 @@ from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
 from entrain_bench.base.store import Store
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.hub.files import is_reference
-from entrain_bench.config.overrides import changes, error_line, is_inside, parse, top_of, with_value
+from entrain_bench.config.overrides import error_line, is_inside, parse, top_of, with_value
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import GROUP_KEYS, NESTED, PLAIN_KEYS, ConfigSchema, RunConfig
 from entrain_bench.config.sources import LAUNCHER, add_config_dir, compose_values
@@ -115,7 +115,9 @@ class Composer:
             values[group] = {name: plain.pop(f"{group}.{name}", value) for name, value in usual}
         config = RunConfig.from_values(_resolved(values | plain))
         if config.harness["_target_"] != SIMULATED and is_reference(name := config.model["name"]):
-            raise UserError(f"model={name}: can only be simulated. Use harness=simulate, or a model of experiments/model")
+            raise UserError(
+                f"model={name}: can only be simulated. Use harness=simulate, or a model of experiments/model"
+            )
         return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
@@ -238,7 +240,9 @@ class Composer:
             of_strategies = override.key_or_group == "strategy"
             return [f"{key}={name}" for name in names if not of_strategies or self._in_figures(name) in shown]
         if not override.is_discrete_sweep():
-            raise UserError(f"{override.input_line}: has no list of values. Use a,b,c or range(8), or hydra/sweeper=NAME")
+            raise UserError(
+                f"{override.input_line}: has no list of values. Use a,b,c or range(8), or hydra/sweeper=NAME"
+            )
         return [f"{key}={text}" for text in override.sweep_string_iterator()]
 
     def _in_figures(self, strategy: str) -> str:
@@ -366,7 +370,7 @@ def _yaml_values(file: Path) -> Mapping[str, Any]:
 def _tree_hash(trees: Sequence[Path]) -> str:
     """Return a hash of all that compositions depend on, besides their overrides: YAML files, parts and this package."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    digest.update(sources_stamp(f"_target_: {__name__}").encode())
+    digest.update(sources_stamp(f"_target_: {__name__}.{Composer.__name__}").encode())
     for folder in trees:
         digest.update(str(folder).encode() + b"\0")
         for file in sorted(map(str, folder.rglob("*.yaml"))):

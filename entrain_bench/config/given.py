@@ -108,6 +108,8 @@ def _node_values(file: Path) -> dict[str, Any]:
     """Return the values of a cluster's YAML, and those of the kind of node that it names."""
     values: dict[str, Any] = yaml.safe_load(file.read_text())
     nodes = [entry["node"] for entry in values.get("defaults", ()) if isinstance(entry, dict) and "node" in entry]
-    places = [folder / CLUSTER / "node" / f"{node}.yaml" for node in nodes for folder in (file.parents[1], config_tree())]
+    places = [
+        folder / CLUSTER / "node" / f"{node}.yaml" for node in nodes for folder in (file.parents[1], config_tree())
+    ]
     kind = next((place for place in places if place.is_file()), None)
     return {**(yaml.safe_load(kind.read_text()) if kind else {}), **values}

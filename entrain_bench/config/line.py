@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from entrain_bench.base.errors import UserError, nearest
+from entrain_bench.base.errors import UserError, nearest, unknown_choice
 from entrain_bench.config.tree import GROUPS, choices
 
 RUN = "run"
@@ -16,10 +16,16 @@ VERSION = "--version"
 # Every option by what may be typed.
 FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
 HELP_OPTIONS = (HELP, "-h")
-# Options that Hydra answers itself: whether a word follows, which for completion has the form of an override.
-HYDRA_OPTIONS = {"--hydra-help": False, "--resolve": False}
-HYDRA_OPTIONS |= dict.fromkeys(("--cfg", "-c", "--info", "-i", "--package", "-p"), True)
-COMPLETION = ("--shell-completion", "-sc")
+# Options that Hydra answers itself, with what may follow; nothing for a flag.
+CFG = ("job", "hydra", "all")
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+COMPLETION = tuple(f"{verb}={shell}" for verb in ("install", "uninstall", "query") for shell in ("bash", "fish", "zsh"))
+OF_COMPLETION = ("--shell-completion", "-sc")
+HYDRA_OPTIONS: dict[str, tuple[str, ...]] = {"--hydra-help": (), "--resolve": ()}
+HYDRA_OPTIONS |= {"--cfg": CFG, "-c": CFG, "--info": INFO, "-i": INFO} | dict.fromkeys(OF_COMPLETION, COMPLETION)
+# Those that may follow without a choice: a path of the configuration, or nothing.
+PACKAGE = ("--package", "-p")
+INFORM = ("--info", "-i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,8 @@ def split(arguments: Sequence[str]) -> Line:
             options[HELP] = value if given or not follows else rest.pop(0)
         elif text in FLAGS:
             options[FLAGS[text]] = ""
-        elif name in HYDRA_OPTIONS or text in COMPLETION:
-            takes = text in COMPLETION or (HYDRA_OPTIONS.get(text, False) and "=" not in follows)
-            hydra += [text, rest.pop(0)] if follows and takes else [text]
+        elif name in HYDRA_OPTIONS or name in PACKAGE:
+            hydra += _of_hydra(name, value, rest)
         elif name == CONFIG_DIR:
             options[name] = value if given or not follows else rest.pop(0)
             if not options[name]:
@@ -69,6 +74,20 @@ def split(arguments: Sequence[str]) -> Line:
         else:
             unknown[name] = value if given else "" if "=" in follows else follows
     return Line(tuple(words), tuple(overrides), options, unknown, tuple(hydra))
+
+
+def _of_hydra(name: str, value: str, rest: list[str]) -> list[str]:
+    """Return an option that Hydra answers, and its value, which may be the first of the words that follow."""
+    allowed = HYDRA_OPTIONS.get(name, ())
+    if not allowed and name not in PACKAGE:
+        return [name]
+    is_value = bool(rest) and not rest[0].startswith("-") and ("=" not in rest[0] or name in OF_COMPLETION)
+    value = value or (rest.pop(0) if is_value else "")
+    if not value and name not in INFORM:
+        raise UserError(f"{name}: needs a value{f', one of {", ".join(allowed)}' if allowed else ''}")
+    if value and allowed and value not in allowed:
+        raise unknown_choice(name, value, allowed)
+    return [name, value] if value else [name]
 
 
 def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:

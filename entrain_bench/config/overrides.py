@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -79,7 +79,7 @@ def with_value(node: Any, override: Override, done: int = 0) -> Any:
     return copied
 
 
-def swept_keys(overrides: tuple[str, ...] | list[str]) -> dict[str, bool]:
+def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
     """Return the keys of overrides, in order, and whether each has several values.
 
     Raises:

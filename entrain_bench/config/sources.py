@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -74,7 +74,7 @@ class MadeChoices(ConfigSource):
         """Return no choices: nobody can list those that it makes."""
         return []
 
-    def _values(self, config_path: str) -> Mapping[str, Any] | None:
+    def _values(self, config_path: str) -> dict[str, Any] | None:
         if reference := self._reference(config_path):
             return published_model(reference)
         path = config_path.lstrip("/").removesuffix(".yaml")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from omegaconf import MISSING
 
-from entrain_bench.base.errors import UserError, unknown_key
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.grammar import own
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
