@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import hydra
@@ -17,7 +16,7 @@ from rich.progress import Progress
 
 from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UnwritableError, UserError
-from entrain_bench.commands.publish import GrowingTables, publish
+from entrain_bench.commands.publish import GrowingTables, publish, say_lacking
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir
 from entrain_bench.config.compose import Composer, Sweep
@@ -28,16 +27,16 @@ from entrain_bench.config.tree import CONFIG_MODULE
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
-from entrain_bench.run import ray_workers
-from entrain_bench.run.cells import Done, attempt, run_cells, run_one
-from entrain_bench.run.study import is_beside
+from entrain_bench.run.added import with_added_metrics
+from entrain_bench.run.cells import Done, is_beside, run_cells, run_one
+from entrain_bench.run.parallel import RayCluster
 
 EXIT_FAILED = 1
 # Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
 # are composed once and cannot take each other down. Ray's is ours alone.
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
-RAY = "entrain_bench.run.ray_workers.work_off"
+RAY = "entrain_bench.run.parallel.RayCluster"
 LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
 VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
@@ -56,8 +55,9 @@ def main(request: Request[NoKeys]) -> int:
     config = composer.run(request.overrides)
     cell = Cell.of(request.overrides, config, request.config_dir or "")
     results = Results(Path(config.results_dir))
-    record = results.read(cell.key)
-    if record and record.status == "ok" and results.has_timeline(record):
+    record = results.kept(cell)
+    if record and record.status == "ok":
+        record = with_added_metrics(cell, record, results)
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
         results.prepare()
@@ -71,7 +71,8 @@ def main(request: Request[NoKeys]) -> int:
         except OSError as error:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
-    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    say_lacking(records, request.config_dir)
     return 0
 
 
@@ -93,25 +94,24 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     tables = GrowingTables(results)
     identifier = Identifier()
     name = sweep_name(request.overrides)
-
     waiting = iter(sweep.cells)
 
-    def unfinished() -> Iterator[Cell]:
+    def composed() -> Iterator[Cell]:
         for overrides in waiting:
             cell = Cell.composed(overrides, composer, identifier)
-            if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
+            if cell.key in keys:
                 watch.finished += 1
-            else:
-                # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
-                yield replace(cell, timeline=is_beside(cell.config, first))
+                continue
             keys[cell.key] = " ".join(cell.overrides)
+            # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
+            yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
-            for done in _run(sweep, unfinished(), results):
+            for done in _run(sweep, composed(), results, first.retries_failed):
                 watch(done)
                 tables()
-        elif [*unfinished()]:
+        elif not all(results.kept(cell, first.retries_failed) for cell in [*composed()]):
             _hand_to_hydra(request)
     except BaseException as error:
         if watch.run:
@@ -122,18 +122,20 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         raise
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
+    say_lacking(records, request.config_dir)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
-def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
+def _run(sweep: Sweep, cells: Iterable[Cell], results: Results, retry_failed: bool) -> Iterator[Done]:
     """Run cells as the launcher does."""
     if sweep.launcher == BASIC:
-        return run_cells(cells, results)
+        return run_cells(cells, results, retry_failed=retry_failed)
     if sweep.launcher == RAY:
-        return run_cells(cells, results, sweep.num_processes, partial(ray_workers.work_off, address=sweep.address))
-    return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)
+        return run_cells(cells, results, sweep.num_processes, RayCluster(sweep.address), retry_failed)
+    processes = sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1
+    return run_cells(cells, results, processes, retry_failed=retry_failed)
 
 
 def _hand_to_hydra(request: Request[NoKeys]) -> None:
@@ -164,7 +166,7 @@ def _run_cell(hydra_config: DictConfig) -> None:
         shown = HydraConfig.get().job.num == 0
         cell = replace(Cell.of(overrides, config), timeline=shown)
         results = Results(Path(config.results_dir))
-        if not results.is_left_alone(cell.key, config.retries_failed):
-            Watch(1)(attempt(cell, results))
+        for done in run_cells([cell], results, retry_failed=config.retries_failed):
+            Watch(1)(done)
     except UserError as error:
         say(f"not recorded: {error}")

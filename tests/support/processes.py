@@ -20,8 +20,9 @@ def children_of(pid: int) -> set[int]:
 
 
 def workers_of(pid: int) -> set[int]:
-    """Children started by ``multiprocessing`` to work, not its helpers."""
-    return {child for child in children_of(pid) if b"spawn_main" in command(child)}
+    """Children started to work, by ``multiprocessing`` or loky, not their helpers."""
+    marks = (b"spawn_main", b"popen_loky")
+    return {child for child in children_of(pid) if any(mark in command(child) for mark in marks)}
 
 
 def descendants_of(pid: int) -> set[int]:
@@ -31,7 +32,7 @@ def descendants_of(pid: int) -> set[int]:
 
 def ray_workers_of(pid: int) -> set[int]:
     """Those of Ray's workers below a process that have something to do."""
-    return {found for found in descendants_of(pid) if command(found).startswith(b"ray::_call")}
+    return {found for found in descendants_of(pid) if command(found).startswith(b"ray::_call_in_folder")}
 
 
 def runs(pid: int) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.run.workers import end_with_parent
+from entrain_bench.run.parallel import end_with_parent
 from entrain_bench.train.messages.failure import Failure
 
 # A crash prints a stack of every thread, and the names of all extension modules.

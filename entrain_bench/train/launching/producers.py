@@ -17,7 +17,7 @@ import torch.distributed as dist
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import temporary_folder
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.run.workers import uninterrupted
+from entrain_bench.run.parallel import uninterrupted
 from entrain_bench.train.launching.failures import begin_process, output_path
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.producing.producer import LOAD_AHEAD, produce
