@@ -53,6 +53,8 @@ def with_added_metrics(cell: Cell, record: Record, results: Results) -> Record:
         metrics={**record.metrics, **values},
         iterations=({**first, **values}, *others),
         remarks=(*record.remarks, *remark),
+        # Whose code makes this record again.
+        config_dir=cell.config_dir,
     )
     return results.write(completed, None)
 
