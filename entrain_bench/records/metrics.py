@@ -18,7 +18,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import UserError, explain
 from entrain_bench.base.hosttime import HostTime
-from entrain_bench.costs.bound import Need, need_of
+from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import ModuleLayout
@@ -274,7 +274,7 @@ def measure(
         need: what the samples need under any layout; None: computed here.
         added: metrics of the user's (``metrics_in``).
     """
-    need = need_of(truth, timeline.program.shapes) if need is None else need
+    need = find_need(truth, timeline.program.shapes) if need is None else need
     run = ExecutedIteration(timeline, truth, host_time or HostTime(), need)
     return {one.name: one.compute(run) for one in (*SUITE, *added) if one.compute}
 

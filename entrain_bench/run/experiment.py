@@ -8,22 +8,22 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.constants import speed_of
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.costs.bound import Need, need_of
+from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.cluster import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
@@ -54,14 +54,17 @@ OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bi
 class Executor(Protocol):
     """Runs programs and reports timelines."""
 
+    trains: ClassVar[Literal[False]]
+
     def execute(self, program: Program) -> Timeline:
         """Validate and run one iteration's program."""
         ...
 
 
-@runtime_checkable
 class Trainer(Protocol):
     """Runs whole experiments, on ranks of its own."""
+
+    trains: ClassVar[Literal[True]]
 
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Run all iterations; ``progress`` is called with the number of finished ones."""
@@ -102,7 +105,7 @@ class SharedJob:
 
     def need(self, iteration: int, seed: int) -> Need:
         """Return the GPU time and lower bound of an iteration's samples under any layout."""
-        made = partial(need_of, self.truth, self.batch(iteration, seed))
+        made = partial(find_need, self.truth, self.batch(iteration, seed))
         return remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
 
 
@@ -168,12 +171,12 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
-    if isinstance(executor, Trainer):
+    if executor.trains:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
-    profile = Profile(*known, config.seed, *wrong)
-    planning = Profile(*known, config.planning_seed, *wrong, config.simulated_batches)
+    profile = create_profile(*known, config.seed, *wrong)
+    planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
     return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile, planning)
 
 
@@ -291,10 +294,10 @@ def warm_up(strategy: Strategy, layout: Layout, profile: Profile) -> None:
     """
     parts = type(strategy.assigner), type(strategy.scheduler)
     if parts not in _warm:
-        place = profile.place
+        place = profile.samples.state
         with suppress(UserError):
-            strategy.program(profile.draw(profile.job.global_batch), layout, profile)
-        profile.go_back(place)
+            strategy.program(profile.samples.draw(profile.job.global_batch), layout, profile)
+        profile.samples.restore(place)
         _warm.add(parts)
 
 
@@ -321,7 +324,7 @@ def run_experiment(
         ExecutionError: if the run failed with valid input.
     """
     setting = prepare(config, source)
-    if isinstance(setting.executor, Trainer):
+    if setting.executor.trains:
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: cannot take other samples than those of its workload")
         return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)), ())
