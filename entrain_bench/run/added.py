@@ -70,14 +70,14 @@ def _timeline(program: Program, frame: pd.DataFrame) -> Timeline:
     """Return a kept timeline as the executor returned it; peaks of memory are NaN if the executor cannot tell."""
     if len(frame) != len(program.lane_actions):
         raise UserError(OTHER_PROGRAM)
-    columns = [np.zeros(program.num_actions) for _ in TIMES]
-    for column, name in zip(columns, TIMES, strict=True):
-        column[program.lane_actions] = frame[name]
+    times = {name: np.zeros(program.num_actions) for name in TIMES}
+    for name, values in times.items():
+        values[program.lane_actions] = frame[name]
     memory = frame[[*MEMORY]].to_numpy().T if {*MEMORY} <= {*frame} else None
     peak = np.full(program.layout.num_lanes, np.nan)
     if memory is not None:
         np.fmax.at(peak, frame["lane"].to_numpy(), memory[0])
-    timeline = Timeline(program, *columns, peak, memory)
+    timeline = Timeline(program, **times, peak_memory_bytes=peak, memory_bytes=memory)
     if not timeline_frame(timeline)[LABELS].equals(frame[LABELS]):
         raise UserError(OTHER_PROGRAM)
     return timeline

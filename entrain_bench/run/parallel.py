@@ -97,7 +97,7 @@ def _on_this_machine[Task, Result](
         executor = _idle.pop() if _idle else _one_process()
         with uninterrupted():
             try:
-                future = executor.submit(function, task)
+                future: Future[Result] = executor.submit(function, task)
             except BrokenExecutor:  # Its process died while it was idle.
                 executor = _one_process()
                 future = executor.submit(function, task)

@@ -30,11 +30,6 @@ def descendants_of(pid: int) -> set[int]:
     return {found for child in children_of(pid) for found in (child, *descendants_of(child))}
 
 
-def ray_workers_of(pid: int) -> set[int]:
-    """Those of Ray's workers below a process that have something to do."""
-    return {found for found in descendants_of(pid) if command(found).startswith(b"ray::_call_in_folder")}
-
-
 def runs(pid: int) -> bool:
     """Whether a process runs: it is there and not a zombie."""
     try:
