@@ -95,12 +95,13 @@ def _on_this_machine[Task, Result](
 
     def submit(task: Task) -> Future[Result]:
         executor = _idle.pop() if _idle else _one_process()
+        call = _pack(function, task)
         with uninterrupted():
             try:
-                future: Future[Result] = executor.submit(function, task)
+                future: Future[Result] = executor.submit(*call)
             except BrokenExecutor:  # Its process died while it was idle.
                 executor = _one_process()
-                future = executor.submit(function, task)
+                future = executor.submit(*call)
             # Known before Ctrl-C can end this call.
             used[future] = executor
         return future
@@ -134,6 +135,19 @@ def _as_completed[Task, Result](
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             yield running.pop(future), future
+
+
+def _pack(function: Callable[..., Any], task: object) -> tuple[Callable[..., Any], bytes, tuple[str, ...], Path]:
+    """Return ``_call_in_folder`` and its arguments, for a process that may have started in another folder."""
+    return _call_in_folder, pickle.dumps((function, task)), tuple(sys.path), Path.cwd()
+
+
+def _call_in_folder(pickled: bytes, search: tuple[str, ...], folder: Path) -> Any:
+    """Call a function on a task, with the modules and in the folder of the process that submitted it."""
+    sys.path += [place for place in search if place not in sys.path]
+    os.chdir(folder)
+    function, task = pickle.loads(pickled)  # noqa: S301
+    return function(task)
 
 
 def _one_process() -> ProcessPoolExecutor:
@@ -196,23 +210,15 @@ def _on_ray[Task, Result](
     # Ray takes seconds to start, so it starts only if there is a task.
     for first in waiting:
         with _connected(ray, processes, cluster) as num_cpus:
-            call = ray.remote(max_retries=0)(_call_in_folder)
-            place = (tuple(sys.path), Path.cwd())
+            remote = ray.remote(max_retries=0)(_call_in_folder)
 
-            def submit(task: Task, place: Any = place, call: Any = call) -> Future[Result]:
-                future: Future[Result] = call.remote(pickle.dumps((function, task)), *place).future()
+            def submit(task: Task, remote: Any = remote) -> Future[Result]:
+                _, *arguments = _pack(function, task)
+                future: Future[Result] = remote.remote(*arguments).future()
                 return future
 
             for task, future in _as_completed(submit, chain([first], waiting), num_cpus):
                 yield task, _ray_result(ray, future, cluster)
-
-
-def _call_in_folder(pickled: bytes, search: tuple[str, ...], folder: Path) -> Any:
-    """Call a function on a task, with the modules and in the folder of the process that submitted it."""
-    sys.path += [place for place in search if place not in sys.path]
-    os.chdir(folder)
-    function, task = pickle.loads(pickled)  # noqa: S301
-    return function(task)
 
 
 def _ray_result(ray: Any, future: Future[Any], cluster: RayCluster) -> Any:

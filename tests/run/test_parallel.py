@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -56,6 +57,15 @@ def test_a_process_that_is_killed_from_outside_costs_its_task_if_it_has_one(idle
 
     done = dict(run_parallel(double, tasks(), 1 if idle else 2))
     assert done == {1: 2 if idle else Died("SIGKILL(-9)"), 2: 4}
+
+
+def test_a_process_works_where_its_task_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [*run_parallel(double, [1], 1)]
+    (tmp_path / "their_module.py").write_text("import os\nclass Mine:\n    pass\ndef here(_): return os.getcwd()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("their_module")
+    assert [result for _, result in run_parallel(module.here, [module.Mine()], 1)] == [str(tmp_path)]
 
 
 def test_who_stops_listening_leaves_no_process_at_work() -> None:
