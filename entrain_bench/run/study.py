@@ -194,7 +194,7 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
     lacking = {
         key: replace(cell, timeline=False)
         for key, cell in cells.items()
-        if key not in tried and not results.kept(replace(cell, timeline=False), retry_failed)
+        if key not in tried and not ((record := results.read(key)) and record.is_left_alone(retry_failed))
     }
     asked = {cell.key: cell for cell in shown_ranks([*cells.values()]) if cell.key in lacking}
     for group in output.timelines(study):
