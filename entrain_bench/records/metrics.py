@@ -69,7 +69,7 @@ def metric(
 
 @dataclass(frozen=True)
 class ExecutedIteration:
-    """What a metric reads.
+    """An executed iteration as metrics read it.
 
     Attributes:
         timeline: start and end of every action, and memory.
