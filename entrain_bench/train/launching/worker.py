@@ -13,7 +13,7 @@ from typing import Any
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.run.workers import end_with_parent
+from entrain_bench.run.parallel import end_with_parent
 from entrain_bench.train.launching.failures import show_life, write_failure
 from entrain_bench.train.settings import TrainSettings
 
