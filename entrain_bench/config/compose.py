@@ -41,6 +41,7 @@ NUM_PROCESSES = ("n_jobs", "num_cpus")
 RAY_KEYS = ("num_cpus", "address")
 OF_LAUNCHER = "hydra.launcher."
 INTERPOLATION = "${"
+RESOLVER = "${oc."
 # The first key that an interpolation names.
 INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
 SIMULATED = "entrain_bench.simulate.Simulator"
@@ -105,7 +106,10 @@ class Composer:
                 inside.append(override)
             else:
                 self._check_group(override)
-                chosen.append(text)
+                # Hydra keeps the order of this override and earlier ones inside of its key.
+                earlier = [one for one in inside if one.key_or_group.startswith(f"{override.key_or_group}.")]
+                inside = [one for one in inside if one not in earlier]
+                chosen += [*(str(one.input_line) for one in earlier), text]
         values = {**self._choose(tuple(chosen))}
         _check_file(values["workload"], inside)
         for override in inside:
@@ -329,7 +333,9 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(values[group])
         named = {*INTERPOLATED.findall(text)} & {*values} - {group} if INTERPOLATION in text else set()
         around = json.dumps({name: values[name] for name in sorted(named)}) if named else "{}"
-        resolved[group] = _resolved_group(group, text, around)
+        # A resolver, such as ``oc.env``, may give another value the next time.
+        resolve = _resolved_group.__wrapped__ if RESOLVER in text else _resolved_group
+        resolved[group] = resolve(group, text, around)
     return resolved
 
 

@@ -51,13 +51,12 @@ def test_a_process_that_is_killed_from_outside_costs_its_task_if_it_has_one(idle
         yield 1
         for worker in own_workers():
             os.kill(worker, signal.SIGKILL)
-        if idle:
-            # Until that is noticed.
-            time.sleep(0.5)
+        # Until that is noticed.
+        time.sleep(0.5)
         yield 2
 
-    done = dict(run_parallel(double, tasks(), 1 if idle else 2))
-    assert done == {1: 2 if idle else Died("SIGKILL(-9)"), 2: 4}
+    done = dict(run_parallel(process_and_threads, tasks(), 1 if idle else 2))
+    assert [done[task] == Died("SIGKILL(-9)") for task in (1, 2)] == [not idle, False]
 
 
 def test_a_process_works_where_its_task_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ SHOWN_CELLS = 4
 
 
 class Kind(StrEnum):
-    """What is claimed of a number.
+    """Kind of a claim on a number.
 
     ``gain``: so much more or less. ``order``: more, without a number. ``level``: about so much (a time, memory, MFU, a
     cost). ``limit``: at most so much.
