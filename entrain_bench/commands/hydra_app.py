@@ -74,7 +74,7 @@ def run_cell(composed: DictConfig) -> float:
     from entrain_bench.commands.watch import Watch, say
     from entrain_bench.records.cells import Cell
     from entrain_bench.records.records import Results
-    from entrain_bench.run.cells import attempt
+    from entrain_bench.run.cells import run_cells
 
     job = HydraConfig.get()
     config_dir = ""
@@ -90,8 +90,8 @@ def run_cell(composed: DictConfig) -> float:
         config = RunConfig.from_values({str(key): value for key, value in values.items()})
         cell = replace(Cell.of(job.overrides.task, config, config_dir), timeline=job.job.num == 0)
         results = Results(Path(config.results_dir))
-        if not results.is_left_alone(cell.key, config.retries_failed):
-            Watch(1)(attempt(cell, results))
+        for done in run_cells([cell], results, retry_failed=config.retries_failed):
+            Watch(1)(done)
         record = results.read(cell.key)
         return float(record.metrics["iteration_time_s"]) if record and record.status == "ok" else math.inf
     except UserError as error:

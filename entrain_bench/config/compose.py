@@ -44,6 +44,7 @@ OF_LAUNCHER = "hydra.launcher."
 IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
 HYDRA_KEYS = (*IGNORED, OF_LAUNCHER, "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 INTERPOLATION = "${"
+RESOLVER = "${oc."
 # The first key that an interpolation names.
 INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
 SIMULATED = "entrain_bench.simulate.Simulator"
@@ -108,7 +109,10 @@ class Composer:
                 inside.append(override)
             else:
                 self._check_group(override)
-                chosen.append(text)
+                # Hydra keeps the order of this override and earlier ones inside of its key.
+                earlier = [one for one in inside if one.key_or_group.startswith(f"{override.key_or_group}.")]
+                inside = [one for one in inside if one not in earlier]
+                chosen += [*(str(one.input_line) for one in earlier), text]
         values = {**self._choose(tuple(chosen))}
         _check_file(values["workload"], inside)
         for override in inside:
@@ -339,7 +343,9 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(values[group])
         named = {*INTERPOLATED.findall(text)} & {*values} - {group} if INTERPOLATION in text else set()
         around = json.dumps({name: values[name] for name in sorted(named)}) if named else "{}"
-        resolved[group] = _resolved_group(group, text, around)
+        # A resolver, such as ``oc.env``, may give another value the next time.
+        resolve = _resolved_group.__wrapped__ if RESOLVER in text else _resolved_group
+        resolved[group] = resolve(group, text, around)
     return resolved
 
 
