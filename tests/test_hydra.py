@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -59,6 +61,17 @@ ConfigStore.instance().store(
 
 # The sweepers choose this key.
 OTHERS = [text for text in SMALL if not text.startswith("microbatch_size=")]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Hydra's ``--info`` configures logging for a process that ends after it."""
+    root = logging.getLogger()
+    before = [*root.handlers]
+    level = root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

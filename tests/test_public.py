@@ -14,7 +14,7 @@ import entrain_bench
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands.help import TASKS
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.grammar import RUN
+from entrain_bench.config.line import RUN
 from entrain_bench.records.records import METRICS
 from support.cli import asked
 

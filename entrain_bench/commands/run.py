@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.compose import Composer, Sweep
+from entrain_bench.config.compose import IGNORED, Composer, Sweep
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
@@ -29,8 +29,6 @@ BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 RAY = "entrain_bench.run.parallel.RayCluster"
 LAUNCHING = ("hydra/", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
-# Keys of Hydra that say where it writes, and how it names and logs.
-IGNORED = ("hydra.sweep.", "hydra.run.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
 VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
 

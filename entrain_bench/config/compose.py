@@ -40,6 +40,9 @@ IN_FIGURES = ("all", "main", "none")
 NUM_PROCESSES = ("n_jobs", "num_cpus")
 RAY_KEYS = ("num_cpus", "address")
 OF_LAUNCHER = "hydra.launcher."
+# Keys of Hydra that change nothing: where it writes, how it names and logs. The records of the suite hold all of a run.
+IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
+HYDRA_KEYS = (*IGNORED, OF_LAUNCHER, "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 INTERPOLATION = "${"
 RESOLVER = "${oc."
 # The first key that an interpolation names.
@@ -279,9 +282,16 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
 
 
 def check_hydra_key(override: Override) -> None:
-    """Raise ``UserError`` for a key of Hydra that names places to search."""
-    if override.key_or_group == "hydra.searchpath":
-        raise UserError(f"{override.input_line}: is not supported. To use a folder of YAML files, pass --config-dir")
+    """Raise ``UserError`` for a key of Hydra's that names places to search or classes to build."""
+    key = override.key_or_group
+    if top_of(override) != HYDRA:
+        return
+    if not key.startswith(HYDRA_KEYS) or any(part.startswith("_") for part in key.split(".")):
+        raise UserError(
+            f"{override.input_line}: is not supported. Of Hydra's keys those of launchers and sweepers are. "
+            "To use a folder of YAML files, pass --config-dir"
+        )
+    check_targets(override.value(), key)
 
 
 def _set_launcher(launcher: Mapping[str, Any], override: Override, parsed: Sequence[Override]) -> dict[str, Any]:
