@@ -78,8 +78,8 @@ def test_a_command_of_the_documents_is_one(command: str) -> None:
 def test_a_run_of_the_documents_composes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     name, request = asked(command)
-    # Files that are not there.
-    missing = any(word in command for word in ("plan=", "path=", "my_", "submitit", "=mine"))
+    # Files and plugins that are not there.
+    missing = any(word in command for word in ("plan=", "path=", "my_", "submitit", "optuna", "=mine"))
     if name != RUN or missing or "--help" in command:
         return
     composer = Composer(request.config_dir)

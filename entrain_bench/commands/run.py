@@ -23,11 +23,11 @@ from entrain_bench.run.added import with_added_metrics
 from entrain_bench.run.cells import Done, is_beside, run_cells, run_one
 
 EXIT_FAILED = 1
-# Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
-# are composed once and cannot take each other down. Ray's is ours alone.
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
-RAY = "entrain_bench.run.parallel.RayCluster"
+# Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other
+# down: basic in this process, joblib in processes of this machine, ray in a cluster.
+BASIC = "basic"
+JOBLIB = "joblib"
+RAY = "ray"
 LAUNCHING = ("hydra/", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
 VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
@@ -111,7 +111,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 watch.finished += 1
                 continue
             keys[cell.key] = " ".join(cell.overrides)
-            # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
+            # A sweep keeps the timelines of one job: MLflow shows its ranks.
             yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:

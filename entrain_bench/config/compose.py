@@ -36,7 +36,7 @@ SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
 IN_FIGURES = ("all", "main", "none")
-# What joblib's launcher and Ray's call the number of their processes.
+# Keys of the number of processes, of joblib's launcher and of Ray's.
 NUM_PROCESSES = ("n_jobs", "num_cpus")
 RAY_KEYS = ("num_cpus", "address")
 OF_LAUNCHER = "hydra.launcher."
@@ -56,7 +56,7 @@ class Sweep:
 
     Attributes:
         cells: the overrides of every run; the last key varies first.
-        launcher: the class of Hydra's launcher.
+        launcher: the choice of ``hydra/launcher``.
         num_processes: how many it is to use; -1 for all there is.
         address: where Ray's cluster is; None for this machine.
     """
@@ -155,7 +155,7 @@ class Composer:
         if not cells:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
-        return Sweep(cells, str(launcher["_target_"]), _num_processes(launcher), launcher.get("address"))
+        return Sweep(cells, str(own["choices"]["hydra/launcher"]), _num_processes(launcher), launcher.get("address"))
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:

@@ -90,7 +90,7 @@ def test_processes_end_with_the_one_that_started_them(number: signal.Signals) ->
     command = [sys.executable, "-c", PARENT.format(job="wait_forever")]
     parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
     assert eventually(lambda: len(workers_of(parent.pid)) == 2)
-    # As a terminal does it.
+    # A terminal does the same.
     workers = workers_of(parent.pid)
     for process in (*workers, parent.pid) if number is signal.SIGINT else (parent.pid,):
         os.kill(process, number)
