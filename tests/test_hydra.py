@@ -86,7 +86,7 @@ def test_a_configuration_is_printed_as_it_is_composed(capsys: pytest.CaptureFixt
 def test_other_options_of_hydra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategy/planner/dip" in in_process("--info", "defaults", "strategy=dip").stdout
     assert str(tmp_path) in in_process("--info", "searchpath", "--config-dir", str(tmp_path)).stdout
-    assert "Hydra" in printed(capsys, "--hydra-help")
+    assert "Hydra" in in_process("--hydra-help").stdout
     assert run_command(["recommend", "--cfg", "job"]) == 2
     assert "--cfg: recommend does not take it" in capsys.readouterr().err
 
