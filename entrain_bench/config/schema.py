@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import Speed
@@ -72,14 +72,7 @@ class RunConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Check groups and ranges.
-
-        Args:
-            values: by top-level key, groups as mappings.
-
-        Raises:
-            UserError: naming field, value and allowed range.
-        """
+        """Check groups and ranges of values by top-level key; ``UserError`` names field, value and allowed range."""
         for path in _missing(values):
             raise UserError(f"{path}: must be given")
         for group, keys in GROUP_KEYS.items():
@@ -171,13 +164,6 @@ def check_storage(mlflow_uri: str | None, retry: str | None) -> None:
     served = mlflow_uri is None or mlflow_uri.startswith(("http://", "https://"))
     require(served, "mlflow_uri", mlflow_uri, "null or http(s)://host:port")
     require(retry in (None, "failed"), "retry", retry, "null or failed")
-
-
-def plain_values(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """Return what Hydra composed as plain values."""
-    values = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 def _missing(node: Any, prefix: str = "") -> Iterator[str]:
