@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import entrain_bench.figures as package
-from entrain_bench.base.errors import UserError, explain, unknown_choice
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.comments import first_sentence
+from entrain_bench.config.targets import import_file
 from entrain_bench.figures._rows import drawing_of
 
 # In a folder of the user's: modules, and sweeps that name one as their ``figure.drawing``.
@@ -64,18 +64,8 @@ def _summary(path: Path) -> str:
 def _imported(path: Path) -> ModuleType:
     if path.parent == Path(package.__path__[0]):
         return importlib.import_module(f"{package.__name__}.{path.stem}")
-    # Not by its name: something that is installed may be called alike.
     name = f"{package.__name__}._theirs_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: cannot be imported ({explain(error)})") from error
+    module = import_file(path, name)
     # What it defines can be pickled only if it is found there.
     sys.modules[name] = module
     for member in ("EXPERIMENT", "RUNS", "load", "draw"):

@@ -1,7 +1,4 @@
-"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``.
-
-That is a file of its own, for a comment in the CSV would break programs that read it.
-"""
+"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``."""
 
 from __future__ import annotations
 
@@ -126,12 +123,7 @@ def files_of(picture: Picture) -> dict[str, bytes]:
 
 
 def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:
-    """The file of a figure that is drawn of these cells.
-
-    Returns:
-        JSON: ``command``, ``caption``, ``setting`` (every value that the cells have, by its key), ``seeds``,
-        ``cost_source`` by cluster.
-    """
+    """JSON of a figure of these cells: command, caption, values of every key (``setting``), seeds, ``cost_source``."""
     configs = [cell.config for cell in cells]
     setting = {
         "cluster": _distinct(config.cluster["name"] for config in configs),
