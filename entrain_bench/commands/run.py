@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.answers.tracking.words import sweep_name
+from entrain_bench.answers.tracking.pages import sweep_name
 from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
