@@ -213,7 +213,7 @@ def parameters(records: Sequence[Record]) -> dict[str, Any]:
     for key, text in given.items():
         value = config.get(key.lstrip("+"), text.removeprefix("="))
         if key not in LABELS and (key not in _defaults() or value != _defaults()[key]):
-            values[key.lstrip("+~")] = value
+            values[key.lstrip("+~")] = "null" if value is None else value
     for module, name in product(first.degrees, DEGREES):
         chosen = {record.degrees[module][name] for record in records if module in record.degrees}
         values[f"chosen.{module}.{name}"] = ", ".join(map(str, sorted(chosen)))
@@ -269,7 +269,7 @@ def _parent(
 ) -> Entry:
     records = [*answer.records, *answer.draws]
     speedups = {variant: found.speedup.mean for variant, found in answer.overall.items()}
-    metrics = {"num_runs": len(records), "num_ok": sum(record.status == "ok" for record in records)}
+    metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {clean(f"speedup/{variant}"): speedup for variant, speedup in speedups.items()}
     metrics |= {"best_speedup": max(speedups.values())} if speedups else {}
     note = "\n\n".join([" ".join(sentences(answer)), *(f"- {line}" for line in notices(answer.records))])
@@ -281,7 +281,7 @@ def _parent(
         name[:MAX_NAME],
         failed=False,
         tags={key: text for key, text in tags.items() if text} | _made_with() | {"entrain_bench.shown": _hash(shown)},
-        metrics={key: {0: float(value)} for key, value in metrics.items()},
+        metrics={key: {0: value} for key, value in metrics.items()},
         artifacts={**_pages(answer, results, pictures), **{f"figures/{file.name}": file for file in files}},
         table=partial(table_of, records),
         made_ms=_made_ms(records),
