@@ -14,9 +14,9 @@ from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .blocks import BLOCK_SAMPLES, BlockSource
 from .copula import draw_latents, nearest_root
 from .overlong import truncated
+from .sample_blocks import BLOCK_SAMPLES, BlockSource
 from .trace import TraceWorkload
 
 # Points of a distribution between which sizes are interpolated, and beside them its largest values.
@@ -75,8 +75,8 @@ class _Counts:
 
     @classmethod
     def of(cls, values: IntArray) -> _Counts:
-        found, many = np.unique(values, return_counts=True)
-        return cls(np.cumsum(many) / len(values), found)
+        distinct, many = np.unique(values, return_counts=True)
+        return cls(np.cumsum(many) / len(values), distinct)
 
     def at(self, u: FloatArray) -> IntArray:
         return self.values[np.minimum(np.searchsorted(self.cumulative, u, side="right"), len(self.values) - 1)]

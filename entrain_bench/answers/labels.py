@@ -10,7 +10,7 @@ import pandas as pd
 
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.costs.profiled.cluster import ProfiledDevice
+from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"
@@ -101,8 +101,6 @@ def _spell_word(word: str) -> str:
 PROFILED = "profiled"
 FITTED = "fitted"
 DERIVED = "derived"
-# Of runs that have lost their records.
-UNKNOWN = "not recorded"
 
 
 def cost_source(cluster: Mapping[str, Any]) -> str:

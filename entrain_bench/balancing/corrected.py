@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_durations, packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_durations, packed_units_s
 from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
-from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.interface import Assigner, Drafter, Observer, declares
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, rows_of
@@ -37,24 +37,24 @@ class CorrectedAssigner:
 
     @property
     def handles_generators(self) -> bool:
-        """As the base."""
-        return bool(getattr(self.base, "handles_generators", False))
+        """As ``base``."""
+        return declares(self.base, "handles_generators")
 
     @property
     def handles_widths(self) -> bool:
-        """As the base."""
-        return bool(getattr(self.base, "handles_widths", False))
+        """As ``base``."""
+        return declares(self.base, "handles_widths")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """The base's labels by corrected estimates."""
+        """Return the labels that ``base`` gives with corrected estimates."""
         return self.base.assign(shapes, layout, profile.corrected(self.correction))
 
     def draft(self) -> CorrectedAssigner:
-        """With a quick base, if it has one."""
+        """Return this assigner with the draft of ``base``, if it has one."""
         return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
 
     def observe(self, timeline: Timeline, profile: Profile) -> CorrectedAssigner:
-        """With what executed passes teach of estimates, and what the base learns, if it does."""
+        """Return the assigner that has learned from executed passes; ``base`` observes them, too, if it can."""
         base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
         if not self.correction.active:
             return replace(self, base=base)
@@ -64,10 +64,10 @@ class CorrectedAssigner:
         # Unless a chunk is so short that it takes the least time, estimates of passes are linear in those of units.
         twice = Corrector(ratios=dict.fromkeys(range(MODULE_CLASSES * len(modules)), 2.0))
         believed_s, doubled_s = np.zeros((2, program.num_actions))
-        for seconds, own in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
-            seconds[: program.first_action[-1]] = packed_durations(program, own)
+        for seconds, view in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
+            seconds[: program.first_action[-1]] = packed_durations(program, view)
         units_s = doubled_s - believed_s
-        believed_s = profile.with_weights_s(program, believed_s)
+        believed_s = profile.programs.with_weights_s(program, believed_s)
         passes = slice(int(program.first_action[-1]))
         seconds = timeline.end_s - timeline.start_s
         # What passes take besides their units is believed; on a machine that is slower throughout, so is that.

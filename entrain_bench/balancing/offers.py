@@ -61,7 +61,7 @@ def by_turns[What](
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class OfferEstimates:
     """Estimates of offers, corrected by simulations of some of them.
 
     Attributes:
@@ -73,7 +73,7 @@ class Estimates:
     values: IntArray
 
     @classmethod
-    def of(cls, offers: Sequence[Offer[object]]) -> Estimates:
+    def of(cls, offers: Sequence[Offer[object]]) -> OfferEstimates:
         """The estimates of some offers, one at least."""
         columns = []
         for knob in zip(*(offer.knobs for offer in offers), strict=True):
@@ -97,11 +97,11 @@ class Estimates:
         errors = [np.zeros(1 + int(values.max())) for values in self.values]
         for _ in range(ROUNDS):
             for knob, values in enumerate(self.values):
-                own = values[[*simulated]]
-                left += errors[knob][own]
-                count = np.bincount(own, minlength=len(errors[knob]))
-                errors[knob] = np.bincount(own, left, len(errors[knob])) / (count + PRIOR)
-                left -= errors[knob][own]
+                simulated_values = values[[*simulated]]
+                left += errors[knob][simulated_values]
+                count = np.bincount(simulated_values, minlength=len(errors[knob]))
+                errors[knob] = np.bincount(simulated_values, left, len(errors[knob])) / (count + PRIOR)
+                left -= errors[knob][simulated_values]
         expected = self.octaves.copy()
         for knob, values in enumerate(self.values):
             expected += errors[knob][values]

@@ -15,7 +15,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
-from entrain_bench.program.boundary import is_colocated, ratio_of
+from entrain_bench.program.boundary import find_ratio, is_colocated
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -76,9 +76,7 @@ def _refuse_virtual_stages(layout: Layout) -> None:
             )
 
 
-def chain_of_places(
-    model: ModelSpec, layout: Layout, apart: bool = False
-) -> tuple[IntArray, tuple[IntArray, ...]] | None:
+def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[IntArray, tuple[IntArray, ...]] | None:
     """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
 
     Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
@@ -87,17 +85,19 @@ def chain_of_places(
     llm = model.llm_index
     blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
     ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
-    longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
+    longest = next((ranks for ranks in blocks[:llm] if len(ranks) == ahead), blocks[llm])
     shared = bool(ahead) and not apart and longest[-1] == blocks[llm][0]
     first = [0] * llm + [ahead - shared]
     count = first[llm] + len(blocks[llm])
-    places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
-    places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
+    places = [start + np.arange(len(ranks)) for start, ranks in zip(first, blocks, strict=False)]
+    places += [np.array([count - 1] if len(ranks) == 1 else []) for ranks in blocks[llm + 1 :]]
     of_place = np.full(count, -1)
-    for own, found in zip(blocks, places, strict=True):
-        if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
+    for ranks, module_places in zip(blocks, places, strict=True):
+        if len(ranks) != len(module_places) or np.any(
+            (of_place[module_places] >= 0) & (of_place[module_places] != ranks)
+        ):
             return None
-        of_place[found] = own
+        of_place[module_places] = ranks
     return of_place, tuple(places)
 
 
@@ -174,8 +174,8 @@ def chain_program(
 def unordered_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """A chain's actions and dependencies, which do not depend on slots, in no order yet (``ordered_program``)."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
-    return build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+    empty = [np.zeros((len(rows), placed.pp), np.int64) for rows, placed in zip(chunks, layout.modules, strict=True)]
+    return build_program(model, layout, shapes, chunks, [Slots(slots, slots) for slots in empty])
 
 
 def ordered_program(draft: Program, slot: IntArray) -> Program:
@@ -254,7 +254,7 @@ def check_routes(
     *encoders, llm = layout.modules
     consumer = assignment.modules[-1]
     for module, placed, labels in zip(model.encoders, encoders, assignment.modules, strict=False):
-        ratio = ratio_of(placed, llm)
+        ratio = find_ratio(placed, llm)
         owner = shapes.item_sample[module.units(shapes)]
         wrong = np.flatnonzero(labels.replica // ratio.fan_in != consumer.replica[owner] // ratio.fan_out)
         if wrong.size:

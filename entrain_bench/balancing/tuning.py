@@ -15,7 +15,7 @@ from itertools import islice, product
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
-from entrain_bench.balancing.halving import DRAFTS, FAR, Trials, content_of, halved, tuning_batches
+from entrain_bench.balancing.halving import DRAFTS, FAR, Trials, candidate_key, halved, tuning_batches
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.offers import Offer, by_turns
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
@@ -34,7 +34,7 @@ MAX_JOBS = 64
 
 
 def default_job(job: Job) -> Job | None:
-    """The job with default degrees and size for what it leaves free; None if nothing is free, or no layout has them."""
+    """Return the job with default degrees and size where it leaves them free; None if nothing is free or none fits."""
     asked = job.request
     default = DEFAULT_DEGREES
     request = replace(asked, tp=asked.tp or default.tp, cp=asked.cp or default.cp, dp=asked.dp or default.dp)
@@ -51,7 +51,7 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """The jobs with TP, CP, DP and microbatch size fixed that are worth asking about, all if they are few.
+    """Return the most promising jobs with fixed TP, CP, DP and microbatch size; all jobs if there are few.
 
     They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
     longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
@@ -65,35 +65,35 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
         for module in profile.job.model.modules:
             length = module.lengths(samples, module.units(samples)).max(initial=0)
             if length:
-                times = profile.measure(module, np.array([length]), tp, cp)
+                times = profile.layers.measure(module, np.array([length]), tp, cp)
                 seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
         return seconds
 
-    for each in profile.each_microbatch_size():
+    for sized in profile.each_microbatch_size():
         try:
-            degrees = [*each.job.degrees()]
+            degrees = [*sized.job.degrees()]
         except UserError:
             continue
         known: dict[tuple[int, int], float] = {}
         for one in degrees:
             width = (one.tp, one.cp)
             if width not in known:
-                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(each, samples, *width))
-            count = each.job.num_microbatches(one.dp)
+                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(sized, samples, *width))
+            count = sized.job.num_microbatches(one.dp)
             rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
-            request = replace(each.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
-            knobs = (one.tp, one.cp, one.pp, one.dp, each.job.microbatch_size)
-            offers.append(Offer(rating_s, knobs, replace(each.job, request=request)))
+            request = replace(sized.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
+            knobs = (one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size)
+            offers.append(Offer(rating_s, knobs, replace(sized.job, request=request)))
     if not offers:
         # No homogeneous degrees: what planners with others know to do with the job as it is.
-        return [each.job for each in profile.each_microbatch_size()]
+        return [sized.job for sized in profile.each_microbatch_size()]
     limit_s = decisive(FAR * min(offer.estimated_s for offer in offers))
     near = [offer for offer in offers if decisive(offer.estimated_s) <= limit_s]
     return [offer.what for offer in islice(by_turns(near), MAX_JOBS)]
 
 
 def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
-    """The job with every choice of modules that recompute, where that is free."""
+    """Return the job with every choice of recomputed modules, if the job leaves it free."""
     if job.request.recompute is not None or chosen_later:
         return [job]
     names = [module.name for module in job.model.modules]
@@ -103,8 +103,8 @@ def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
     ]
 
 
-def knobs_of(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
-    """Values of a layout's knobs: of the LLM, of the modules beside it, and which set it is of."""
+def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
+    """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]
     others = [module for index, module in enumerate(layout.modules) if index != llm_index]
     return (
@@ -129,15 +129,15 @@ def asked(
     for (kind, candidates), job in product(enumerate(sets), jobs):
         try:
             for candidate in islice(candidates(profile.for_job(job)), each_most):
-                offer = Offer(candidate.estimated_s, knobs_of(candidate.layout, llm, kind), candidate.layout)
-                offers.setdefault(content_of(candidate.layout), offer)
+                offer = Offer(candidate.estimated_s, list_knobs(candidate.layout, llm, kind), candidate.layout)
+                offers.setdefault(candidate_key(candidate.layout), offer)
         except UserError as error:
             refused.append(error.with_traceback(None))
     return [*offers.values()]
 
 
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
-    """The layout that runs the tuning batches fastest among what a planner offers for the free knobs of a job.
+    """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
     The job with default values for its free knobs is tuned first, with the whole budget; its winner takes part in the
     last round of the job as given, which has the budget once more. So a free knob costs nothing on these batches.
@@ -152,7 +152,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
         UserError: why there is no candidate, or none fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
-    chosen_later = bool(getattr(make_program, "choose_recomputation", False))
+    chosen_later = make_program.chooses_recomputation
     samples = trials.batches.drawn[trials.batches.drafts[0]]
     most = max(2, int(budget * DRAFTS))
     entered: list[Layout] = []
@@ -160,8 +160,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     problems = list[UserError]()
     rounds = [[fixed]] if fixed else []
     for jobs in (*rounds, fixed_jobs(profile, samples)):
-        each = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        offers = asked(profile, each, sets, max(2, most // len(each)), problems)
+        variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
+        offers = asked(profile, variants, sets, max(2, most // len(variants)), problems)
         entered = halved(trials, offers, budget, entered[:1]) or entered
     if entered:
         return entered[0]
@@ -178,7 +178,7 @@ def chosen_layout(
     others: Sequence[Candidates] = (),
     quick: Candidates | None = None,
 ) -> Layout:
-    """The layout of a planner, chosen as ``tuning`` says: by the tuner, or by the planner's own trials.
+    """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
 
     Args:
         profile: of the job as given.

@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from entrain_bench.answers.console_table import describe_cell
 from entrain_bench.run.cells import Done
 
 MINUTE_S = 60.0
@@ -22,12 +21,18 @@ class Watch:
     started: float = field(default_factory=perf_counter)
 
     def __call__(self, done: Done) -> None:
-        """Print the line of a cell that was run."""
+        """Print the line of a cell that ran; count one whose record was there."""
+        if done.seconds is None:
+            self.finished += 1
+            return
         self.run += 1
         place = f"[{self.run + self.finished}/{self.total}]"
         if done.record is None:
             say(f"{place} not recorded: {done.problem}")
             return
+        # The words on cells take longer to import than a run to start.
+        from entrain_bench.answers.console_table import describe_cell
+
         left = self.total - self.run - self.finished
         seconds = left * (perf_counter() - self.started) / self.run
         # No more exact than an estimate is.

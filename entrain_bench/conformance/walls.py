@@ -7,7 +7,10 @@ import importlib
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.layer_profile import LayerProfile
+from entrain_bench.balancing.profile import Profile, ProfiledSamples
+from entrain_bench.balancing.program_times import ProgramTimes
+from entrain_bench.balancing.unit_estimates import UnitEstimates
 from entrain_bench.base.errors import OWN_PACKAGES
 from entrain_bench.records.code import absolute, import_statements, sources_of
 
@@ -17,8 +20,13 @@ STRATEGIES = "entrain_bench_strategies"
 OPEN_ROOMS = frozenset({"balancing", "base", "program", "specs"})
 # Modules of open rooms that are closed: they write and keep files.
 CLOSED_MODULES = frozenset({"base.files", "base.store"})
-# What a profile keeps to itself.
-HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startswith("_"))
+# Fields of a profile and its views that strategies may not read.
+HIDDEN = frozenset(
+    field.name
+    for view in (Profile, ProfiledSamples, LayerProfile, UnitEstimates, ProgramTimes)
+    for field in fields(view)
+    if field.name.startswith("_")
+)
 
 
 def trespasses(modules: Collection[str]) -> list[str]:
@@ -26,20 +34,22 @@ def trespasses(modules: Collection[str]) -> list[str]:
 
     ``UserError`` names a module that does not exist, and a file that is not Python.
     """
-    found = []
+    lines = []
     for module, source in sorted(sources_of(modules).items()):
         if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
             continue
         package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
         tree = ast.parse(source.path.read_bytes())
-        own = [(node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)]
+        trespassed = [
+            (node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)
+        ]
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or node.attr not in HIDDEN:
                 continue
             if getattr(node.value, "id", "") not in ("self", "cls"):
-                own.append((node.lineno, f"reads {ast.unparse(node)}"))
-        found += [f"{source.path}:{line}: {what}" for line, what in sorted(own)]
-    return found
+                trespassed.append((node.lineno, f"reads {ast.unparse(node)}"))
+        lines += [f"{source.path}:{line}: {what}" for line, what in sorted(trespassed)]
+    return lines
 
 
 def _closed(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:

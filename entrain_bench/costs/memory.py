@@ -16,7 +16,7 @@ from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputation import remade_kinds
+from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
@@ -40,7 +40,7 @@ class _OffloadWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
+class HandedTensors:
     """Tensors that actions hand each other, in bytes on a rank ``[actions]``.
 
     Attributes:
@@ -139,11 +139,11 @@ class Memory:
         framework = self.framework
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
-        each = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
+        bytes_per_parameter = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
         sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
         shared = sharing if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
-        return np.asarray(learning * (each * self.reserved / shared))
+        return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
@@ -180,18 +180,18 @@ class Memory:
         shape = (len(replica), placed.pp)
         kept = np.zeros(shape)
         extra = np.zeros(shape)
-        for each in np.unique(degree).tolist():
-            rows = np.flatnonzero(degree == each)
-            own = self.token_bytes(module, placed.at(each), None if remade is None else remade[rows])
-            kept[rows], extra[rows] = own
+        for index in np.unique(degree).tolist():
+            rows = np.flatnonzero(degree == index)
+            token_bytes = self.token_bytes(module, placed.at(index), None if remade is None else remade[rows])
+            kept[rows], extra[rows] = token_bytes
         return kept, extra
 
     def _token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        found = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
-        freeze(*found)
-        return found
+        sizes = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+        freeze(*sizes)
+        return sizes
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
@@ -213,10 +213,10 @@ class Memory:
 
     def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
-        each = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
+        bytes_per_kind = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
         return matmul(
             module.kind_counts(placed.layers_per_stage),
-            each * (self.reserved / self.framework.sequence_parts(module, placed.cp)),
+            bytes_per_kind * (self.reserved / self.framework.sequence_parts(module, placed.cp)),
         )
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
@@ -224,7 +224,9 @@ class Memory:
 
         def made() -> tuple[Layout, FloatArray]:
             placed = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums([self.stage_state_bytes(module, own) for module, own in placed])
+            states = layout.lane_sums(
+                [self.stage_state_bytes(module, module_layout) for module, module_layout in placed]
+            )
             freeze(states)
             return layout, states
 
@@ -261,15 +263,17 @@ class Memory:
             held = (
                 layout.lane_sums(
                     [
-                        count(module, own) / own.tp * (other == index)
-                        for other, (module, own) in enumerate(zip(self.model.modules, layout.modules, strict=True))
+                        count(module, module_layout) / module_layout.tp * (other == index)
+                        for other, (module, module_layout) in enumerate(
+                            zip(self.model.modules, layout.modules, strict=True)
+                        )
                     ]
                 )
                 for count in (self.stage_parameters, self.learning_parameters)
             )
-            yield _OffloadWindow(last[lanes], first[lanes], *(each[lanes] for each in held))
+            yield _OffloadWindow(last[lanes], first[lanes], *(values[lanes] for values in held))
 
-    def transfers(self, program: Program) -> Transfers:
+    def transfers(self, program: Program) -> HandedTensors:
         """Tensors that the program's actions hand each other.
 
         Inside a module a rank has the hidden states of its own tokens; at a module's border it has all rows.
@@ -291,9 +295,9 @@ class Memory:
         rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
         moved = np.where(rank_set[program.blocks(source)] == rank_set[block], 0.0, size)
         received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
-        return Transfers(received, sent, held)
+        return HandedTensors(received, sent, held)
 
-    def posted_bytes(self, program: Program, handed: Transfers | None = None) -> FloatArray:
+    def posted_bytes(self, program: Program, handed: HandedTensors | None = None) -> FloatArray:
         """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
         received = (handed or self.transfers(program)).received[program.lane_actions]
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
@@ -310,7 +314,7 @@ class Memory:
         held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
         return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program, handed)
 
-    def action_bytes(self, program: Program, handed: Transfers | None = None) -> tuple[FloatArray, FloatArray]:
+    def action_bytes(self, program: Program, handed: HandedTensors | None = None) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (negative), and needs while it runs.
 
         A split backward leaves what the weight pass needs, which frees it. That is more than the backward frees where
@@ -323,16 +327,17 @@ class Memory:
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
             remade = program.remade[index] if program.remade else None
-            each = self._chunk_token_bytes(module, placed, chunks.replica, remade)
+            token_bytes = self._chunk_token_bytes(module, placed, chunks.replica, remade)
             scores = self._score_bytes(program, index)
             kept, extra = (
-                (tokens[:, None] * per_token + more).ravel() for per_token, more in zip(each, scores, strict=True)
+                (tokens[:, None] * per_token + more).ravel()
+                for per_token, more in zip(token_bytes, scores, strict=True)
             )
             forward, backward, weight = program.spans(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             if program.splits_backward(index):
                 widths = range(len(placed.degrees))
-                per_token = np.stack([self.weight_token_bytes(module, placed.at(each)) for each in widths])
+                per_token = np.stack([self.weight_token_bytes(module, placed.at(index)) for index in widths])
                 left = (tokens[:, None] * per_token[placed.degree_of_copy[chunks.replica]]).ravel()
                 change[backward] += left
                 change[weight] = -left
@@ -367,16 +372,18 @@ class Memory:
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
             again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole
-        groups = [placed.at(each) for each in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
-        split = np.array([own.tp * self.framework.sequence_parts(module, own.cp) for own in groups])
+        groups = (
+            [placed.at(index) for index in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
+        )
+        split = np.array([group.tp * self.framework.sequence_parts(module, group.cp) for group in groups])
         parts = split[chunks.replica]
         kept, working = (np.zeros((len(chunks), placed.pp)) for _ in range(2))
         for number, kind in enumerate(module.kinds):
             if kind.attention is None:
                 continue
-            own = kind.attention
-            area = sum_rows(chunks.offsets, score_area(own, lengths, UNFUSED))
-            matrix = area * (self.reserved * self.element_bytes * own.query_width / own.head_dim) / parts
+            attention = kind.attention
+            area = sum_rows(chunks.offsets, score_area(attention, lengths, UNFUSED))
+            matrix = area * (self.reserved * self.element_bytes * attention.query_width / attention.head_dim) / parts
             stays = (counts[:, number] - again[..., number]) * (kind.backward_share > 0)
             kept += matrix[:, None] * stays
             running = 2.0 * (counts[:, number] > 0) + (again[..., number] > 0)

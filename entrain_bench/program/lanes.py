@@ -43,14 +43,16 @@ class Blocks:
 
 
 @lru_cache(maxsize=64)
-def lanes_of(
+def find_lanes(
     shapes: tuple[tuple[int, int, int, tuple[tuple[int, int], ...]], ...], contents: tuple[bytes, ...]
 ) -> tuple[IntArray, IntArray, tuple[Blocks, ...]]:
     """Width, lowest rank and blocks of the lanes of modules on the given ranks; many layouts have the same.
 
     ``shapes`` are those of the ranks, with the widths of groups.
     """
-    modules = [np.frombuffer(own, np.int64).reshape(shape[:3]) for shape, own in zip(shapes, contents, strict=True)]
+    modules = [
+        np.frombuffer(content, np.int64).reshape(shape[:3]) for shape, content in zip(shapes, contents, strict=True)
+    ]
     num_ranks = 1 + max(int(ranks.max()) for ranks in modules)
     block_of_rank = np.full((len(modules), num_ranks), -1)
     sets = [
@@ -62,7 +64,7 @@ def lanes_of(
     for row, ranks, number, (*_, widths) in zip(block_of_rank, modules, numbers, shapes, strict=True):
         if widths:
             # Groups are nested: ranks that share a narrowest one share all. Replicas hold the weights.
-            plane = plane_of(ranks)
+            plane = stage_planes(ranks)
             row[plane] = np.arange(plane.size).reshape(plane.shape) // min(tp * cp for tp, cp in widths)
         else:
             row[ranks.reshape(len(number), -1)] = number[:, None]
@@ -76,22 +78,23 @@ def lanes_of(
     lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
     blocks = []
     for ranks, number, own_sets, (*_, widths) in zip(modules, numbers, sets, shapes, strict=True):
-        own = held = _lanes_of(*own_sets, lane_of_rank, len(order))
+        block_lanes = _block_lanes(*own_sets, lane_of_rank, len(order))
+        held = block_lanes
         if widths:
-            plane = plane_of(ranks)
-            held = _lanes_of(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
+            plane = stage_planes(ranks)
+            held = _block_lanes(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
         flat, size = own_sets
         starts = offsets_from_counts(size)[:-1]
         low = np.minimum.reduceat(flat, starts)
         high = np.maximum.reduceat(flat, starts)
-        blocks.append(Blocks(*own, ranks.shape[1], number, low, high, size, *held))
-        freeze(*own, number, low, high, size, *held)
+        blocks.append(Blocks(*block_lanes, ranks.shape[1], number, low, high, size, *held))
+        freeze(*block_lanes, number, low, high, size, *held)
     lanes = width[order], used[first[order]]
     freeze(*lanes)
     return *lanes, tuple(blocks)
 
 
-def plane_of(ranks: IntArray) -> IntArray:
+def stage_planes(ranks: IntArray) -> IntArray:
     """Ranks of each stage, ascending ``[pp, dp * tp * cp]``, of ranks ``[dp, pp, tp * cp]``."""
     return np.sort(ranks.swapaxes(0, 1).reshape(ranks.shape[1], -1), axis=1)
 
@@ -104,18 +107,18 @@ def _block_ranks(ranks: IntArray) -> tuple[IntArray, IntArray]:
 
 def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> tuple[IntArray, IntArray]:
     """The same of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
-    plane = plane_of(ranks)
+    plane = stage_planes(ranks)
     counts = [plane.shape[1] // width for width in widths]
-    each = [
+    group_ranks = [
         plane[:, : count * width].reshape(len(plane), count, width).swapaxes(0, 1).ravel()
         for count, width in zip(counts, widths, strict=True)
     ]
-    return np.concatenate(each), np.repeat(widths, [count * len(plane) for count in counts])
+    return np.concatenate(group_ranks), np.repeat(widths, [count * len(plane) for count in counts])
 
 
 def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
     """Number of every set of ranks by its first place among those of all modules; equal sets have one number."""
-    flat, size = (np.concatenate(each) for each in zip(*sets, strict=True))
+    flat, size = (np.concatenate(columns) for columns in zip(*sets, strict=True))
     ends = offsets_from_counts(size)
     low = flat[ends[:-1]]
     high = flat[ends[1:] - 1]
@@ -126,10 +129,10 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
         key[index] = known.setdefault(flat[ends[index] : ends[index + 1]].tobytes(), index)
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     of_first = np.argsort(np.argsort(first, kind="stable"), kind="stable")[number]
-    return np.split(of_first, np.cumsum([len(own) for _, own in sets])[:-1])
+    return np.split(of_first, np.cumsum([len(flat_ranks) for _, flat_ranks in sets])[:-1])
 
 
-def _lanes_of(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
+def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
     """Lanes of the ranks of each block, ascending, as CSR."""
     block = np.repeat(np.arange(len(size)), size)
     # Neighbours in a block mostly are neighbours among lanes, which a stable sort is quick with; a hash is not.

@@ -10,7 +10,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.transfers import Transfers
+from entrain_bench.costs.transfers import LinkTransfers
 from entrain_bench.program import Program
 from entrain_bench.simulate.deadlock import describe_deadlock
 
@@ -19,7 +19,7 @@ def place_actions(
     program: Program,
     duration_s: FloatArray,
     delay_s: FloatArray,
-    transfers: Transfers | None = None,
+    transfers: LinkTransfers | None = None,
     hold_s: FloatArray | None = None,
     release_s: FloatArray | None = None,
     stall_s: FloatArray | None = None,
@@ -69,8 +69,8 @@ def place_actions(
         met = wait[program.num_actions :]
         first = columns.lane_offsets[:-1]
         # The program's actions among those that each lane ran.
-        own = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
-        position = own[first + position] - own[first]
+        offsets = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
+        position = offsets[first + position] - offsets[first]
         start, end, wait = (times[: program.num_actions] for times in (start, end, wait))
         # What lanes waited for transfers before they met counts for what they began together.
         wait += np.where(groups >= 0, met[groups], 0.0)
@@ -182,7 +182,7 @@ def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Co
     )
 
 
-def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:
+def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
     """A transfer is an action on a lane of its own; it waits for the sources of all that it carries, or for another."""
     count = len(transfers)
     numbers = np.arange(columns.first_transfer, columns.first_transfer + count, dtype=np.int32)

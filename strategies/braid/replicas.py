@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.balancing.actions import BACKWARD, Actions
-from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
-from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, members_of, users_of
+from entrain_bench.balancing.actions import BACKWARD, ListedActions
+from entrain_bench.balancing.chunk_estimates import packed_durations, sync_after_s
+from entrain_bench.balancing.chunk_groups import (
+    chunk_groups,
+    components,
+    list_lanes,
+    reverse_dependencies,
+    split_by_label,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
@@ -23,7 +29,7 @@ class Replica:
     """Lanes whose actions depend on each other, and these actions.
 
     Attributes:
-        own: their numbers in the program ``[actions]``.
+        numbers: of the actions in the program ``[actions]``.
         members: numbers of its lanes in the layout ``[lanes]``.
         actions: what the list scheduler knows of them.
         group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
@@ -35,9 +41,9 @@ class Replica:
         held_s: seconds of each encoder backward, all of which may be held ``[encoder backwards]``.
     """
 
-    own: IntArray
+    numbers: IntArray
     members: IntArray
-    actions: Actions
+    actions: ListedActions
     group: IntArray
     inner: FloatArray
     num_groups: int
@@ -70,14 +76,14 @@ class Replica:
         object.__setattr__(self, "held_s", actions.duration_s[actions.of_llm < actions.is_backward])
 
 
-def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
+def split_replicas(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
     """The replicas of a program, whatever its own order; the assignment is what it was made of."""
     layout = draft.layout
     count = int(draft.first_action[-1])
-    lane_offsets, lanes = lanes_of_actions(draft)
+    lane_offsets, lanes = list_lanes(draft)
     row = rows_of(lane_offsets)
     believed, room_bytes = _believed(draft, profile, lanes, row)
-    handed = profile.handovers(draft)
+    handed = profile.programs.handovers(draft)
     wait = rows_of(draft.dep_offsets)
     need = draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]
@@ -88,13 +94,13 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     chunk = groups.chunk
     first_group = groups.first_group
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
-    user_offsets, user_actions, edge = users_of(draft)
+    user_offsets, user_actions, edge = reverse_dependencies(draft)
     tail_s = sync_after_s(draft, profile)
     partner = np.arange(count)
     for index in range(len(draft.chunks)):
         partner[draft.forward_actions(index)] = draft.backward_actions(index)
-    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(own.pp for own in layout.modules))
-    actions = Actions(
+    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(placed.pp for placed in layout.modules))
+    actions = ListedActions(
         **believed,
         lane_offsets=lane_offsets,
         lanes=lanes,
@@ -113,31 +119,33 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     )
     inner = groups.rank[is_backward, chunk] + depth
     replicas = []
-    for one, own in enumerate(members_of(lane_set[first_lane], 1 + int(lane_set.max()))):
-        if len(own):
+    for one, lanes_of_set in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
+        if len(lanes_of_set):
             members = np.flatnonzero(lane_set == one)
             count = first_group[one + 1] - first_group[one]
-            own_group = groups.group[chunk[own]] - first_group[one]
-            replicas.append(Replica(own, members, actions.of(own, members), own_group, inner[own], count))
+            own_group = groups.group[chunk[lanes_of_set]] - first_group[one]
+            replicas.append(
+                Replica(lanes_of_set, members, actions.of(lanes_of_set, members), own_group, inner[lanes_of_set], count)
+            )
     return replicas
 
 
 def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profile: Profile) -> list[Replica]:
     """The same replicas recomputing as ``frugal`` does, where the list scheduler may keep activations instead."""
-    lane_offsets, lanes = lanes_of_actions(frugal)
+    lane_offsets, lanes = list_lanes(frugal)
     believed, room_bytes = _believed(frugal, profile, lanes, rows_of(lane_offsets), plain)
-    found = []
+    shorter = []
     for replica in replicas:
-        decided = {name: values[replica.own] for name, values in believed.items()}
+        decided = {name: values[replica.numbers] for name, values in believed.items()}
         actions = replica.actions._replace(**decided, room_bytes=room_bytes[replica.members])
-        found.append(replace(replica, actions=actions))
-    return found
+        shorter.append(replace(replica, actions=actions))
+    return shorter
 
 
 def _believed(
     program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None = None
 ) -> tuple[dict[str, Any], IntArray]:
-    """Recomputation's decisions on actions, by name, and ``room_bytes`` (``Actions``).
+    """Recomputation's decisions on actions, by name, and ``room_bytes`` (``ListedActions``).
 
     Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
     """

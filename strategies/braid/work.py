@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -26,7 +26,7 @@ def unit_layers_s(
 
 def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recompute: bool) -> FloatArray:
     """Estimate the fixed seconds of a chunk in both passes of a layer, with recomputation ``[kinds]``."""
-    forward, backward = profile.pack_times(module, tp, cp).chunk_s
+    forward, backward = profile.layers.pack_times(module, tp, cp).chunk_s
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
@@ -38,7 +38,7 @@ def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: in
     if not len(lengths):
         return 1.0
     mean = max(1, round(float(lengths.mean())))
-    times = profile.pack_times(module, tp, cp)
+    times = profile.layers.pack_times(module, tp, cp)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
     added_s = float(matmul(times.of(np.array([mean]))[:, 0], counts).sum())
     fixed_s = float(matmul(times.chunk_s, counts).sum())
@@ -49,7 +49,7 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
     return np.array([recompute and kind.remade_share for kind in module.kinds], np.float64)
 
 
-def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+def level_shares(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
 
     Args:
@@ -67,24 +67,24 @@ def _shares(base_s, cost_s):  # type: ignore[no-untyped-def]
     replicas, copies, stages = base_s.shape
     shares = np.zeros((replicas, copies))
     high = np.zeros(replicas)
-    for own in range(replicas):
+    for replica in range(replicas):
         low_s = np.inf
         most_s = 0.0
         for stage in range(stages):
-            most_s = max(most_s, cost_s[own, stage])
+            most_s = max(most_s, cost_s[replica, stage])
         for copy in range(copies):
-            low_s = min(low_s, base_s[own, copy].max())
+            low_s = min(low_s, base_s[replica, copy].max())
         high_s = low_s + most_s
         for _ in range(LEVEL_STEPS):
             middle_s = (low_s + high_s) / 2
-            if _taken(middle_s, base_s[own], cost_s[own], shares[own]) >= 1:
+            if _taken(middle_s, base_s[replica], cost_s[replica], shares[replica]) >= 1:
                 high_s = middle_s
             else:
                 low_s = middle_s
-        total = _taken(high_s, base_s[own], cost_s[own], shares[own])
+        total = _taken(high_s, base_s[replica], cost_s[replica], shares[replica])
         for copy in range(copies):
-            shares[own, copy] = shares[own, copy] / total if total > 0 else 1 / copies
-        high[own] = high_s
+            shares[replica, copy] = shares[replica, copy] / total if total > 0 else 1 / copies
+        high[replica] = high_s
     return shares, high
 
 

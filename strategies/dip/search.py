@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.actions import Wish, room_for
-from entrain_bench.balancing.groups import members_of
+from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import LN_2, log2
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.compiled import in_threads, njit
 
-from .segments import Segments
+from .segments import ChunkSegments
 
 # Weight of exploration for scores scaled to [0, 1].
 EXPLORATION = 0.2
@@ -213,7 +213,7 @@ def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
     return child == NONE and tree.num_children[node] == num_left
 
 
-def best_slots(segments: Segments, rounds: int, seconds: float | None = None) -> IntArray:
+def best_slots(segments: ChunkSegments, rounds: int, seconds: float | None = None) -> IntArray:
     """Slot of every action in the best believed order found, set by set ``[actions]``.
 
     A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that; ``rounds``
@@ -222,15 +222,18 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     started = perf_counter()
     num_sets = len(segments.num_groups)
     num_actions = len(segments.actions.lanes)
-    own = members_of(segments.lane_set[segments.actions.lanes], num_sets)
-    actions = [segments.actions.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
-    states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
+    set_actions = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
+    actions = [
+        segments.actions.of(members, np.flatnonzero(segments.lane_set == one))
+        for one, members in enumerate(set_actions)
+    ]
+    states = [room_for(set_list, count) for set_list, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
     trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
     # The same moves in every iteration: the same batch always gets the same order.
     rngs = [np.random.default_rng(one) for one in range(num_sets)]
-    labels = [(segments.group[each], segments.element[each], segments.rank[each]) for each in own]
-    places = [np.zeros(len(each), np.int64) for each in own]
+    labels = [(segments.group[members], segments.element[members], segments.rank[members]) for members in set_actions]
+    places = [np.zeros(len(members), np.int64) for members in set_actions]
 
     def search(num_rollouts: int) -> None:
         def search_one(one: int) -> None:
@@ -248,8 +251,8 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
                 break
             search(1)
     slot = np.zeros(num_actions, np.int64)
-    for each, place in zip(own, places, strict=True):
-        slot[each] = place
+    for members, place in zip(set_actions, places, strict=True):
+        slot[members] = place
     return slot
 
 
@@ -260,7 +263,7 @@ def search_set(  # type: ignore[no-untyped-def]
     """More rollouts of one set, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
 
     The place of its element in the proposed order is a segment's priority, then its rank in the group, which is below
-    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``Segments``).
+    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``ChunkSegments``).
     """
     group, element, rank = labels
     place = np.empty(len(tree.order), np.int64)

@@ -22,7 +22,7 @@ from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import Point
-from .space import Orchestration, SubProblem
+from .orchestrations import Orchestration, SubProblem
 
 type Solution = tuple[SubProblem, Point]
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
@@ -59,8 +59,8 @@ class DistTrainPlanner:
         samples = self._draw(profile)
         bound = job.request if self.requests_bind_encoder else LayoutRequest()
 
-        def rising_candidates(each: Profile) -> Iterator[Candidate]:
-            rising = candidates(Orchestration(each, samples, bound), self.rounded, self.count_step)
+        def rising_candidates(sized: Profile) -> Iterator[Candidate]:
+            rising = candidates(Orchestration(sized, samples, bound), self.rounded, self.count_step)
             first = next(rising, None)
             if first is None:
                 asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
@@ -75,7 +75,7 @@ class DistTrainPlanner:
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
-            samples = profile.draw(self.profile_samples)
+            samples = profile.samples.draw(self.profile_samples)
             if all(len(module.units(samples)) for module in profile.job.model.modules):
                 break
         return samples
@@ -93,7 +93,7 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
         seconds, number, reached = heappop(queue)
         if isinstance(reached, tuple):
             layout = space.place(*reached)
-            step_s = space.profile.step_s(layout) if count_step else 0.0
+            step_s = space.profile.programs.step_s(layout) if count_step else 0.0
             heappush(queue, (decisive(seconds + step_s), number, layout))
             continue
         if isinstance(reached, Layout):
@@ -113,7 +113,7 @@ def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> I
     """
     least_s = space.least_s(problems)
     yield decisive(float(least_s.min())), None
-    bound_s, optimum_s = (decisive(np.maximum(least_s, each)) for each in space.solve(problems))
+    bound_s, optimum_s = (decisive(np.maximum(least_s, bound)) for bound in space.solve(problems))
     yield float(bound_s.min()), None
     number = count()
     queue: list[tuple[float, int, SubProblem, Point | None]] = [
@@ -127,5 +127,5 @@ def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> I
         if point is not None:
             yield seconds, (problem, point)
             continue
-        for estimate, found in space.rounded(problem, keep):
-            heappush(queue, (estimate, next(number), problem, found))
+        for estimate, option in space.rounded(problem, keep):
+            heappush(queue, (estimate, next(number), problem, option))

@@ -36,7 +36,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from .costs import believed_costs, unit_costs
 
 
-class Order(NamedTuple):
+class PassOrder(NamedTuple):
     """A replica's passes in order.
 
     Attributes:
@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
 @njit()
 def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, most_in_flight):  # type: ignore[no-untyped-def]
-    """Passes of a replica in order (``Order``), for microbatches that enter in this order ``[places]``.
+    """Passes of a replica in order (``PassOrder``), for microbatches that enter in this order ``[places]``.
 
     A microbatch has believed seconds of forward and backward and keeps bytes in between ``[microbatches, stages]``. A
     stage has room for some bytes, one microbatch at least, and for so many microbatches between forward and backward
@@ -156,8 +156,8 @@ class DynaPipeScheduler(Recomputation):
             forward[replica, microbatches] = best.forward
             backward[replica, microbatches] = best.backward
         slots = []
-        for rows, last, own in zip(program.chunks, freed, behind, strict=True):
-            place = pipelines.num_stages - 1 - own
+        for rows, last, stages in zip(program.chunks, freed, behind, strict=True):
+            place = pipelines.num_stages - 1 - stages
             slots.append(
                 Slots(
                     forward[rows.replica[:, None], rows.microbatch[:, None], place],
@@ -166,21 +166,21 @@ class DynaPipeScheduler(Recomputation):
             )
         return self.within_memory(reorder(program, slots), profile)
 
-    def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, Order]:
+    def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
         """Microbatches in the order in which they enter a replica, and the order of their passes."""
         seconds = pipelines.forward_s[replica, :count] + pipelines.backward_s[replica, :count]
-        found: list[tuple[float, IntArray, Order]] = []
+        orders: list[tuple[float, IntArray, PassOrder]] = []
         in_order = np.arange(count)
         for microbatches in entries(seconds.max(axis=1), self.classes) if together else [in_order]:
             for order in self._orders(pipelines, replica, microbatches):
                 if np.all(order.peak_bytes <= pipelines.room_bytes[replica]):
-                    found.append((decisive(order.makespan_s), microbatches, order))
-        if not found:
+                    orders.append((decisive(order.makespan_s), microbatches, order))
+        if not orders:
             return in_order, pipelines.order(replica, in_order, pipelines.one_each)
-        _, microbatches, order = min(found, key=lambda each: each[0])
+        _, microbatches, order = min(orders, key=lambda entry: entry[0])
         return microbatches, order
 
-    def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[Order]:
+    def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[PassOrder]:
         """The schedules that are allowed, for microbatches that enter in this order."""
         if self.method != "cyclic":
             yield pipelines.order(replica, microbatches, pipelines.one_each)
@@ -217,7 +217,7 @@ class Pipelines:
 
     def order(
         self, replica: int, microbatches: IntArray, most_in_flight: IntArray | None = None, limited: bool = False
-    ) -> Order:
+    ) -> PassOrder:
         """A replica's cyclic schedule of microbatches that enter in this order, at most so many in flight a stage.
 
         ``limited``: forwards wait for memory.
@@ -225,8 +225,8 @@ class Pipelines:
         stages = self.num_stages
         flying = np.full(stages, len(microbatches) + 1) if most_in_flight is None else most_in_flight
         room = self.room_bytes[replica] if limited else np.full(stages, np.inf)
-        each = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
-        return Order(*cyclic_order(microbatches, *each, room, flying))
+        costs = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
+        return PassOrder(*cyclic_order(microbatches, *costs, room, flying))
 
 
 def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:
@@ -282,8 +282,8 @@ def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
     A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.
     """
     yield np.arange(len(seconds))
-    found = time_classes(seconds, classes)
-    members = [np.flatnonzero(found == one) for one in np.unique(found)]
+    starts = time_classes(seconds, classes)
+    members = [np.flatnonzero(starts == one) for one in np.unique(starts)]
     if len(members) > 1:
         for order in permutations(members):
             yield np.concatenate(order)

@@ -54,15 +54,15 @@ class DeferringAssigner:
                     f"strategy.assigner.base={type(self.base).__name__}: puts {module.name} items of sample {sample} "
                     "and the sample in different microbatches; deferral needs them in the same one"
                 )
-        _, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
+        _, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp)
         encoder = np.empty(len(shapes), np.int64)
         deferred = np.empty(len(shapes), np.int64)
         with each_replica_alone(placed.dp):
             for replica in range(placed.dp):
                 mine: IntArray = np.flatnonzero(llm.replica == replica)
-                places, own = np.unique(llm.microbatch[mine], return_inverse=True)
+                places, microbatch = np.unique(llm.microbatch[mine], return_inverse=True)
                 if len(places):
-                    encoder[mine], deferred[mine] = defer_pairwise(own, llm_s[mine], len(places), self.num_bins)
+                    encoder[mine], deferred[mine] = defer_pairwise(microbatch, llm_s[mine], len(places), self.num_bins)
         return same_microbatches(model, shapes, llm.replica, encoder, deferred)
 
     def draft(self) -> DeferringAssigner:

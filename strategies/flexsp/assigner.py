@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.grouping import Groups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import SequenceGroups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -19,7 +19,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .cutting import blasted
-from .groups import solved
+from .group_search import solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ class FlexibleGroups:
             )
         order = np.argsort(shapes.llm_tokens, kind="stable")
         least = int(np.ceil(decisive(float(bytes_.sum()) / (room * llm.dp))))
-        best: list[tuple[IntArray, Groups]] = []
+        best: list[tuple[IntArray, SequenceGroups]] = []
         best_s = np.inf
         count = least
         last = least + self.trials
         while count <= len(shapes) and (count < last or not best):
-            found = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
-            total_s = decisive(sum(groups.makespan_s for _, groups in found)) if found else np.inf
+            microbatches = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
+            total_s = decisive(sum(groups.makespan_s for _, groups in microbatches)) if microbatches else np.inf
             if total_s < best_s:
-                best = found
+                best = microbatches
                 best_s = total_s
             count += 1
         number, first, width = np.zeros((3, len(shapes)), np.int64)
@@ -97,17 +97,17 @@ class FlexibleGroups:
         widths: IntArray,
         num_ranks: int,
         room: float,
-    ) -> list[tuple[IntArray, Groups]]:
+    ) -> list[tuple[IntArray, SequenceGroups]]:
         """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
         microbatch = blasted(bytes_[order], count)
-        found = []
-        for each in range(int(microbatch.max()) + 1):
-            mine = order[microbatch == each]
+        group_lists = []
+        for number in range(int(microbatch.max()) + 1):
+            mine = order[microbatch == number]
             groups = grouped(seconds[:, mine], bytes_[mine], widths, num_ranks, room)
             if groups is None:
                 return []
-            found.append((mine, groups))
-        return found
+            group_lists.append((mine, groups))
+        return group_lists
 
 
 def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
@@ -122,8 +122,10 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
     bytes_ = np.zeros(len(shapes))
     for module, placed in zip(model.modules, layout.modules, strict=True):
         owner = module.owners(shapes, module.units(shapes))
-        own, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
+        unit_s, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
         for level, width in enumerate(widths.tolist()):
-            seconds[level] += np.bincount(owner, own[level] if module is model.llm else own[0] / width, len(shapes))
+            seconds[level] += np.bincount(
+                owner, unit_s[level] if module is model.llm else unit_s[0] / width, len(shapes)
+            )
         bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
     return seconds, bytes_

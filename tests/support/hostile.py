@@ -49,8 +49,8 @@ TARGETS = (
     "urllib.request.urlopen",
     "webbrowser.open",
     "yaml.unsafe_load",
-    "entrain_bench.run.workers.pickle.loads",
-    "entrain_bench.run.workers.subprocess.Popen",
+    "entrain_bench.run.parallel.pickle.loads",
+    "entrain_bench.base.files.subprocess.Popen",
     "entrain_bench.base.errors.sysconfig.os.system",
     "entrain_bench_workloads.trace.Path.touch",
     "evil_payload",
@@ -104,6 +104,8 @@ PLAIN_LINES = (
     "plan=EVIL",
     "plan=/dev/null",
 )
+# Hydra takes these; its folders are ignored, and its script for a shell is printed.
+HARMLESS = ("--multirun hydra.sweep.dir=OUTSIDE seed=0,1", "hydra.run.dir=OUTSIDE", "--shell-completion install=bash")
 WITH_URL = (
     "workload=trace workload.path='U'",
     "plan='U'",
@@ -242,8 +244,9 @@ def _filled(value: Any, random: Random, place: Place) -> Any:
 
 
 def _line(random: Random, place: Place, name: str) -> tuple[str, list[str], bool]:  # noqa: ARG001
-    text = _filled(random.choice(random.choice([LINES, LINES, PLAIN_LINES, WITH_URL])), random, place)
-    return text, text.split(" "), True
+    line = random.choice(random.choice([LINES, LINES, PLAIN_LINES, WITH_URL]))
+    text = _filled(line, random, place)
+    return text, text.split(" "), line not in HARMLESS
 
 
 def _changed(text: str, path: str, value: Any) -> Any:

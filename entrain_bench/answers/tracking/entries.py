@@ -19,12 +19,10 @@ import yaml
 
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides
-from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.posterior import KEY as DRAW
-from entrain_bench.answers.report.build import answer_page
-from entrain_bench.answers.report.page import html, markdown
-from entrain_bench.answers.sentences import answer_json, notices, run_notices, sample_notices, sentences
+from entrain_bench.answers.report.build import answer_report, html, markdown
+from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
 from entrain_bench.answers.tracking.pages import (
     ANSWER_PAGE,
     BASELINE_TAG,
@@ -39,10 +37,12 @@ from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.leaves import flatten
+from entrain_bench.records.metrics import TIME
 from entrain_bench.records.records import LABELS, Record, Results
 from entrain_bench.records.tables import table_of
 
-# Metrics of a run. With its speedup and ``BY_ITERATION`` these are 20; the table of the sweep has all.
+# Metrics of a run, before those of a folder of the user's. With speedup and ``BY_ITERATION`` these are 20; the table
+# of the sweep has all.
 SHOWN = (
     *(TIME, "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "bubble_ratio", "exposed_comm_s"),
     *("encoder_forward_std_ms", "llm_forward_std_ms", "peak_memory_bytes", "gap_to_lower_bound", "cluster_bound_s"),
@@ -136,10 +136,9 @@ def _cases(answer: Answer, results: Results, is_small: bool) -> Iterator[Entry]:
             runs = dict(sorted(result.group.runs.items()))
             name = " ".join(filter(None, (answer.variant(result.group), where)))
             paths = {f"records/seed_{seed}.json": results.record_path(one.key) for seed, one in runs.items()}
-            gains = {seed: gain for seed, gain in result.standing.gains.items() if gain is not None}
-            mean = result.standing.speedup.mean if result.standing.speedup else None
-            speedup = {} if mean is None else {speedup_name(answer.baseline): _with_mean(gains, mean)}
-            yield _entry(results, runs, name, where, speedup, paths if is_small else {})
+            mean = result.standing.speedup
+            gains = {speedup_name(answer.baseline): _with_mean(result.standing.gains, mean.mean)} if mean else {}
+            yield _entry(results, runs, name, where, gains, paths if is_small else {})
     drawn: dict[str, dict[int, Record]] = {}
     for record in answer.draws:
         drawn.setdefault(_shared_configuration(record, ("seed", DRAW)), {})[record.config[DRAW]] = record
@@ -161,7 +160,8 @@ def _entry(
     """Show records by step as one run; their configurations differ in the keys ``apart`` only."""
     records = [*runs.values()]
     done = {step: record for step, record in runs.items() if record.status == "ok"}
-    values = {name: {step: one.metrics[name] for step, one in done.items() if name in one.metrics} for name in SHOWN}
+    names = (*SHOWN, *dict.fromkeys(name for record in records for name in record.added))
+    values = {name: {step: one.metrics[name] for step, one in done.items() if name in one.metrics} for name in names}
     metrics = {name: _with_mean(found, _mean([*found.values()])) for name, found in values.items() if found}
     workload = json.dumps(records[0].config["workload"], sort_keys=True)
     return Entry(
@@ -295,8 +295,8 @@ def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[
     """
     root = str(results.root)
     standings = cache(partial(pictures.standings, answer)) if pictures else None
-    page = cache(lambda: answer_page(answer, root, standings and standings()))
-    values = {"sentences": sentences(answer), "cases": answer_json(answer, root)}
+    page = cache(lambda: answer_report(answer, root, standings and standings()))
+    values = {"sentences": sentences(answer), "cases": answer.case_dicts(root)}
     made: dict[str, Artifact] = {
         ANSWER_PAGE: lambda: html(page()).encode(),
         "answer.md": lambda: markdown(page()).encode(),

@@ -19,7 +19,7 @@ LEAST_SCORES = 4096.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PiecewiseLine:
     """A piecewise linear function that never falls: constant below the first knot, with the last slope above the last.
 
     Attributes:
@@ -67,10 +67,10 @@ def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
 
     Packs with equal tokens and equal scores cannot separate attention from products.
     """
-    groups = [scores[tokens == each] for each in np.unique(tokens)]
+    groups = [scores[tokens == count] for count in np.unique(tokens)]
     most = {float(group.max()) for group in groups if group.max() > group.min()}
     least = min(LEAST_SCORES, max(most, default=0.0))
-    return np.array([0.0, *sorted(each for each in most if each >= least)])
+    return np.array([0.0, *sorted(score for score in most if score >= least)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Curve:
         segment_s: seconds per sequence, or per window.
     """
 
-    products: Line
-    attention: Line | None = None
+    products: PiecewiseLine
+    attention: PiecewiseLine | None = None
     segment_s: float = 0.0
 
     def at(self, tokens: FloatArray, scores: FloatArray, segments: FloatArray) -> FloatArray:

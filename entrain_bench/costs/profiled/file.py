@@ -10,7 +10,7 @@ from typing import Any
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.costs.profiled.points import (
+from entrain_bench.costs.profiled.timed_points import (
     CollectivePoint,
     Constants,
     DeviceProfile,
@@ -108,7 +108,7 @@ def _parse(values: dict[str, Any], where: str) -> DeviceProfile:
         listed = values.get(name, [])
         if not isinstance(listed, list):
             raise UserError(f"{where}: {name}={listed}: must be a list")
-        points[name] = tuple(_point(cls, each, f"{where}: {name}[{index}]") for index, each in enumerate(listed))
+        points[name] = tuple(_point(cls, item, f"{where}: {name}[{index}]") for index, item in enumerate(listed))
     finished: bool = values.get("finished") is True
     return DeviceProfile(subject, constants, str(values["date"]), finished, **points)
 

@@ -16,7 +16,7 @@ import torch
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.profiled.file import read_profile, write_profile
-from entrain_bench.costs.profiled.points import Constants, DeviceProfile, Subject, module_values
+from entrain_bench.costs.profiled.timed_points import Constants, DeviceProfile, Subject, module_values
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.measuring.clock import Clock
@@ -167,11 +167,11 @@ def dtype_of(settings: ProfileSettings, device: torch.device) -> torch.dtype:
 
 def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]:
     """Numbers of ranks whose communication is measured; ``UserError`` for more than there are GPUs."""
-    found = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
+    most = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
     if settings.ranks is None:
-        return tuple(ranks for ranks in USUAL_RANKS if ranks <= found)
-    if device.type == "cuda" and max(settings.ranks, default=0) > found:
-        raise UserError(f"ranks={[*settings.ranks]}: must be at most the {found} GPUs of this machine")
+        return tuple(ranks for ranks in USUAL_RANKS if ranks <= most)
+    if device.type == "cuda" and max(settings.ranks, default=0) > most:
+        raise UserError(f"ranks={[*settings.ranks]}: must be at most the {most} GPUs of this machine")
     return settings.ranks
 
 

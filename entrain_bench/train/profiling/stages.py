@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.costs.profiled.points import StagePoint, StepPoint
+from entrain_bench.costs.profiled.timed_points import StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
@@ -216,8 +216,8 @@ class TargetStages:
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
             labelled = self.target.labelled(sum(lengths))
-            found = (passes[FORWARD], passes[BACKWARD], remade)
-            points.append(StagePoint(*key, *found, len(rows), labelled, self.target.cp))
+            seconds = (passes[FORWARD], passes[BACKWARD], remade)
+            points.append(StagePoint(*key, *seconds, len(rows), labelled, self.target.cp))
         return points
 
     @property

@@ -1,5 +1,6 @@
 """The store of a results folder shows what the records hold, once, by MLflow's own client."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def some_record(results: Results, strategy: str = "megatron", seed: int = 0, **c
     config = {**record.config, "strategy": own, "seed": seed, **changes.pop("config", {})}
     labels = {**record.labels, "strategy": strategy, "seed": seed, **changes.pop("labels", {})}
     metrics = {**record.metrics, "iteration_time_s": changes.pop("time_s", 1.0)}
-    key = f"{strategy}{seed}{changes}"
+    key = hashlib.sha256(f"{strategy}{seed}{changes}".encode()).hexdigest()[:16]
     return replace(record, **{"key": key, "metrics": metrics, "config": config, "labels": labels, **changes})
 
 

@@ -21,6 +21,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import split_evenly, unit_s
+from entrain_bench_strategies.dflop.plan_space import DflopDegrees, enumerate_degrees, pipeline_s, place_plan
 from entrain_bench_strategies.dflop.profiling import (
     BOTH_PASSES,
     DataShapes,
@@ -29,7 +30,6 @@ from entrain_bench_strategies.dflop.profiling import (
     layer_s,
     llm_cost,
 )
-from entrain_bench_strategies.dflop.space import DflopDegrees, enumerate_degrees, pipeline_s, place_plan
 from support.builders import (
     AV_MODEL,
     av_samples,
@@ -353,20 +353,6 @@ def test_belief_error_and_recomputation_change_the_estimates() -> None:
         ratio = unit_s(module, shapes, where, 4, wrong) / exact
         assert np.all(np.abs(ratio - 1) <= 0.2 + 1e-9)
         assert ratio.std() > 0.01
-
-
-def test_a_batch_without_items_is_assigned() -> None:
-    shapes = samples(*[(100, [])] * 16)
-    assignment = DflopAssigner().assign(shapes, layout_of(3, 2), profile_of(tiny_job(MODEL), shapes))
-    assert len(assignment.modules[0].replica) == 0
-
-
-@pytest.mark.wide
-def test_the_whole_strategy_plans_on_several_encoders() -> None:
-    model = tiny_model(encoder=2, llm=2, audio=1)
-    layout = dflop().plan(profile_of(tiny_job(model), SAMPLES))
-    np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
-    assert layout.num_ranks == 8
 
 
 def test_buckets_are_the_llms_whatever_the_encoders_dp() -> None:

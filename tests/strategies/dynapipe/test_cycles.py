@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import one_f_one_b, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner, DynaPipeScheduler
-from entrain_bench_strategies.dynapipe.scheduler import Order, _pipelines, cyclic_order, entries, time_classes
+from entrain_bench_strategies.dynapipe.scheduler import PassOrder, _pipelines, cyclic_order, entries, time_classes
 from support.builders import (
     chain_layout,
     durations,
@@ -40,17 +39,17 @@ FREE = 10**6
 
 def order_of(
     forward_s: FloatArray, backward_s: FloatArray, kept: FloatArray, room: FloatArray, flying: IntArray
-) -> Order:
-    return Order(*cyclic_order(np.arange(len(forward_s)), forward_s, backward_s, kept, room, flying))
+) -> PassOrder:
+    return PassOrder(*cyclic_order(np.arange(len(forward_s)), forward_s, backward_s, kept, room, flying))
 
 
-def unlimited(count: int, stages: int, flying: IntArray | None = None) -> Order:
+def unlimited(count: int, stages: int, flying: IntArray | None = None) -> PassOrder:
     ones = np.ones((count, stages))
     most = np.full(stages, FREE) if flying is None else flying
     return order_of(ones, 2 * ones, ones, np.full(stages, np.inf), most)
 
 
-def lane(order: Order, stage: int) -> str:
+def lane(order: PassOrder, stage: int) -> str:
     steps = {int(slot): f"F{place}" for place, slot in enumerate(order.forward[:, stage])}
     steps |= {int(slot): f"B{place}" for place, slot in enumerate(order.backward[:, stage])}
     return " ".join(steps[slot] for slot in range(len(steps)))
@@ -186,16 +185,3 @@ def test_deferred_samples_keep_their_order() -> None:
     assert makespan(program, end) > 0
     forwards = [step for step in passes(program, 0) if " F" in step]
     assert forwards == [f"vision F{m}" for m in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "gpipe"}, r"strategy\.scheduler\.method=gpipe: unknown"),
-        ({"classes": 6}, r"strategy\.scheduler\.classes=6: must be at least 1, at most 5"),
-        ({"memory": "all"}, r"strategy\.scheduler\.memory=all: unknown"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DynaPipeScheduler(**options)  # type: ignore[arg-type]

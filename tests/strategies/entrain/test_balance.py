@@ -191,7 +191,7 @@ def test_deferral_evens_out_llm_work_of_a_skewed_batch() -> None:
     spread_of = {}
     for defer in (False, True):
         _, _, llm, profile = assigned(shapes, 1, 16, defer)
-        _, llm_s = profile.estimate_samples(shapes, 1, 1)
+        _, llm_s = profile.estimates.samples(shapes, 1, 1)
         spread_of[defer] = np.bincount(llm, weights=llm_s)
     assert spread_of[True].max() < spread_of[False].max()
     assert spread_of[True].std() < spread_of[False].std()
@@ -212,13 +212,6 @@ def test_equal_samples_fill_equal_microbatches() -> None:
     assert np.array_equal(encoder, llm)
     for r in range(2):
         assert np.bincount(llm[replica == r]).tolist() == [3] * 4
-
-
-def test_one_microbatch_a_replica() -> None:
-    shapes = random_samples(np.random.default_rng(2), 6)
-    _, encoder, llm, _ = assigned(shapes, 2, 1)
-    assert set(llm.tolist()) == {0}
-    assert set(encoder.tolist()) <= {0, -1}
 
 
 @pytest.mark.parametrize("num_bins", [1, 2**20 + 1, 2**63])

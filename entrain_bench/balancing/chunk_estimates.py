@@ -1,0 +1,176 @@
+"""Believed seconds of chunks on stages, from the profile's estimates of units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arithmetic import matmul
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+
+def covered_layer_s(
+    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
+) -> FloatArray:
+    """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
+    if placed.widths:
+        return estimate_by_group(
+            placed, chunks, lambda group: (covered_layer_s(module, group, shapes, chunks, profile),)
+        )[0]
+    forward, _ = stages_s(module, placed, shapes, chunks, profile)
+    counts = module.kind_counts(placed.layers_per_stage)
+    kinds = _kinds_s(module, placed, shapes, profile)
+    covered = counts * [kind.remade_share for kind in module.kinds]
+    number = np.maximum(covered_per_stage(module, placed.layers_per_stage), 1)
+    return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
+
+
+def estimate_by_group(
+    placed: ModuleLayout, chunks: Chunks, values: Callable[[ModuleLayout], tuple[FloatArray, ...]]
+) -> tuple[FloatArray, ...]:
+    """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
+    used, place = np.unique(placed.degree_of_copy[chunks.replica], return_inverse=True)
+    # Of a layout's degrees most have no chunk; without any chunk one says how many stages there are.
+    by_degree = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
+    return tuple(
+        np.asarray(np.stack(columns)[place, np.arange(len(chunks))]) for columns in zip(*by_degree, strict=True)
+    )
+
+
+def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
+    """Estimated forward seconds of a layer of each kind for a unit of mean length ``[kinds]``."""
+
+    def made() -> FloatArray:
+        units = module.units(shapes)
+        mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
+        return np.maximum(matmul(profile.layers.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+
+    return profile.estimates.remember(shapes, ("kinds", module.name, placed.tp, placed.cp), made)
+
+
+def stages_s(
+    module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
+) -> tuple[FloatArray, FloatArray]:
+    """Estimated forward seconds ``[chunks, stages]``, and the share of a full backward's products that is needed.
+
+    A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
+
+    Returns:
+        Seconds, and the share of each stage ``[stages]``.
+    """
+    units = module.units(shapes)
+    seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
+    seconds[units] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+    kinds = _kinds_s(module, placed, shapes, profile)
+    stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
+    forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
+    kept = kinds * np.array([kind.backward_share for kind in module.kinds])
+    return forward, matmul(module.kind_counts(placed.layers_per_stage), kept) / stages
+
+
+def packed_units_s(
+    module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile, split: bool = False
+) -> FloatArray:
+    """Estimate the time that each unit of a module adds to a packed chunk's forward and backward, by kind of layer.
+
+    Returns:
+        Seconds ``[2, units, kinds]``, with the error of the profile's estimates; ``[3, ...]`` with the weight pass of
+        a ``split`` backward.
+    """
+
+    def made() -> FloatArray:
+        added = profile.layers.pack_times(module, tp, cp, split).of(module.lengths(shapes, module.units(shapes)))
+        return np.asarray(added * profile.estimates.error_factor(module, shapes)[:, None])
+
+    return profile.estimates.remember(shapes, ("packed", module.name, tp, cp, split), made)
+
+
+def packed_chunks_s(
+    module: ModuleSpec,
+    placed: ModuleLayout,
+    shapes: SampleShapes,
+    chunks: Chunks,
+    profile: Profile,
+    remade: IntArray | None = None,
+    split: bool = False,
+) -> tuple[FloatArray, ...]:
+    """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
+
+    A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
+    forward of layers that are recomputed, or the share of it that its products are. ``remade`` are the layers of each
+    stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With ``split`` the weight passes
+    come third.
+    """
+    if placed.widths:
+        return estimate_by_group(
+            placed, chunks, lambda group: packed_chunks_s(module, group, shapes, chunks, profile, remade, split)
+        )
+    times = profile.layers.pack_times(module, placed.tp, placed.cp, split)
+    seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
+    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)
+    sums = np.stack(
+        [
+            np.stack([sum_rows(chunks.offsets, kind) for kind in added_s[chunks.members].T], axis=1)
+            for added_s in seconds
+        ]
+    )
+    forward, backward, *weights = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
+    counts = module.kind_counts(placed.layers_per_stage)
+    needed = np.array([kind.remade_share for kind in module.kinds], np.float64)
+    again = counts * needed * placed.recompute
+    stages = [matmul(kinds_s, counts.T) for kinds_s in (forward, backward, *weights)]
+    stages[1] += matmul(forward, again.T)
+    if remade is not None and not placed.recompute:
+        kinds = remade_kinds(module, placed.layers_per_stage, remade) * needed
+        stages[1] += (forward[:, None] * kinds).sum(axis=2)
+    return tuple(stages)
+
+
+def packed_durations(
+    program: Program, profile: Profile, chunks_s: Callable[..., tuple[FloatArray, ...]] = packed_chunks_s
+) -> FloatArray:
+    """Estimated seconds of every pass of a program by ``chunks_s`` ``[first_action[-1]]``."""
+    duration = np.zeros(int(program.first_action[-1]))
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        remade = program.remade[index] if program.remade else None
+        split = {"split": True} if program.splits_backward(index) else {}
+        passes = chunks_s(module, placed, program.shapes, program.chunks[index], profile, remade, **split)
+        for span, seconds in zip(program.spans(index), passes, strict=False):
+            duration[span] = seconds.ravel()
+    return duration
+
+
+def packed_iteration_s(program: Program, profile: Profile) -> float:
+    """Estimated seconds of a program: its passes by ``packed_durations``, with all else that they do not hide."""
+    duration = np.zeros(program.num_actions)
+    duration[: program.first_action[-1]] = packed_durations(program, profile)
+    return profile.programs.iteration_s(program, duration)
+
+
+def sync_after_s(program: Program, profile: Profile) -> FloatArray:
+    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``.
+
+    Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
+    follow a rank's last action.
+    """
+    layout = program.layout
+    after = np.zeros(int(program.first_action[-1]))
+    exposed = [step.sync_s for step in profile.programs.exposed_steps(layout)]
+    if not profile.job.framework.overlap_grad_reduce:
+        lanes_s = layout.lane_sums(exposed)
+        exposed = [
+            np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1]).reshape(-1, blocks.num_stages).max(axis=0)
+            for blocks in layout.blocks
+        ]
+    for index, seconds in enumerate(exposed):
+        for actions in (program.forward_actions(index), program.backward_actions(index)):
+            after[actions] = seconds
+    return after
