@@ -42,7 +42,7 @@ def processes_with(mark: str) -> set[int]:
 
 
 def orphans(mark: str, known: set[int]) -> set[int]:
-    """Of the processes of a sweep those that run."""
+    """Running processes of a sweep."""
     return processes_with(mark) | {pid for pid in known if runs(pid)}
 
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.compose import HYDRA, Composer, check_hydra_key
+from entrain_bench.config.compose import HYDRA, IGNORED, Composer, check_hydra_key
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.grammar import NoKeys, Request
 from entrain_bench.config.line import MULTIRUN, OF_COMPLETION
@@ -47,6 +47,7 @@ def run_hydra(request: Request[NoKeys]) -> int:
     # Hydra cannot delete a key that every run has: it is the default's.
     deleted = {parse(text).key_or_group for text in overrides if parse(text).type is OverrideType.DEL} & PLAIN_KEYS
     texts = [text for text in overrides if parse(text).key_or_group not in deleted]
+    texts = [text for text in texts if not text.lstrip("+~").startswith(IGNORED)]
     if not {*request.hydra} & {*OF_NO_RUN}:
         shared = [text for text in texts if not parse(text).is_sweep_override()]
         Composer(request.config_dir).run(shared if request.multirun else texts)

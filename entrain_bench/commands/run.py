@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.compose import Composer, Sweep
+from entrain_bench.config.compose import IGNORED, Composer, Sweep
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
@@ -23,14 +23,12 @@ from entrain_bench.run.added import with_added_metrics
 from entrain_bench.run.cells import Done, is_beside, run_cells, run_one
 
 EXIT_FAILED = 1
-# Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
-# are composed once and cannot take each other down. Ray's is ours alone.
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
-RAY = "entrain_bench.run.parallel.RayCluster"
+# Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other
+# down: basic in this process, joblib in processes of this machine, ray in a cluster.
+BASIC = "basic"
+JOBLIB = "joblib"
+RAY = "ray"
 LAUNCHING = ("hydra/", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
-# Keys of Hydra that say where it writes, and how it names and logs.
-IGNORED = ("hydra.sweep.", "hydra.run.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
 VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
 
@@ -113,7 +111,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 watch.finished += 1
                 continue
             keys[cell.key] = " ".join(cell.overrides)
-            # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
+            # A sweep keeps the timelines of one job: MLflow shows its ranks.
             yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:

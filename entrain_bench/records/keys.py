@@ -54,7 +54,7 @@ class Identifier:
 
 @lru_cache(maxsize=256)
 def _group(text: str) -> tuple[str, frozenset[str]]:
-    """What decides in a group's JSON, and the targets of the group."""
+    """Return the decisive values of a group's JSON, and the targets of the group."""
     node = json.loads(text)
     return json.dumps(_decisive(node), sort_keys=True), frozenset(targets_of(node))
 

@@ -45,9 +45,9 @@ MAX_KEPT_ACTIONS = 200_000
 MAX_JOBS = 2
 # Batches that a job remembers: those of a usual run.
 MAX_BATCHES = 8
-# Of these, what only planning sees.
+# Keys that only planning sees; they are among the following.
 PLANNING_KEYS = frozenset({"tuning", "tuning_budget", "planning_seed"})
-# What of a configuration is a strategy's, or how a run is executed.
+# Keys of a configuration that are a strategy's, or say how a run is executed.
 OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bias", *PLANNING_KEYS})
 
 

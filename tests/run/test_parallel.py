@@ -61,10 +61,10 @@ def test_a_process_that_is_killed_from_outside_costs_its_task_if_it_has_one(idle
 
 def test_a_process_works_where_its_task_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [*run_parallel(double, [1], 1)]
-    (tmp_path / "their_module.py").write_text("import os\nclass Mine:\n    pass\ndef here(_): return os.getcwd()\n")
+    (tmp_path / "module_of_a_task.py").write_text("import os\nclass Mine:\n    pass\ndef here(_): return os.getcwd()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("their_module")
+    module = importlib.import_module("module_of_a_task")
     assert [result for _, result in run_parallel(module.here, [module.Mine()], 1)] == [str(tmp_path)]
 
 
@@ -90,7 +90,7 @@ def test_processes_end_with_the_one_that_started_them(number: signal.Signals) ->
     command = [sys.executable, "-c", PARENT.format(job="wait_forever")]
     parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
     assert eventually(lambda: len(workers_of(parent.pid)) == 2)
-    # As a terminal does it.
+    # A terminal does the same.
     workers = workers_of(parent.pid)
     for process in (*workers, parent.pid) if number is signal.SIGINT else (parent.pid,):
         os.kill(process, number)

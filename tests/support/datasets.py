@@ -120,7 +120,7 @@ def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Pat
 
 
 def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Scanned]]:
-    """As ``run_parallel``, in this process."""
+    """Run tasks like ``run_parallel``, in this process."""
     return ((job, scan_shard(job)) for job in jobs)
 
 

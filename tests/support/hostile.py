@@ -90,8 +90,8 @@ PLAIN_LINES = (
     "hydra.searchpath=['pkg://evil_payload'] strategy=evil",
     "--multirun hydra.searchpath=['pkg://evil_payload'] seed=0,1",
     "hydra/job_logging=../../EVIL",
-    "hydra.run.dir=OUTSIDE",
-    "--multirun hydra.sweep.dir=OUTSIDE seed=0,1",
+    "--multirun hydra/sweeper=basic hydra.sweeper._target_=T seed=0,1",
+    "--multirun +hydra.sweeper.x={_target_:T} seed=0,1",
     "strategy=evil",
     "strategy=EVIL/strategy/evil",
     "strategy=../../../../../../../..EVIL/strategy/evil",
@@ -100,12 +100,10 @@ PLAIN_LINES = (
     "+strategy.planner={_target_:evil_strategy.Planner}",
     "+workload.text={_partial_:true}",
     "+workload.text={_convert_:all,_recursive_:false}",
-    "--shell-completion install=bash",
+    "--shell-completion install=T",
     "plan=EVIL",
     "plan=/dev/null",
 )
-# Hydra takes these; its folders are ignored, and its script for a shell is printed.
-HARMLESS = ("--multirun hydra.sweep.dir=OUTSIDE seed=0,1", "hydra.run.dir=OUTSIDE", "--shell-completion install=bash")
 WITH_URL = (
     "workload=trace workload.path='U'",
     "plan='U'",
@@ -244,9 +242,8 @@ def _filled(value: Any, random: Random, place: Place) -> Any:
 
 
 def _line(random: Random, place: Place, name: str) -> tuple[str, list[str], bool]:  # noqa: ARG001
-    line = random.choice(random.choice([LINES, LINES, PLAIN_LINES, WITH_URL]))
-    text = _filled(line, random, place)
-    return text, text.split(" "), line not in HARMLESS
+    text = _filled(random.choice(random.choice([LINES, LINES, PLAIN_LINES, WITH_URL])), random, place)
+    return text, text.split(" "), True
 
 
 def _changed(text: str, path: str, value: Any) -> Any:

@@ -27,7 +27,7 @@ KEYS = (
     *("value", "unit", "where"),
 )
 NEEDED = ("claim", "paper", "measure", "setting", "of")
-# What a claim without cells states itself, and a claim with cells takes from them.
+# Keys that a claim without cells states, and a claim with cells takes from them.
 OF_CELLS = ("value", "unit", "where")
 # Units of numbers that are metrics unchanged.
 COUNTED = ("stages", "GPUs", "GPU days", "TFLOPS")

@@ -17,7 +17,7 @@ from entrain_bench.run.parallel import end_with_parent
 from entrain_bench.train.launching.failures import show_life, write_failure
 from entrain_bench.train.settings import TrainSettings
 
-# What a rank does; it is told whom to report a finished step.
+# Job of a rank; its argument reports a finished step.
 type RankJob = Callable[[Callable[[int], None]], Any]
 
 
