@@ -12,7 +12,6 @@ import entrain_bench
 import entrain_bench_strategies
 import entrain_bench_workloads
 from entrain_bench.base.errors import UserError
-from entrain_bench.base.store import Store
 from entrain_bench.config.tree import choices
 from entrain_bench.records import code
 from entrain_bench.records.cells import Cell
@@ -43,21 +42,17 @@ class Tree:
 
     def versions(self, cells: dict[str, Cell]) -> dict[str, str]:
         # A process reads its own modules once.
-        code._own.clear()
-        store = Store("test", "x")
-        found = {
+        code._read_own_module.cache_clear()
+        return {
             name: hash_of(
                 import_closure(
                     {DRIVER, *(target.rpartition(".")[0] for target in targets_of(cell.config.content()))},
                     self.roots,
-                    store,
                     decides_timeline,
                 )
             )
             for name, cell in cells.items()
         }
-        store.save()
-        return found
 
     def change(self, file: str, old: str, new: str) -> None:
         package, _, inner = file.partition("/")
@@ -160,7 +155,7 @@ def version_of(folder: Path, **files: str) -> str:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
     roots = {path.stem: path for path in folder.iterdir()}
-    return hash_of(import_closure({"mine"}, roots, Store("test", "x")))
+    return hash_of(import_closure({"mine"}, roots))
 
 
 @pytest.mark.parametrize(
