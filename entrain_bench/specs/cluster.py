@@ -1,9 +1,9 @@
-"""Clusters: devices, links between them, and where every constant comes from."""
+"""Clusters: devices and the links between them. ``experiments/cluster/sources.csv`` says where constants come from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,6 @@ class ClusterSpec:
     gpus_per_node: int
     device: DeviceSpec
     tiers: tuple[LinkTier, ...]
-    sources: Mapping[str, str]
 
     @property
     def num_ranks(self) -> int:
@@ -228,12 +227,11 @@ class ClusterSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
-        """Parse a cluster YAML; ``UserError`` for wrong values and for a constant without a source."""
+        """Parse a cluster YAML; ``UserError`` for wrong values. A key ``sources`` may say where constants are from."""
+        config = {key: value for key, value in config.items() if key != "sources"}
         check_keys(cls, config, "cluster")
         if not isinstance(config["tiers"], list):
             raise UserError(f"cluster.tiers={config['tiers']}: must be a list")
-        for key in ("device", "sources"):
-            check_mapping(config[key], f"cluster.{key}")
         device = parse(DeviceSpec, config["device"], "cluster.device")
         size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
         nodes = size.num_nodes
@@ -256,14 +254,11 @@ class ClusterSpec:
         require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {nodes * width} ranks")
         if device.attention_kernel not in ATTENTION_KERNELS:
             raise unknown_choice("cluster.device.attention_kernel", device.attention_kernel, ATTENTION_KERNELS)
-        sources = {str(key): str(value) for key, value in config["sources"].items()}
         for spec, prefix in [(device, "device")] + [(tier, f"tiers.{tier.name}") for tier in tiers]:
             for field in fields(spec):
                 value = getattr(spec, field.name)
-                if isinstance(value, str):
-                    continue
-                if field.default is not MISSING and value == field.default:
-                    # The effect is off.
+                # An effect at its default is off.
+                if isinstance(value, str) or value == field.default:
                     continue
                 if field.name in SIZES or field.default == 0:
                     require(value >= 0, f"cluster.{prefix}.{field.name}", value, "0 or more (0: no matter how small)")
@@ -271,9 +266,7 @@ class ClusterSpec:
                     require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
                 if field.name.endswith(("efficiency", "fraction", "overlap_cost")):
                     require(value <= 1, f"cluster.{prefix}.{field.name}", value, "in (0, 1]")
-                if field.name != "num_ranks" and f"{prefix}.{field.name}" not in sources:
-                    raise UserError(f"cluster.sources.{prefix}.{field.name}: missing; say where the constant is from")
-        return cls(str(config["name"]), nodes, width, device, tiers, sources)
+        return cls(str(config["name"]), nodes, width, device, tiers)
 
 
 @dataclass(frozen=True, slots=True)
