@@ -11,9 +11,9 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train import device as device_module
-from entrain_bench.train.connections import VARIABLE, check_connections, connections_unless_given
 from entrain_bench.train.launching import launch
 from entrain_bench.train.launching.launch import environment_of_ranks
+from entrain_bench.train.settings import VARIABLE, check_connections, connections_unless_given
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.runs import DISJOINT, SETTING
 

@@ -1,8 +1,7 @@
 """One rank's plan of an iteration: its actions in order, with the messages that each receives and sends.
 
-Everything is derived from the program, so both ends of a message know its size and its place in the sender's order, and
-nothing is negotiated. Chunks may feed any number of chunks on any ranks (deferral, different DP per module), which
-megatron-core's bridge communicators cannot express: they pair one contiguous batch with one contiguous batch.
+Both ends derive a message from the program; nothing is negotiated. Chunks may feed any chunks on any ranks, which
+megatron-core's bridge communicators cannot express.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ Rows = slice | IntArray | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """A tensor that one action hands to another, on one pair of ranks.
-
-    The rows, of ``width`` elements, are those of the producer's output and of the consumer's input; sender and receiver
-    are equal if the tensor stays where it is.
-    """
+    """A tensor of rows of ``width`` elements from one action to another; it may stay on its rank."""
 
     source: int
     target: int
@@ -73,9 +68,8 @@ class Start:
 class Step:
     """One action of a rank, with its messages and what its rank begins before it.
 
-    It ``ends_gradients`` if no later pass of this rank adds to those of its stage, and ``closes`` them if none of
-    another replica does: their sum begins in this pass. ``starts`` are gathers of weights before the first use on any
-    rank (``align_param_gather``: before all actions), and sums of gradients whose last pass is another rank's.
+    ``ends_gradients``: this rank's last pass that adds to the stage's gradients; ``closes``: the last of all replicas,
+    which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes.
     """
 
     action: int
@@ -113,10 +107,7 @@ class EmptyPass:
 def plan_rank(
     program: Program, rank: int, framework: FrameworkOptions = DEFAULTS, order: IntArray | None = None
 ) -> RankPlan:
-    """The rank's actions in the program's order, with all messages that leave or reach it.
-
-    ``order`` is one of all actions ``[actions]``, equal on all ranks; None: that in which all take the same time.
-    """
+    """The rank's actions in the program's order, with all its messages; ``order`` of actions is equal on all ranks."""
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program) if order is None else order
     # In the order of all messages: that of the actions that send them, then of their targets.
@@ -126,8 +117,6 @@ def plan_rank(
 
 
 class _RankMessages:
-    """Derives the messages of one rank's actions."""
-
     def __init__(self, program: Program, rank: int, framework: FrameworkOptions) -> None:
         self.program = program
         self.rank = rank
@@ -176,7 +165,7 @@ class _RankMessages:
         )
 
     def _collectives(self, order: IntArray) -> tuple[set[int], dict[int, list[Start]]]:
-        """This rank's actions that are the last for the gradients of a stage; what it begins, by its next action."""
+        """Actions of this rank that close a stage's gradients, and collectives it begins, by the next action."""
         program = self.program
         places = order[self.actions]
         closing = set()
@@ -207,7 +196,6 @@ class _RankMessages:
         return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
 
     def _messages(self, source: int, target: int) -> Iterable[Message]:
-        """The messages of one dependency: one for each receiving rank."""
         from_ranks = self._block(source)
         to_ranks = self._block(target)
         model = self.program.model
@@ -228,7 +216,6 @@ class _RankMessages:
         return block_of(program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of a chunk on each rank: CP cuts samples or packs, TP with sequence parallelism what is left."""
         program = self.program
         module = int(program.module[action])
         spec = program.model.modules[module]
@@ -269,7 +256,6 @@ class _RankMessages:
 
 
 def _named(places: IntArray, total: int) -> Rows:
-    """Places among ``total`` rows, as a slice if they are consecutive."""
     first = int(places[0])
     count = len(places)
     if not np.array_equal(places, np.arange(first, first + count)):

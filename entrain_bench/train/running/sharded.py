@@ -1,8 +1,6 @@
 """A stage whose weights are sharded over data and context parallel ranks: torch's FSDP2, layer by layer.
 
-Losses are divided by the batch's predicted tokens before backward, so gradients are summed, never averaged. Every pass
-is a collective: a replica that has no chunk of its own in a pass runs an empty one in its stead (``empty_pass``), which
-adds nothing to any gradient.
+Every pass is a collective: a replica without a chunk in a pass runs an empty one (``empty_pass``), which adds nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ShardedStage:
-    """A stage under FSDP2 and its optimizer, which steps this rank's part of every parameter.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``, if any.
-    """
+    """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``."""
 
     stage: Stage
     optimizer: torch.optim.AdamW
@@ -132,11 +127,7 @@ class ShardedStage:
 def shard_stage(
     stage: Stage, groups: StageGroups, settings: OptimizerSettings, widths: Mapping[int, StageGroups] | None = None
 ) -> ShardedStage:
-    """Shard a stage over its data and context parallel ranks, each of its layers by itself; collective over them.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``. A tied embedding stays with the
-    root, whose weights are whole from a forward to the end of its backward.
-    """
+    """Shard a stage layer by layer; collective over its replicas. A tied embedding stays with the root."""
     notes: dict[str, dict[str, Any]] = {
         name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}
         for name, parameter in stage.named_parameters()

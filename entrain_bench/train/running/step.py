@@ -1,7 +1,7 @@
 """Learning parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, an Adam step.
 
-The buffers, the reduction, the (distributed) optimizer and the clipping are megatron-core's. Losses are divided by the
-batch's predicted tokens before backward, so gradients are summed, never averaged.
+Buffers, reduction, optimizer and clipping are megatron-core's. Losses are divided by the batch's predicted tokens
+before backward, so gradients are summed, never averaged.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a parameter that a rank's optimizer updates.
+    """The part of a parameter that a rank's optimizer updates and knows by ``owner``.
 
-    ``value`` is consecutive numbers of the parameter, in fp32 if it learns, from ``start`` of this rank's shard; the
-    optimizer knows them by ``owner``, and has ``states`` of those that learn.
+    ``value`` is consecutive numbers, in fp32 if it learns, from ``start`` of this rank's shard.
     """
 
     value: torch.Tensor
@@ -57,11 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStage:
-    """A stage with its gradient buffers and its optimizer.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``, if any; ``sliced`` is what those
-    of a wider TP compute with, by TP.
-    """
+    """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP."""
 
     stage: Stage
     buffers: DistributedDataParallel
@@ -86,16 +81,12 @@ class TrainedStage:
         return sliced.stage if sliced else self.stage
 
     def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients.
-
-        ``last``: it is this rank's last pass of the iteration that does. ``closes``: it is the last of all replicas,
-        and sends gradients off, bucket by bucket.
-        """
+        """Add to the stage's gradients; ``last`` and ``closes`` as ``ends_gradients`` and ``closes`` of ``Step``."""
         with self._sending(last=last, closes=closes):
             torch.autograd.backward([output], [gradient])
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients what a split backward has left; ``last`` and ``closes`` as in ``backward``."""
+        """Add to the stage's gradients what a split backward has left."""
         with self._sending(last=last, closes=closes):
             left.run()
 
@@ -138,8 +129,7 @@ class TrainedStage:
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
 
-        Then those of a tied embedding over its two copies, as megatron-core does it. Ranks in ``tied`` hold them; if
-        both are on this rank, ``first_copy`` is the first, and this stage, the last to synchronise, has the second.
+        Then those of a tied embedding over its copies: on ranks ``tied``, or ``first_copy`` on this one.
         """
         self.start_sums()
         self.buffers.finish_grad_sync()
@@ -200,10 +190,7 @@ def train_stage(
     settings: OptimizerSettings,
     widths: Mapping[int, StageGroups] | None = None,
 ) -> TrainedStage:
-    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``.
-    """
+    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
         setattr(collection, name, groups.dp_cp)

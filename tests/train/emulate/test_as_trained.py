@@ -24,15 +24,15 @@ from entrain_bench.lab.fidelity.programs import COMMON, IMAGE, first_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.emulate.bench import Bench
-from entrain_bench.train.emulate.emulator import lane_orders, stage_shapes
+from entrain_bench.train.emulate.work import lane_orders, stage_shapes
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling import sampling
 from entrain_bench.train.profiling.recorder import ProfileRecorder
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.groups import GroupMaker
+from entrain_bench.train.running.runtime import build_runtime
 
 # TP, CP and PP of each layout.
 LAYOUTS = {"pp2": (1, 1, 2), "tp2": (2, 1, 1), "cp2": (1, 2, 1), "cp4": (1, 4, 1), "tp2_cp2": (2, 2, 1)}

@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.program.layout import layout_from_json, layout_to_json
-from entrain_bench.train.messages.wire import program_from_bytes, program_to_bytes
+from entrain_bench.train.messages.control import program_from_bytes, program_to_bytes
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, MODEL, programs
 

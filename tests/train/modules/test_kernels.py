@@ -186,10 +186,10 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Packages by torch's names; nothing of them is left behind."""
     registered: dict[str, Any] = {}
     monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", registered)
-    kernels._errors.cache_clear()
+    kernels._error.cache_clear()
     yield registered
     torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
-    kernels._errors.cache_clear()
+    kernels._error.cache_clear()
 
 
 def models() -> tuple[Any, ...]:

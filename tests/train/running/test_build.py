@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.runtime import build_runtime
 from support.train.handover import config_from_json
 from support.train.ranks import RankError, run_ranks
 from support.train.runs import CPU, DISJOINT, build_here, configuration

@@ -14,11 +14,9 @@ from PIL import Image
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench.train.features.pictures import PatchRules, write_patches
-from entrain_bench.train.features.sounds import write_windows
+from entrain_bench.train.features import PatchRules, write_patches, write_windows
 from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
-from entrain_bench.train.running.content import MadeUp, check_input, content_of
-from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.data import MadeUp, SampleData, check_input, content_of
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.tar import TarSource
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar

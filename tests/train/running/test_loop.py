@@ -24,10 +24,9 @@ from entrain_bench.train.modules.attention import AttentionKernel
 from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.feed import WorkFeed
-from entrain_bench.train.settings import P2P_GROUPS
+from entrain_bench.train.running.loop import WorkFeed
+from entrain_bench.train.running.runtime import build_runtime
 from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, train_here
@@ -108,19 +107,6 @@ def test_out_of_memory_names_the_action_and_its_bytes() -> None:
     (line,) = run_ranks(_out_of_memory, 1, configuration(*ONE_RANK))
     assert line.startswith("memory: rank 0 ran out of memory at forward of llm microbatch 0 on stage 0 of replica 0")
     assert "predicted need: 0." in line
-
-
-def _losses(_: int, configs: list[str]) -> list[list[float]]:
-    prepare_platform()
-    return [[row["loss"] for row in train_here(config)] for config in configs]
-
-
-@pytest.mark.wide
-def test_messages_in_one_group_give_the_same_losses() -> None:
-    configs = [configuration(*DISJOINT, "iterations=2", f"harness.p2p_groups={name}") for name in P2P_GROUPS]
-    apart, together = run_ranks(_losses, 4, configs)[0]
-    assert apart == together
-    assert len(set(apart)) == 2
 
 
 def _execution(_: int, config: str) -> tuple[dict[str, str], tuple[str, ...]]:

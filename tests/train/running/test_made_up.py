@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from entrain_bench.train.running import data as data_module
-from entrain_bench.train.running.content import row_keys
-from entrain_bench.train.running.data import made_up_features
+from entrain_bench.train.running.data import made_up_features, row_keys
 
 WIDTH = 1176
 

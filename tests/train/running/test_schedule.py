@@ -22,7 +22,7 @@ from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.metrics import merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.runtime import build_runtime
 from entrain_bench.train.settings import TrainSettings
 from support.train.ranks import run_ranks
 

@@ -11,8 +11,7 @@ import torch
 
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running.content import MadeUp
-from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.data import MadeUp, SampleData
 from entrain_bench.train.weights import Checkpoint
 from support.train.handover import config_from_json
 from support.train.published_tiny import TinyPublished
