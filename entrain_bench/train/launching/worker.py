@@ -15,12 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.elastic.multiprocessing.errors import record
+
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.parallel import end_with_parent
-from entrain_bench.train.messages.control import Failure
+from entrain_bench.train.messages.control import Failure, named_wait
 from entrain_bench.train.settings import TrainSettings
 
 # Job of a rank; its argument reports a finished step.
@@ -41,9 +44,6 @@ def run_rank(work: Path, rank: int, job: RankJob) -> Any:
                 file.write(b".")
 
     try:
-        # A failing import is a failure of the rank, too.
-        import torch
-
         # A process that was forked has the number of threads of its server.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].split(",")[0]))
         return job(report)
@@ -57,7 +57,7 @@ def run_rank(work: Path, rank: int, job: RankJob) -> Any:
 
 def train_rank(report: Callable[[int], None], config: RunConfig, timeout_s: float) -> RunResult | None:
     """Train; rank 0 returns the result, the others None."""
-    from entrain_bench.train.messages.control import named_wait
+    # A failing import is a failure of the rank, too.
     from entrain_bench.train.running.loop import train
 
     with named_wait("harness.timeout_s", timeout_s):
@@ -66,8 +66,6 @@ def train_rank(report: Callable[[int], None], config: RunConfig, timeout_s: floa
 
 def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
     """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-
     try:
         # Recorded, the first failure is the one that torchrun names.
         outcome = record(train_rank)(progress, config, settings.timeout_s)

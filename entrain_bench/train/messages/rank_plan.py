@@ -134,12 +134,12 @@ class _RankMessages:
         source = program.dep_actions
         target = rows_of(program.dep_offsets)
         edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
-        for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
-            for message in self._messages(a, b):
+        for edge in edges.tolist():
+            for message in self._messages(int(source[edge]), int(target[edge])):
                 if message.receiver == self.rank:
-                    self.incoming[b].append(message)
+                    self.incoming[message.target].append(message)
                 if message.sender == self.rank:
-                    self.outgoing[a].append(message)
+                    self.outgoing[message.source].append(message)
         for messages in self.outgoing.values():
             messages.sort(key=lambda m: (m.target, m.receiver))
 
@@ -188,46 +188,45 @@ class _RankMessages:
                     starts[self.actions[index]].append(Start(place, module, stage, sums))
         return closing, starts
 
-    def _place(self, action: int) -> Place:
+    def _labels(self, action: int) -> tuple[int, int, int, int]:
+        """Module, stage, replica and chunk of an action."""
         program = self.program
-        module, stage, replica = (int(column[action]) for column in (program.module, program.stage, program.replica))
+        columns = (program.module, program.stage, program.replica, program.chunk)
+        module, stage, replica, chunk = (int(column[action]) for column in columns)
+        return module, stage, replica, chunk
+
+    def _place(self, action: int) -> Place:
+        module, stage, replica, _ = self._labels(action)
         if replica >= 0:
             return self.places[module, replica, stage]
         return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
 
     def _messages(self, source: int, target: int) -> Iterable[Message]:
-        from_ranks = self._block(source)
-        to_ranks = self._block(target)
-        model = self.program.model
-        if (module := self.program.module[source]) == self.program.module[target]:
-            rows = self._local_tokens(target)
-            width = model.modules[module].config.hidden_size
-            for sender, receiver in zip(from_ranks, to_ranks, strict=True):
-                yield Message(source, target, sender, receiver, rows, width)
-            return
-        num_rows, of_source, of_target = self._common_rows(source, target)
-        for sender, receiver in zip(sending_ranks(from_ranks, to_ranks), to_ranks, strict=True):
-            width = model.llm.config.hidden_size
+        module = self._labels(source)[0]
+        senders, receivers = map(self._block, (source, target))
+        if module == self._labels(target)[0]:
+            rows: tuple[int, Rows, Rows] = (self._local_tokens(target), None, None)
+            width = self.program.model.modules[module].config.hidden_size
+        else:
+            rows = self._common_rows(source, target)
+            width = self.program.model.llm.config.hidden_size
+            senders = sending_ranks(senders, receivers)
+        num_rows, of_source, of_target = rows
+        for sender, receiver in zip(senders, receivers, strict=True):
             yield Message(source, target, sender, receiver, num_rows, width, of_source, of_target)
 
     def _block(self, action: int) -> list[int]:
-        program = self.program
-        module, replica, stage = (int(column[action]) for column in (program.module, program.replica, program.stage))
-        return block_of(program.layout, module, replica, stage)
+        module, stage, replica, _ = self._labels(action)
+        return block_of(self.program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
-        program = self.program
-        module = int(program.module[action])
-        spec = program.model.modules[module]
-        placed = program.layout.modules[module]
-        tp, cp = placed.degrees[placed.degree_of_copy[program.replica[action]]]
-        lengths = spec.lengths(program.shapes, self._members(action))
+        module, _, replica, chunk = self._labels(action)
+        spec = self.program.model.modules[module]
+        placed = self.program.layout.modules[module]
+        tp, cp = placed.degrees[placed.degree_of_copy[replica]]
+        lengths = spec.lengths(self.program.shapes, self.program.chunks[module].units(chunk))
         parts = tp if self.framework.splits_tokens(spec, tp) else 1
         return rank_rows(lengths, cp, whole_pack=self.framework.cp_split == PACK, parts=parts) // parts
-
-    def _members(self, action: int) -> IntArray:
-        program = self.program
-        return program.chunks[int(program.module[action])].units(int(program.chunk[action]))
 
     def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
         """Rows of the items that both chunks have in common: how many, and where in either tensor."""
@@ -242,14 +241,14 @@ class _RankMessages:
 
     def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
         """First and last row of every item's projected tokens at the module boundary of a chunk."""
-        program = self.program
-        module = int(program.module[action])
-        chunk = int(program.chunk[action])
+        module, *_, chunk = self._labels(action)
         if (module, chunk) not in self._rows:
-            members = self._members(action)
-            items = members if program.model.modules[module].is_encoder else items_of_samples(program, members)
-            ends = np.cumsum(program.shapes.item_llm_tokens[items])
-            starts = ends - program.shapes.item_llm_tokens[items]
+            shapes = self.program.shapes
+            items = self.program.chunks[module].units(chunk)
+            if not self.program.model.modules[module].is_encoder:
+                items = take_rows(shapes.item_offsets, items)[1]
+            ends = np.cumsum(shapes.item_llm_tokens[items])
+            starts = ends - shapes.item_llm_tokens[items]
             spans = zip(starts.tolist(), ends.tolist(), strict=True)
             self._rows[module, chunk] = dict(zip(items.tolist(), spans, strict=True))
         return self._rows[module, chunk]
@@ -261,11 +260,6 @@ def _named(places: IntArray, total: int) -> Rows:
     if not np.array_equal(places, np.arange(first, first + count)):
         return places
     return None if count == total else slice(first, first + count)
-
-
-def items_of_samples(program: Program, samples: IntArray) -> IntArray:
-    """Items of the given samples, sample by sample, in order."""
-    return take_rows(program.shapes.item_offsets, samples)[1]
 
 
 def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[EmptyPass]]:

@@ -157,7 +157,8 @@ def _error(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: t
 
     def results(kernel: AttentionKernel, dtype: torch.dtype, causal: bool) -> list[Tensor]:
         leaves = [rows.to(dtype).requires_grad_() for rows in inputs]
-        output = packed_attention(*leaves, segments, causal=causal, kernel=kernel)
+        query, key, value = leaves
+        output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
         return [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(dtype))]
 
     errors = []

@@ -33,8 +33,8 @@ from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import Content, Inputs, MadeUp, SampleData
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
 from entrain_bench.train.running.loader import Loader, Request, make_loader
-from entrain_bench.train.running.sharded import ShardedStage, shard_stage
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm, train_stage
+from entrain_bench.train.running.sharded import ShardedStage, global_norm, shard_stage
+from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
 from entrain_bench.train.settings import TrainSettings
 from entrain_bench.train.weights.files import Checkpoint, check_tensors, close_files, load_weights
 from entrain_bench.train.weights.naming import Roots, default_roots

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from entrain_bench.specs.framework import BF16
 from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
 from entrain_bench.train.modules.slices import slice_layers, slice_stages
-from entrain_bench.train.running.step import OptimizerSettings, Part
+from entrain_bench.train.running.step import OptimizerSettings, Part, TrainedStage
 
 # What megatron-core notes at parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
@@ -169,3 +169,17 @@ def shard_stage(
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def global_norm(
+    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    other: torch.Tensor | float = 0.0,
+) -> float:
+    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
+    square = torch.zeros((), dtype=torch.float64, device=device) + other
+    for trained in stages.values():
+        square += trained.gradient_square().to(device)
+    dist.all_reduce(square, group=group)
+    return float(square.sqrt())

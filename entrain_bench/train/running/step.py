@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,6 @@ from entrain_bench.specs.framework import FP32, FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.slices import SlicedStage, slice_stages
 from entrain_bench.train.modules.split import WeightPass
-
-if TYPE_CHECKING:
-    from entrain_bench.train.running.sharded import ShardedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +232,3 @@ def train_stage(
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
     optimizer.tp_group = groups.tp
     return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slice_stages(stage, widths or {}))
-
-
-def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
-    group: dist.ProcessGroup,
-    device: torch.device,
-    other: torch.Tensor | float = 0.0,
-) -> float:
-    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
-    square = torch.zeros((), dtype=torch.float64, device=device) + other
-    for trained in stages.values():
-        square += trained.gradient_square().to(device)
-    dist.all_reduce(square, group=group)
-    return float(square.sqrt())

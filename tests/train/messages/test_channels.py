@@ -7,7 +7,7 @@ together or not at all; streams share hardware queues.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -35,12 +35,6 @@ from support.wide import each_strategy
 def one_queue(_: int, __: Hashable) -> int:
     """CUDA_DEVICE_MAX_CONNECTIONS=1: what a rank is given runs in the order in which it is given."""
     return 0
-
-
-def random_queues(count: int, seed: int) -> Callable[[int, Hashable], int]:
-    """Every stream of every rank in a random queue of ``count``."""
-    rng, queues = np.random.default_rng(seed), defaultdict[tuple[int, Hashable], int](lambda: int(rng.integers(count)))
-    return lambda rank, stream: queues[rank, stream]
 
 
 def groups_of(channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch) -> dict[Channel, int]:
@@ -122,18 +116,6 @@ def test_no_mapping_to_two_queues_gets_stuck_and_some_do_where_receives_are_post
     assert 0 < stuck["ahead"] < len(maps)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("queues", [1, 8])
-def test_receives_posted_out_of_order_get_stuck(queues: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = program_of("strategy=megatron", "layout.dp=1")
-    plans = [ahead_by_one(plan_rank(program, rank)) for rank in range(4)]
-    groups = groups_of(channels_of(program), monkeypatch)
-    devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans]
-    assert not unfinished(devices), "a queue for every stream would do"
-    stuck = sum(bool(unfinished(devices, random_queues(queues, seed))) for seed in range(10))
-    assert stuck == 10 if queues == 1 else 0 < stuck < 10
-
-
 def test_collectives_begun_where_a_rank_comes_to_them_get_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first forward that gathers weights, a last backward that sends gradients off, whatever other replicas do."""
     stuck = 0
@@ -199,16 +181,6 @@ def test_groups_are_shared_by_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyP
     assert groups_of(two_pipelines, monkeypatch) == {(0, 1): 0, (1, 0): 1, (2, 3): 0, (3, 2): 1}
     one_pipeline = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
     assert groups_of(one_pipeline, monkeypatch) == dict(zip(one_pipeline, (0, 1, 2, 3, 0, 1), strict=True))
-
-
-def test_receives_in_another_order_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = program_of("strategy=megatron", "layout.dp=1")
-    plans = [plan_rank(program, rank) for rank in range(4)]
-    groups = groups_of(channels_of(program), monkeypatch)
-    faulty = next(plan for plan in plans if len(plan.arrivals) > 1)
-    plans[faulty.rank] = replace(faulty, arrivals=faulty.arrivals[::-1])
-    with pytest.raises((AssertionError, KeyError)):
-        assert not unfinished([enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
