@@ -9,7 +9,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.job import Degrees
-from entrain_bench_strategies.hetero.planner import Pair, place_pair
+from entrain_bench_strategies.hetero import Pair, place_pair
 from support.builders import even
 from support.train.handover import config_to_json
 from support.train.runs import SETTING
