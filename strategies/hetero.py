@@ -1,7 +1,8 @@
-"""Planners: exhaustive search over the degrees of both modules (arXiv:2605.27678 tunes each variant by hand).
+"""Heterogeneous parallelism (arXiv:2605.27678): every module has degrees of its own, and data is left as it comes.
 
-The search space is every (TP, CP, PP, DP) of the LLM with every grid of the encoders. Estimates are closed forms for
-uniform microbatches of an average shape.
+Layouts by exhaustive search over every (TP, CP, PP, DP) of the LLM with every grid of the encoders (the paper tunes by
+hand), rated by closed forms for uniform microbatches of an average shape. Samples in arrival order, cut into contiguous
+slices where DP differs. Three-phase and graph-aware 1F1B schedules (section 2).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
     partition_layers,
@@ -25,10 +27,15 @@ from entrain_bench.balancing.planning import (
     tensor_degrees,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.balancing.schedules import chain_program, check_colocated, check_routes, three_phase_program
 from entrain_bench.balancing.tuning import chosen_layout
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.balancing.warmup import WarmUp
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import IncompatibleError, UserError, require
-from entrain_bench.program.boundary import is_integer_ratio
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.boundary import find_ratio, is_colocated, is_disjoint, is_integer_ratio
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.layer import BF16_BYTES
@@ -335,3 +342,101 @@ class NoncolocatedPlanner:
             return by_estimate(list_candidates(sized, samples, pairs, colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlices:
+    """Samples in arrival order; an LLM replica's items in contiguous slices over the encoder replicas that feed it.
+
+    What is sliced is the batch dimension of the boundary tensor (arXiv:2605.27678, section 1): the items of one LLM
+    microbatch, or, where the encoder runs once for the whole window (colocated, LLM PP > 1: three phases), the items
+    of all of a replica's microbatches. Slices differ by at most one item.
+
+    Attributes:
+        encoder_passes: chunks of an encoder replica's window in the three-phase schedule; the paper runs one.
+    """
+
+    encoder_passes: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.assigner", 1, "encoder_passes")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch from the position in the batch alone."""
+        job = profile.job
+        *encoders, llm = layout.modules
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
+        modules = []
+        for module, placed in zip(job.model.encoders, encoders, strict=True):
+            ratio = find_ratio(placed, llm)
+            owner = shapes.item_sample[module.units(shapes)]
+            group = replica[owner] // ratio.fan_out
+            if is_colocated(placed, llm) and llm.pp > 1:
+                encoder = group * ratio.fan_in + slice_rows(group, ratio.fan_in)
+                passes = slice_rows(encoder, self.encoder_passes)
+            else:
+                passes = microbatch[owner]
+                row = group * (1 + int(microbatch.max(initial=0))) + passes
+                encoder = group * ratio.fan_in + slice_rows(row, ratio.fan_in)
+            modules.append(ModuleAssignment(encoder, passes))
+        return Assignment((*modules, ModuleAssignment(replica, microbatch)))
+
+
+def slice_rows(row: IntArray, num_slices: int) -> IntArray:
+    """Slice of each unit when the units of each row, in their order, are cut into contiguous slices ``[units]``.
+
+    Every row has ``num_slices``, which differ by at most one unit. Rows are not negative.
+    """
+    counts = np.bincount(row)
+    order = np.argsort(row, kind="stable")
+    position = np.empty(len(row), np.int64)
+    position[order] = np.arange(len(row)) - offsets_from_counts(counts)[row[order]]
+    return np.asarray(position * num_slices // counts[row])
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedScheduler(Recomputation):
+    """Encoder and LLM on the same ranks, each with its own grid.
+
+    LLM PP = 1: encoder forward, LLM forward, LLM backward, encoder backward of each microbatch in turn. LLM PP > 1:
+    three phases, all encoder forwards, 1F1B of the LLM, all encoder backwards.
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder is not on exactly the LLM's ranks or an item takes a wrong route.
+        """
+        check_colocated(layout)
+        model = profile.job.model
+        one_stage = layout.modules[-1].pp == 1
+        check_routes(model, shapes, layout, assignment, in_order=one_stage)
+        if not one_stage:
+            return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
+        warmup = [np.zeros(1, np.int64)] * len(layout.modules)
+        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphAwareScheduler(WarmUp):
+    """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
+
+    An LLM first stage runs a microbatch when all its encoder inputs are there; a stage warms up with as many forwards
+    as stages follow it on the longest path.
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder shares ranks with the LLM or an item takes a wrong route.
+        """
+        *encoders, llm = layout.modules
+        for placed in encoders:
+            if not is_disjoint(placed, llm):
+                raise IncompatibleError(
+                    f"layout: a disjoint schedule needs {placed.module} and {llm.module} on different ranks"
+                )
+        check_routes(profile.job.model, shapes, layout, assignment, in_order=True)
+        return self.in_chain(shapes, layout, assignment, profile)
