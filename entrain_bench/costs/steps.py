@@ -231,8 +231,7 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                moved = framework.scattered_bytes(self.memory.element_bytes)
-                sync_s = all_gather_s(moved * parameters, sharing, ring)
+                sync_s = all_gather_s(size * parameters, sharing, ring)
                 sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.figures import _style as style
 from entrain_bench.figures._style import FAINT, GRID, INK, Colour
-from entrain_bench.lab.ledger.summary import NEAR
+from entrain_bench.lab.ledger.tables import NEAR
 
 HEIGHT_IN = 2.7
 # Marks of many rows lie on each other.

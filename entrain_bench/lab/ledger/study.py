@@ -1,10 +1,15 @@
-"""The fit of the whole ledger: constants, sources left out, and what stays unknown."""
+"""The fit of the whole ledger: constants of whole runs, sources left out, and what stays unknown.
+
+A constant's value is a factor on what is usual. What is not known of the constants once they are in the YAMLs is a
+posterior: draws of factors of ``Speed`` around the configured constants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,32 +17,171 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.constants import Draws
-from entrain_bench.lab.ledger.constants import (
-    FITTED,
-    RESERVE,
-    SPEED,
-    Constant,
-    at_reserve,
-    at_speed,
-    speed_of,
-    with_constants,
-    with_names,
+from entrain_bench.config.schema import NUM_DRAWS
+from entrain_bench.lab.ledger.fit import Fit, Interval, Knob, Point, fit_points, left_out_fits, linearize, solve
+from entrain_bench.lab.ledger.kernels import (
+    PRODUCT,
+    DeviceClusters,
+    ForwardCase,
+    KernelRow,
+    plan_forward,
+    read_forwards,
+    read_kernels,
 )
-from entrain_bench.lab.ledger.entries import Entry, Outcome, outcomes_of
-from entrain_bench.lab.ledger.fit import Fit, Knob, Point, fit_points, left_out_fits, linearize, solve
-from entrain_bench.lab.ledger.forwards import ForwardCase, read_forwards
-from entrain_bench.lab.ledger.kernels import KernelRow, products_of
-from entrain_bench.lab.ledger.points import forward_points, memory_points, product_points, source_of, time_points
-from entrain_bench.lab.ledger.posterior import FARTHEST, NUM_DRAWS, draw
+from entrain_bench.lab.ledger.predict import Case, Change, Entry, Outcome, Prediction, Range, predict_entries
+from entrain_bench.lab.ledger.rows import OK
+from entrain_bench.lab.ledger.tables import Table
 from entrain_bench.specs.cluster import ClusterSpec, Speed
 
-# Significant digits of a fitted constant.
+DEVICE, NODE, NETWORK = PLACES = ("device", "node", "network")
+# No efficiency or share exceeds it.
+MOST = 1.0
+# Significant digits of a fitted constant, and of a drawn factor.
 DIGITS = 2
-# The constant that gives way where a device's fit leaves published ranges, and its values that are tried.
-LIMITED = "device.sustained_fraction"
-STEPS_DOWN = np.round(np.arange(1.0, 0.0, -0.01), 2)
-# Devices without measurements, and the one whose constants they carry over.
-CARRIED = {"H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
+DRAWN_DIGITS = 4
+SEED = 0
+# Draws that are tried for each that is accepted.
+TRIES = 200
+# A source's level may leave the fit's by so many standard deviations of its error.
+FARTHEST = 2.0
+# Devices without measurements, and the one whose draws they have.
+CARRIED = {"H200-SXM": "H100-SXM", "H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
+
+type Changes = Callable[[FloatArray], Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant that is fitted.
+
+    Attributes:
+        place: ``device``, or all tiers inside (``node``) or between nodes (``network``).
+        field: of ``DeviceSpec`` or ``LinkTier``.
+        usual: median of what is expected before anything is fitted, in the field's unit.
+        spread, shared: as of ``Knob``.
+        why: what the expectation rests on.
+    """
+
+    place: str
+    field: str
+    usual: float
+    spread: float
+    shared: float
+    why: str
+
+    @property
+    def knob(self) -> Knob:
+        """Itself as an unknown of a fit."""
+        return Knob(f"{self.place}.{self.field}", self.spread, self.shared)
+
+    def value(self, factor: float) -> float:
+        """The constant at a factor on what is usual; a fraction of something is at most 1."""
+        value = self.usual * factor
+        return min(value, MOST) if self.field.endswith(("efficiency", "fraction", "cost")) else value
+
+
+FITTED: tuple[Constant, ...] = (
+    Constant(DEVICE, "sustained_fraction", 0.75, 0.4, 0.0, "boards throttle under load; between a half and all"),
+    Constant(DEVICE, "gemm_half_width", 300.0, 0.8, 0.8, "products with one side of a few hundred lose up to a half"),
+    Constant(DEVICE, "elementwise_efficiency", 0.9, 0.15, 0.5, "dropout and softmax compute as they move data"),
+    Constant(DEVICE, "overlap_cost", 0.3, 0.7, 0.8, "NCCL takes up to 16 of 108 or 132 multiprocessors, and bandwidth"),
+    Constant(DEVICE, "host_launch_s", 6e-6, 0.5, 0.8, "eager PyTorch issues a kernel in 4 to 12 us"),
+    Constant(NODE, "collective_efficiency", 0.8, 0.2, 0.5, "nccl-tests reach 0.8 to 0.95 with large messages"),
+    Constant(NODE, "collective_start_s", 20e-6, 0.6, 0.8, "nccl-tests: 10 to 40 us for small messages"),
+    Constant(NETWORK, "collective_efficiency", 0.7, 0.8, 0.5, "nccl-tests: 0.6 to 0.95, by fabric"),
+)
+# Factors of ``Speed`` that times and that peaks of memory tell.
+SPEED: tuple[Knob, ...] = (
+    Knob("gemm", 0.15),
+    Knob("attention", 0.15),
+    Knob("memory", 0.10),
+    Knob("node", 0.20, 0.5),
+    Knob("network", 0.20, 0.5),
+    Knob("launch", 0.50, 0.8),
+    Knob("overlap", 0.50, 0.8),
+)
+RESERVE = Knob("reserve", 0.25, 0.8)
+
+
+def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change:
+    """A change of clusters: constants at factors on what is usual."""
+    values: dict[str, dict[str, Any]] = {place: {} for place in PLACES}
+    for constant, factor in zip(constants, factors.tolist(), strict=True):
+        values[constant.place][constant.field] = constant.value(factor)
+
+    def change(cluster: ClusterSpec) -> ClusterSpec:
+        size = cluster.gpus_per_node
+        tiers = (replace(tier, **values[NODE if tier.num_ranks <= size else NETWORK]) for tier in cluster.tiers)
+        return replace(cluster, device=replace(cluster.device, **values[DEVICE]), tiers=tuple(tiers))
+
+    return change
+
+
+def make_speed(factors: FloatArray, reserve: float = 1.0) -> Speed:
+    """Factors on ``SPEED`` as a ``Speed``; its fields are all fitted, or this fails."""
+    values = dict(zip((knob.name for knob in SPEED), factors.tolist(), strict=True)) | {RESERVE.name: reserve}
+    return Speed(**{field.name: values[field.name] for field in fields(Speed)})
+
+
+def at_speed(factors: FloatArray) -> Change:
+    """A change of clusters: factors on ``SPEED``."""
+    return lambda cluster: cluster.at(make_speed(factors))
+
+
+def at_reserve(factors: FloatArray) -> Change:
+    """A change of clusters: a factor on ``RESERVE``."""
+    return lambda cluster: cluster.at(Speed(reserve=float(factors[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predictions of cases under factors, each made once: many rows are the same job."""
+
+    changes: Changes
+    known: dict[tuple[int, bytes], Prediction] = field(default_factory=dict)
+
+    def outcome(self, entry: Entry, factors: FloatArray) -> Outcome:
+        """The outcome of a row."""
+        change = self.changes(factors)
+        content = factors.tobytes()
+
+        def predict(case: Case) -> Prediction:
+            key = id(case), content
+            if key not in self.known:
+                self.known[key] = case.predict(change)
+            return self.known[key]
+
+        return entry.outcome(predict)
+
+
+def time_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
+    """The measured iterations as points of a fit; what a row leaves open makes its prediction a range."""
+    predictor = Predictor(changes)
+    return [
+        _point(entry, published_s, lambda entry, factors: predictor.outcome(entry, factors).seconds)
+        for entry in entries
+        if entry.cases and entry.row.outcome == OK and (published_s := entry.row.published_s) is not None
+    ]
+
+
+def memory_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
+    """Likewise the measured peaks of memory, in GiB."""
+    predictor = Predictor(changes)
+    return [
+        _point(entry, peak_gib, lambda entry, factors: predictor.outcome(entry, factors).gib)
+        for entry in entries
+        if entry.cases and entry.row.outcome == OK and (peak_gib := entry.row.peak_memory_gib) is not None
+    ]
+
+
+def _point(entry: Entry, published: float, predicted: Callable[[Entry, FloatArray], Range | None]) -> Point:
+    def predict(factors: FloatArray) -> Interval:
+        ends = predicted(entry, factors)
+        assert ends is not None
+        return ends.low, ends.high
+
+    device = entry.cases[0].cluster.device.name
+    return Point(entry.row.source, device, (published, published), predict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,81 +200,64 @@ class Study:
     Attributes:
         fit: of all sources.
         without: of all sources but one, by its name.
-        limits: greatest value of the constant ``LIMITED`` at which published ranges of forwards hold, by device.
     """
 
     constants: tuple[Constant, ...]
     fit: Fit
     without: Mapping[str, Fit]
-    limits: Mapping[str, float]
 
     def values(self, device: str) -> dict[str, float]:
         """Fitted constants of a device by name, rounded to ``DIGITS``."""
-        found = _values(self.constants, self.fit, device)
-        return found | {LIMITED: self.limits[device]} if device in self.limits else found
+        named = zip(self.constants, self.fit.factors(device).tolist(), strict=True)
+        return {constant.knob.name: float(f"{constant.value(factor):.{DIGITS}g}") for constant, factor in named}
 
     def left_out(self, ledger: Ledger) -> list[Outcome]:
         """Return every row's outcome under the fit without its source; rows without a prediction stay unchanged."""
-        found = []
+        outcomes = list[Outcome]()
         for entry in ledger.entries:
-            fit = self.without.get(source_of(entry.row.source))
-            if fit is None or not entry.cases:
-                found += outcomes_of([entry])
-                continue
-            device = entry.cases[0].cluster.device.name
-            found += outcomes_of([entry], with_constants(self.constants, fit.factors(device)))
-        return found
+            fit = self.without.get(entry.row.source)
+            change = None
+            if fit is not None and entry.cases:
+                change = with_constants(self.constants, fit.factors(entry.cases[0].cluster.device.name))
+            outcomes += predict_entries([entry], change)
+        return outcomes
 
 
-def ledger_with(entries: Iterable[Entry], composer: Composer) -> Ledger:
+def complete_ledger(entries: Iterable[Entry], composer: Composer) -> Ledger:
     """Entries with the committed ranges of forwards and single products."""
-    forwards = tuple(ForwardCase.of(row, composer) for row in read_forwards())
-    return Ledger(tuple(entries), forwards, products_of(composer))
+    clusters = DeviceClusters(composer)
+    products = ((row, clusters.cluster(row.device)) for row in read_kernels() if row.kind == PRODUCT)
+    return Ledger(tuple(entries), tuple(plan_forward(row, composer) for row in read_forwards()), tuple(products))
 
 
-def study_of(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
+def fit_ledger(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
     """Fit the constants to all timed rows and single products, and again without each source of the former."""
     chosen = tuple(constants)
     changes = partial(with_constants, chosen)
-    points = [*time_points(ledger.entries, changes), *product_points(ledger.products, changes)]
+    points = time_points(ledger.entries, changes)
+    for row, cluster in ledger.products:
+        points.append(row.point(cluster, lambda factors, cluster=cluster: changes(factors)(cluster)))
     fit = fit_points(points, [constant.knob for constant in chosen])
-    found = {case.truth.cluster.device.name for case in ledger.forwards}
-    limits = {device: _limit(chosen, fit, device, ledger.forwards) for device in sorted(found)}
-    return Study(chosen, fit, left_out_fits(fit.problem, fit.error), limits)
+    return Study(chosen, fit, left_out_fits(fit.problem, fit.error))
 
 
-def _values(constants: Sequence[Constant], fit: Fit, device: str) -> dict[str, float]:
-    named = zip(constants, fit.factors(device).tolist(), strict=True)
-    return {each.knob.name: float(f"{each.value(factor):.{DIGITS}g}") for each, factor in named}
-
-
-def _limit(constants: Sequence[Constant], fit: Fit, device: str, forwards: Sequence[ForwardCase]) -> float:
-    """The greatest value of ``LIMITED`` up to the fitted one at which all ranges hold; ``UserError`` if none is."""
-    fitted = _values(constants, fit, device)
-    for value in STEPS_DOWN[fitted[LIMITED] >= STEPS_DOWN].tolist():
-        change = with_names(fitted | {LIMITED: value})
-        if all(case.row.least_ms <= case.predicted_ms(change) <= case.row.most_ms for case in forwards):
-            return float(value)
-    raise UserError(f"{device}: no value of {LIMITED} keeps the published ranges of forwards.csv")
-
-
-def constants_table(study: Study) -> tuple[str, list[str], list[list[str]]]:
-    """Title, heading and rows: fitted constants by device, and by how much the log of each is uncertain."""
+def constants_table(study: Study) -> Table:
+    """Fitted constants by device, and by how much the log of each is uncertain."""
     devices = study.fit.problem.devices
     spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
     values = [study.values(device) for device in devices]
-    rows = [
-        [
-            name,
-            *(
-                f"{own[name]:.{DIGITS}g} ({100 * size:.0f}%)"
-                for own, size in zip(values, spread[:, index], strict=True)
-            ),
-        ]
-        for index, name in enumerate(values[0])
-    ]
+    rows = []
+    for index, name in enumerate(values[0]):
+        of_devices = zip(values, spread[:, index].tolist(), strict=True)
+        rows.append([name, *(f"{known[name]:.{DIGITS}g} ({100 * size:.0f}%)" for known, size in of_devices)])
     title = f"Fitted constants (standard deviation); error of a source left out: {100 * study.fit.error:.1f}%"
     return title, ["constant", *devices], rows
+
+
+def expectations_table(constants: Sequence[Constant]) -> Table:
+    """What is expected of constants before a fit."""
+    rows = [[each.knob.name, f"{each.usual:g}", f"{100 * each.spread:.0f}%", each.why] for each in constants]
+    return "What is expected before a fit", ["constant", "median", "standard deviation", "why"], rows
 
 
 def posterior(ledger: Ledger, error: float) -> Draws:
@@ -145,12 +272,22 @@ def posterior(ledger: Ledger, error: float) -> Draws:
     Raises:
         UserError: the configured constants do not keep the published ranges.
     """
-    ranges = forward_points(ledger.forwards, at_speed)
+    ranges = [case.point(at_speed) for case in ledger.forwards]
     times = _around([*time_points(ledger.entries, at_speed), *ranges], SPEED, error)
     peaks = memory_points(ledger.entries, at_reserve)
     memory = _around(peaks, (RESERVE,), error) if peaks else None
-    found = {device: _draws(device, times, memory, ranges) for device in times.problem.devices}
-    return found | {device: found[other] for device, other in CARRIED.items() if other in found}
+    draws = dict[str, dict[int, Speed]]()
+    for device in times.problem.devices:
+        held = [point for point in ranges if point.device == device]
+        factors = draw(times, device, lambda factors: all(point.residual(factors) == 0.0 for point in held))  # noqa: B023
+        reserves = np.ones((NUM_DRAWS, 1))
+        if memory is not None:
+            # A device without measured peaks has the factors of one with them.
+            known = memory.problem.devices
+            reserves = draw(memory, device if device in known else known[0], lambda _: True)
+        pairs = zip(factors, reserves[:, 0].tolist(), strict=True)
+        draws[device] = {number: make_speed(row, reserve) for number, (row, reserve) in enumerate(pairs, 1)}
+    return draws | {device: draws[other] for device, other in CARRIED.items() if other in draws and device not in draws}
 
 
 def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit:
@@ -168,17 +305,44 @@ def _around(points: Sequence[Point], knobs: Sequence[Knob], error: float) -> Fit
     return replace(solve(known, error), at=np.zeros_like(problem.at))
 
 
-def _draws(device: str, times: Fit, memory: Fit | None, ranges: Sequence[Point]) -> dict[int, Speed]:
-    held = [point for point in ranges if point.device == device]
+def draw(
+    fit: Fit, device: str, accepts: Callable[[FloatArray], bool], count: int = NUM_DRAWS, seed: int = SEED
+) -> FloatArray:
+    """Factors on the fitted constants of a device, correlated, each set accepted by ``accepts`` ``[count, knobs]``.
 
-    def holds(factors: FloatArray) -> bool:
-        return all(point.residual(factors) == 0.0 for point in held)
+    A draw is rejected, too, if it moves the median residual of one of the device's sources beyond ``FARTHEST``
+    standard deviations of an error and further away than the fit leaves it.
 
-    factors = draw(times, device, holds)
-    reserves = np.ones((NUM_DRAWS, 1))
-    if memory is not None:
-        # A device without measured peaks has the factors of one with them.
-        known = memory.problem.devices
-        reserves = draw(memory, device if device in known else known[0], lambda _: True)
-    pairs = zip(factors, reserves[:, 0].tolist(), strict=True)
-    return {number: speed_of(row, reserve) for number, (row, reserve) in enumerate(pairs, 1)}
+    Raises:
+        UserError: fewer than one in ``TRIES`` draws is accepted.
+    """
+    knobs = len(fit.problem.knobs)
+    first = fit.problem.devices.index(device) * knobs
+    root = np.linalg.cholesky(fit.covariance[first : first + knobs, first : first + knobs])
+    random = np.random.default_rng(seed)
+    accepted = list[FloatArray]()
+    for _ in range(TRIES * count):
+        step = root @ random.standard_normal(knobs)
+        factors = np.array([float(f"{factor:.{DRAWN_DIGITS}g}") for factor in np.exp(step)])
+        if _is_near(fit, device, step) and accepts(factors):
+            accepted.append(factors)
+        if len(accepted) == count:
+            return np.array(accepted)
+    raise UserError(f"{device}: fewer than 1 in {TRIES} draws of constants agrees with the published ranges")
+
+
+def _is_near(fit: Fit, device: str, step: FloatArray) -> bool:
+    """Whether every source of the device stays as near as predictions of sources left out are, to first order."""
+    problem = fit.problem
+    index = problem.devices.index(device)
+    at = fit.at.copy()
+    at[index] += step
+    before = problem.linear(fit.at)
+    after = problem.linear(at)
+    for source in range(len(problem.sources)):
+        rows = (problem.source_of == source) & (problem.device_of == index)
+        if rows.any():
+            level = abs(float(np.median(after[rows])))
+            if level > max(FARTHEST * fit.error, abs(float(np.median(before[rows])))):
+                return False
+    return True
