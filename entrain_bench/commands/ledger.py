@@ -61,16 +61,16 @@ def main(request: Request[Keys]) -> int:
     for table in make_tables(frame, names):
         _print(console, *table)
     if not users:
-        rows = [*read_kernels(), *read_products(book.products)]
-        _print(console, *kernels_by_source_table(rows, composer))
+        kernels = [*read_kernels(), *read_products(book.products)]
+        _print(console, *kernels_by_source_table(kernels, composer))
     if keys.fit or keys.posterior:
         ledger = complete_ledger([*committed, *users], composer)
         say(f"fitting {len(FITTED)} constants a device")
         study = fit_ledger(ledger)
         for table in (constants_table(study), fitted_kernels_table(composer)):
             _print(console, *table)
-        for title, *table in make_tables(make_frame(study.left_out(ledger)), names):
-            _print(console, f"Each source left out of the fit: {title}", *table)
+        for title, heading, rows in make_tables(make_frame(study.left_out(ledger)), names):
+            _print(console, f"Each source left out of the fit: {title}", heading, rows)
         if keys.posterior:
             draws = posterior(ledger, study.fit.error)
             write_atomically(Path(keys.posterior), draws_text(draws).encode())

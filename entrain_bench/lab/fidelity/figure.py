@@ -15,6 +15,7 @@ from entrain_bench.figures._style import FAINT, GRID, INK, Colour
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
 
+TITLE = "Predicted against measured: iteration times, speedups between strategies, and errors by quantity."
 NUM_NAMED = 3
 MISSED = "#d55e00"
 QUANTITIES = {

@@ -106,12 +106,12 @@ class KernelRow:
         alone = replace(cluster, device=replace(cluster.device, sustained_fraction=1.0))
         return self.kernel.predicted_s(Roofline(alone)) / self.kernel.published_s
 
-    def point(self, cluster: ClusterSpec, changed: Callable[[FloatArray], ClusterSpec]) -> Point:
+    def point(self, cluster: ClusterSpec, changes: Callable[[FloatArray], Change]) -> Point:
         """Itself as a point of a fit, on a cluster that factors change; the error of its rate is given."""
         seconds = self.kernel.published_s
 
         def predict(factors: FloatArray) -> Interval:
-            predicted_s = self.ratio(changed(factors)) * seconds
+            predicted_s = self.ratio(changes(factors)(cluster)) * seconds
             return predicted_s, predicted_s
 
         return Point(self.where, cluster.device.name, (seconds, seconds), predict, ERROR)
@@ -120,12 +120,12 @@ class KernelRow:
         """Itself as a point of a fit of its kind's ``KNOBS``."""
         names = [knob.name for knob in KNOBS[self.kind]]
 
-        def changed(factors: FloatArray) -> ClusterSpec:
+        def changes(factors: FloatArray) -> Change:
             named = zip(names, factors.tolist(), strict=True)
             values = {name: getattr(cluster.device, name) * factor for name, factor in named}
-            return replace(cluster, device=replace(cluster.device, **values))
+            return lambda cluster: replace(cluster, device=replace(cluster.device, **values))
 
-        return self.point(cluster, changed)
+        return self.point(cluster, changes)
 
 
 def read_kernels(path: Path | None = None) -> tuple[KernelRow, ...]:

@@ -56,7 +56,7 @@ MISSING = """## What is missing
   dropout, and Apex: 1,184 times with a median error of 5.8%, each source left out of the fit. The committed constants
   were fitted then, with all these rows; a fit to the rows that are left (above) differs. The A40's and the H200's rest
   on BERT runs (Lambda), and the A40's rate is the greatest that keeps the ranges of its forwards.
-- **Unfused optimizers.** InternEvo's Adam keeps temporary values, which are not priced: its peaks are predicted 44% off.
+- **Unfused optimizers.** InternEvo's Adam keeps temporary values, which are not priced: its peaks are 44% off.
 - **Order of layouts.** Equal jobs of the A100 study differ by 0.6% (standard deviation). At 30B on 256 GPUs the unknown
   network decides.
 - **Host.** Every kernel takes the same time to issue; garbage collection and data loading are not priced.
@@ -98,14 +98,14 @@ def make_page(ledger: Ledger, fitted: Study, left_out: pd.DataFrame, book: Book,
     """The text of the document; ``left_out`` is the frame of outcomes of sources left out of the fit."""
     line = model_error(left_out)
     names = {name: source.name for name, source in book.sources.items()}
-    _, *configured = sources_table(make_frame(predict_entries(ledger.entries)), names)
+    _, heading, rows = sources_table(make_frame(predict_entries(ledger.entries)), names)
     return "\n".join(
         [
             INTRODUCTION,
             f"**{line[0].upper()}{line[1:]}**, from the middle of what is predicted.",
             errors_from_ends(left_out),
             *(_section(table) for table in make_tables(left_out, names)),
-            _section(("Sources with the committed constants", *configured)),
+            _section(("Sources with the committed constants", heading, rows)),
             _section(constants_table(fitted)),
             _section(expectations_table(fitted.constants)),
             _section(forwards_table(ledger.forwards)),

@@ -110,8 +110,8 @@ class Cases:
     def _make(self, job: LedgerJob) -> Case:
         name = job.machine.cluster
         if name not in self._clusters:
-            config = self._composer.run((f"cluster={name}",))
-            self._clusters[name] = ClusterSpec.from_config(config.cluster), config.memory_fraction
+            run = self._composer.run((f"cluster={name}",))
+            self._clusters[name] = ClusterSpec.from_config(run.cluster), run.memory_fraction
         cluster, fraction = self._clusters[name]
         config = job.config
         model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(build_layers(config))),), TEXT)

@@ -236,7 +236,7 @@ def fit_ledger(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
     changes = partial(with_constants, chosen)
     points = time_points(ledger.entries, changes)
     for row, cluster in ledger.products:
-        points.append(row.point(cluster, lambda factors, cluster=cluster: changes(factors)(cluster)))
+        points.append(row.point(cluster, changes))
     fit = fit_points(points, [constant.knob for constant in chosen])
     return Study(chosen, fit, left_out_fits(fit.problem, fit.error))
 

@@ -159,7 +159,7 @@ def _orders(frame: pd.DataFrame) -> Iterator[list[str]]:
         published = runs["published_s"].astype(float)
         predicted = published * runs["middle_ratio"].astype(float)
         fastest = published.min()
-        lost = published[predicted.idxmin()] / fastest - 1.0
+        lost = published.iloc[int(predicted.argmin())] / fastest - 1.0
         numbers = f"{published.max() / fastest - 1.0:.0%}", f"{kendalltau(published, predicted).statistic:.2f}"
         yield [_job_name(runs.iloc[0]), str(len(runs)), *numbers, f"{lost:.1%}"]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.lab.gpu_check import __main__ as command
-from entrain_bench.lab.gpu_check.__main__ import claim, identity_of, main, origin_of
+from entrain_bench.lab.__main__ import main
+from entrain_bench.lab.gpu_check import command
+from entrain_bench.lab.gpu_check.command import claim, identity_of, origin_of
 from entrain_bench.lab.gpu_check.settings import Setup
 from support.gpu_check import machine
 
@@ -65,7 +66,7 @@ def test_a_folder_of_something_else_is_refused_and_stays_unmodified(
     notes = Path("notes")
     notes.mkdir()
     (notes / "today.md").write_text("mine")
-    assert main(["--output", "notes", "--device", "cpu", "--sections", "environment"]) == 2
+    assert main(["gpu-check", "--output", "notes", "--device", "cpu", "--sections", "environment"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "gpu-check: --output=notes: must be a new or empty folder, or the folder of an earlier check"
     assert [path.name for path in notes.iterdir()] == ["today.md"]

@@ -14,11 +14,12 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.gpu_check import __main__ as command
-from entrain_bench.lab.gpu_check.__main__ import chosen_sections, main, run_sections
+from entrain_bench.lab.__main__ import main
+from entrain_bench.lab.gpu_check import command
+from entrain_bench.lab.gpu_check.command import chosen_sections, run_sections
 from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Section
 from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup
+from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup, make_setup
 from support.cli import asked
 from support.gpu_check import machine
 
@@ -95,9 +96,9 @@ def test_an_interrupted_look_at_the_machine_is_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "look", interrupt)
-    assert main(["--output", str(tmp_path / "check")]) == 130
+    assert main(["gpu-check", "--output", str(tmp_path / "check")]) == 130
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("interrupted; ")
+    assert line.startswith("gpu-check: interrupted; ")
 
 
 def test_interrupted_steps_are_not_done(tmp_path: Path) -> None:
@@ -127,13 +128,13 @@ def test_steps_run_in_their_order() -> None:
     [("cuda", 1, None, 1), ("cuda", 3, None, 2), ("cuda", 8, None, 8), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)],
 )
 def test_as_many_devices_as_layouts_are_made_for(kind: str, found: int, asked: int | None, used: int) -> None:
-    assert Setup.of(kind, found, asked, False, Path(), "here").num_devices == used
+    assert make_setup(kind, found, asked, False, Path(), "here").num_devices == used
 
 
 @pytest.mark.parametrize(("found", "asked"), [(2, 4), (8, 3), (8, 0)])
 def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
     with pytest.raises(UserError, match=rf"--devices={asked}: must be "):
-        Setup.of("cuda", found, asked, False, Path(), "here")
+        make_setup("cuda", found, asked, False, Path(), "here")
 
 
 @pytest.mark.wide
@@ -159,7 +160,7 @@ def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: b
 @pytest.mark.timeout(1500)
 def test_a_check_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "check"
-    command = ["--output", str(folder), "--device", "cpu"]
+    command = ["gpu-check", "--output", str(folder), "--device", "cpu"]
     assert main(command) == 0, capsys.readouterr().out
     results = {result["name"]: result for result in json.loads((folder / "numbers.json").read_text())}
     verdicts = {name: result["finding"]["verdict"] for name, result in results.items()}
@@ -182,11 +183,11 @@ def test_a_check_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_bad_options_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--sections", "x"]) == 2
+    assert main(["gpu-check", "--sections", "x"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpu-check: --sections=x: unknown; choices: correctness, environment,")
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert main(["--output", str(blocked / "inside")]) == 2
+    assert main(["gpu-check", "--output", str(blocked / "inside")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"gpu-check: --output={blocked / 'inside'}: cannot be written to (Not a directory)"

@@ -15,7 +15,7 @@ import pytest
 
 from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.cli import run_command
-from entrain_bench.lab.preprocessing.measure import write_pictures
+from entrain_bench.lab.preprocessing import write_pictures
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.train.launching.failures import first_cause, output_path

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.lab.bench.cases import TRAINED
-from entrain_bench.lab.bench.training import take_turns
+from entrain_bench.lab.bench import TRAINED
+from entrain_bench.lab.megatron_schedule import take_turns
 from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.run.cells import compose_cells

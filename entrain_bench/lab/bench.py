@@ -1,8 +1,15 @@
-"""All cases with their targets: parts of runs, and daily use in CPU seconds, which other work hardly changes."""
+"""Measure the suite itself; print every measure as soon as it is known, and write ``results/bench.json``.
+
+Every case runs in a process of its own, so that no case finds caches filled by another. Targets stand next to the
+measured values; no test asserts a time.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,40 +21,25 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.lab.measuring import (
+    REPEATS,
+    WARM_UPS,
+    host_facts,
+    last_line,
+    peak_rss_gb,
+    run_python,
+    time_calls,
+    write_json,
+)
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done, attempt, compose_cells, run_cells
-from entrain_bench.run.experiment import RunContext, prepare, run_experiment
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.shapes import SampleShapes
-
-REPEATS = 10
-WARM_UPS = 2
-# A call is repeated less often once its repetitions have taken this long.
-LONG_S = 3.0
 
 # What was measured, and its values by name; units are part of the names.
 type Measure = tuple[str, dict[str, float]]
-
-
-def seconds_of(
-    call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
-) -> list[float]:
-    """Seconds of repeated calls (at least three, after warm-ups), each of which receives its index."""
-    times: list[float] = []
-    for index in range(WARM_UPS + repeats):
-        started = timer()
-        call(index)
-        times.append(timer() - started)
-        if len(times) >= WARM_UPS + 3 and sum(times) > LONG_S:
-            break
-    return times[WARM_UPS:]
-
-
-def peak_rss_gb() -> float:
-    """Peak resident memory of this process, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS) -> Iterator[Measure]:
@@ -62,7 +54,8 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
         layout = setting.plan()
         plan_s = perf_counter() - started
         profile = setting.profile.under(layout)
-        batches = _batches(setting, WARM_UPS + repeats)
+        size = setting.job.global_batch
+        batches = [setting.source.batch(index, size, 0) for index in range(WARM_UPS + repeats)]
         assigned = strategy.assigner.assign(batches[0], layout, profile)
         program = strategy.scheduler.schedule(batches[0], layout, assigned, profile)
         simulator = Simulator(setting.truth, setting.job.memory_budget_bytes)
@@ -75,7 +68,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
             name,
             {
                 "plan_s": plan_s,
-                **{label: median(seconds_of(call, repeats)) for label, call in calls.items()},
+                **{label: median(time_calls(call, repeats)) for label, call in calls.items()},
                 "iteration_time_s": simulator.execute(program).iteration_time_s,
                 "num_actions": program.num_actions,
                 "peak_rss_gb": peak_rss_gb(),
@@ -83,14 +76,10 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
         )
 
 
-def _batches(setting: RunContext, count: int) -> list[SampleShapes]:
-    return [setting.source.batch(index, setting.job.global_batch, 0) for index in range(count)]
-
-
 def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int = 15) -> Iterator[Measure]:
     """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
     # torch would count as memory of the other cases.
-    from entrain_bench.lab.bench.training import take_turns
+    from entrain_bench.lab.megatron_schedule import take_turns
     from entrain_bench.train.launching.launch import on_ranks
 
     first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
@@ -140,7 +129,7 @@ def sweep_of_jobs(jobs: Sequence[Sequence[str]], strategies: Sequence[str] = ())
 def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
     """Cost of a run in a sweep beyond its experiment in CPU seconds, and growth of the peak memory over the sweep."""
     composed = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
-    experiment_s = median(seconds_of(lambda _: run_experiment(composed[0].config), timer=process_time))
+    experiment_s = median(time_calls(lambda _: run_experiment(composed[0].config), timer=process_time))
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         done = run_cells(composed, Results(Path(folder)))
         first = [next(done) for _ in range(num_cells // 5)]
@@ -283,3 +272,35 @@ def _measure(name: str, sent: Connection) -> None:
             sent.send(measure)
     except Exception as error:
         sent.send(f"{type(error).__name__}: {error}")
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add the cases to measure."""
+    names = ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"cases to measure (default: all): {names}")
+
+
+def run(options: Namespace) -> int:
+    """Measure the named cases; return 1 if one fails. ``UserError`` for an unknown name."""
+    if unknown := [name for name in options.cases if name not in CASES]:
+        raise unknown_choice("CASE", unknown[0], CASES)
+    names = options.cases or [*CASES]
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    results = dict[str, dict[str, object]]()
+    failed = False
+    for number, name in enumerate(names, start=1):
+        print(f"[{number}/{len(names)}] {name}: {CASES[name].target}", flush=True)
+        measured = dict[str, dict[str, float]]()
+        try:
+            for label, values in measure_apart(name):
+                measured[label] = values
+                print(f"  {label:24} {'  '.join(f'{key}={value:.4g}' for key, value in values.items())}", flush=True)
+        except RuntimeError as error:
+            failed = True
+            print(f"{name}: failed: {error}", file=sys.stderr, flush=True)
+            continue
+        results[name] = {"target": CASES[name].target, "measures": measured}
+    path = options.results_dir / "bench.json"
+    write_json(path, {"machine": host_facts(), "cases": results})
+    print(f"written to {path}")
+    return 1 if failed else 0

@@ -1,19 +1,17 @@
-"""``make gpu-check``: does training work on this machine's GPUs, how fast, and how accurate are predictions.
+"""Check whether training works on this machine's GPUs, how fast it is, and how accurate predictions are.
 
-Runs its sections one after the other and leaves one folder: report.md, numbers.json and logs. A second call on the same
-devices, with the same options and code, runs only sections that failed or did not run. Without a GPU it checks ranks
-over gloo.
+The sections run one after the other and leave one folder: report.md, numbers.json and logs. A second call on the same
+devices, with the same options and code, runs only sections that failed or did not run. Without a GPU ranks over gloo
+are checked.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import json
 import shutil
-import signal
-import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,20 +23,15 @@ from typing import Any
 from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.files import read_json, write_json
-from entrain_bench.lab.gpu_check.report import FAILED, Finding, Section, SectionResult, page
+from entrain_bench.lab.gpu_check.report import FAILED, Finding, Section, SectionResult, page, read_result
 from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
-from entrain_bench.lab.gpu_check.settings import Setup
-from entrain_bench.lab.machine import Machine
-from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.lab.gpu_check.settings import Setup, make_setup
+from entrain_bench.lab.measuring import Machine, last_line, read_json, run_python, write_json
 from entrain_bench.records.code import hash_of, sources_of
 from entrain_bench.train.settings import DEVICES
 
 COMMAND = "make gpu-check"
 MACHINE_S = 300.0
-EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
@@ -47,38 +40,32 @@ PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
 READ = (".py", ".yaml", ".parquet")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the sections that are not done; return 1 if one failed, 2 for bad options."""
-    parser = argparse.ArgumentParser("python -m entrain_bench.lab.gpu_check", description=__doc__, allow_abbrev=False)
+def add_options(parser: ArgumentParser) -> None:
+    """Add the options of the check."""
     parser.add_argument("--output", type=Path, help="folder of the report (default: results/gpu-check-<date>)")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto: GPUs if there are any")
     parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")
     parser.add_argument("--sections", help=f"some of {','.join(SECTIONS)} (default: all)")
     parser.add_argument("--all", action="store_true", help="check all strategies and workloads (default: a part)")
     parser.add_argument("--again", action="store_true", help="rerun all sections, including those that passed")
-    options = parser.parse_args(arguments)
-    try:
-        names = chosen_sections(options.sections)
-        folder = options.output or Path("results") / f"gpu-check-{datetime.now(UTC).date().isoformat()}"
-        claim(folder)
-        machine = look(folder, options.device)
-        if options.device == "cuda" and not machine.gpus:
-            raise UserError("--device=cuda: torch sees no GPU here")
-        kind = "cuda" if machine.gpus else "cpu"
-        origin = origin_of(machine)
-        setup = Setup.of(kind, len(machine.gpus), options.devices, options.all, folder, origin)
-        check = Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
-        results = run_sections(check, names, again=options.again)
-    except UserError as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print(f"interrupted; finished sections are kept in {folder}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+
+
+def run(options: Namespace) -> int:
+    """Run the sections that are not done; return 1 if one failed. ``UserError`` for bad options."""
+    names = chosen_sections(options.sections)
+    folder = options.output or options.results_dir / f"gpu-check-{datetime.now(UTC).date().isoformat()}"
+    claim(folder)
+    machine = look(folder, options.device)
+    if options.device == "cuda" and not machine.gpus:
+        raise UserError("--device=cuda: torch sees no GPU here")
+    kind = "cuda" if machine.gpus else "cpu"
+    setup = make_setup(kind, len(machine.gpus), options.devices, options.all, folder, origin_of(machine))
+    check = Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
+    results = run_sections(check, names, again=options.again)
     for result in results:
         print(f"{result.name:12} {result.finding.verdict:8} {result.finding.result}")
     print(f"report: {folder / 'report.md'}")
-    return EXIT_FAILED if any(result.finding.verdict == FAILED for result in results) else 0
+    return 1 if any(result.finding.verdict == FAILED for result in results) else 0
 
 
 def chosen_sections(text: str | None) -> list[str]:
@@ -106,7 +93,7 @@ def look(folder: Path, device: str) -> Machine:
     log = folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     log.unlink(missing_ok=True)
-    if wrong := run_python(["-m", "entrain_bench.lab.machine", str(place)], log, MACHINE_S, hidden):
+    if wrong := run_python(["-m", "entrain_bench.lab.measuring", str(place)], log, MACHINE_S, hidden):
         raise UserError(f"--device={device}: device detection failed: {wrong} ({last_line(log)}). See {log}.")
     return Machine(**read_json(place))
 
@@ -145,7 +132,7 @@ def run_sections(
     for number, name in enumerate(names, start=1):
         place = folder / "sections" / f"{name}.json"
         counted = f"[{number}/{len(names)}] {name}"
-        known = SectionResult.read(place)
+        known = read_result(place)
         if known and known.identity == identity and known.finding.verdict != FAILED and not again:
             check.say(f"{counted}: {known.finding.verdict} earlier")
             results.append(known)
@@ -175,15 +162,9 @@ def write_report(check: Check, identity: str) -> None:
     """Write report.md and numbers.json of all results in the folder that are of these devices and this code."""
     folder = check.setup.folder
     machine = check.machine
-    found = [SectionResult.read(folder / "sections" / f"{name}.json") for name in SECTIONS]
+    found = [read_result(folder / "sections" / f"{name}.json") for name in SECTIONS]
     done = [result for result in found if result and result.identity == identity]
     device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.host['processor']}"
     title = f"Check of {check.setup.num_devices} {device}, {datetime.now(UTC).date().isoformat()}"
     write_atomically(folder / "report.md", page(title, COMMAND, done, SECTIONS).encode())
     write_json(folder / "numbers.json", [asdict(result) for result in done])
-
-
-if __name__ == "__main__":
-    # An exception, so that the process that runs at the moment is ended, too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sys.exit(main(sys.argv[1:]))
