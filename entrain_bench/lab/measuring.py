@@ -28,7 +28,8 @@ from entrain_bench.records.environment import versions
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from entrain_bench.figures._style import Picture
 
 # What a command that is told to end may take to end its ranks and tidy up.
 END_S = 15.0
@@ -194,7 +195,7 @@ def write_outputs(
     rows: pd.DataFrame,
     name: str,
     title: str,
-    draw: Callable[[], tuple[Figure, pd.DataFrame]],
+    draw: Callable[[], Picture],
     command: str,
     setting: Mapping[str, Sequence[Any]],
     seeds: Sequence[int],

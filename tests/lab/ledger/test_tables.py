@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from entrain_bench.figures._style import message_of, styled
+from entrain_bench.figures._style import styled
 from entrain_bench.lab.ledger.figure import draw
 from entrain_bench.lab.ledger.predict import Outcome, Range
 from entrain_bench.lab.ledger.rows import parse_row
@@ -95,7 +95,7 @@ def test_a_line_says_what_was_published_predicted_and_left_out() -> None:
 
 def test_the_figure_states_the_share_that_is_near() -> None:
     with styled():
-        figure, table = draw(make_frame([outcome(9.5, 9.5), outcome(8, 8), outcome(10, 10)]), {"mine": "Mine"})
-        assert message_of(figure) == "67% of 3 published times are within 10% of their predicted range"
+        _, table, message = draw(make_frame([outcome(9.5, 9.5), outcome(8, 8), outcome(10, 10)]), {"mine": "Mine"})
+        assert message == "67% of 3 published times are within 10% of their predicted range."
         assert len(table) == 3
         assert "reason" in draw(make_frame([left_out("x")]), {})[1]
