@@ -37,24 +37,24 @@ class CorrectedAssigner:
 
     @property
     def handles_generators(self) -> bool:
-        """As the base."""
+        """As ``base``."""
         return declares(self.base, "handles_generators")
 
     @property
     def handles_widths(self) -> bool:
-        """As the base."""
+        """As ``base``."""
         return declares(self.base, "handles_widths")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """The base's labels by corrected estimates."""
+        """Return the labels that ``base`` gives with corrected estimates."""
         return self.base.assign(shapes, layout, profile.corrected(self.correction))
 
     def draft(self) -> CorrectedAssigner:
-        """With a quick base, if it has one."""
+        """Return this assigner with the draft of ``base``, if it has one."""
         return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
 
     def observe(self, timeline: Timeline, profile: Profile) -> CorrectedAssigner:
-        """With what executed passes teach of estimates, and what the base learns, if it does."""
+        """Return the assigner that has learned from executed passes; ``base`` observes them, too, if it can."""
         base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
         if not self.correction.active:
             return replace(self, base=base)

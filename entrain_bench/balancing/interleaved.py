@@ -112,7 +112,7 @@ class Interleaved(OneForwardOneBackward):
     handles_widths: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the modules form no chain, or no interleaved one.

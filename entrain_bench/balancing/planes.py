@@ -28,7 +28,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class PlanePlanner:
-    """TP and PP as in a static layout, DP x CP as one plane of groups, and as many rounds as that has microbatches.
+    """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
 
     So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
 
@@ -50,7 +50,7 @@ class PlanePlanner:
         check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The fastest of the most promising candidates that fit memory.
+        """Return the fastest of the most promising candidates that fit memory.
 
         Raises:
             UserError: if there is none; says why.
@@ -61,7 +61,7 @@ class PlanePlanner:
         return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
 
     def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
-        """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
+        """Return candidates of every TP, PP, number of rounds and recomputation, by rising estimate."""
         samples = profile.samples.draw(self.profile_samples)
         batch = profile.samples.draw(profile.job.global_batch)
         known = PlaneEstimates(samples, batch, make_program.draft)
@@ -87,7 +87,7 @@ class PlanePlanner:
             raise problem
 
     def _planes(self, job: Job) -> Iterator[tuple[int, int, int]]:
-        """TP, PP and rounds of the static layouts that a request allows."""
+        """Yield TP, PP and rounds of the static layouts that a request allows."""
         if not self.sharded:
             yield from ((degrees.tp, degrees.pp, job.num_microbatches(degrees.dp)) for degrees in job.degrees())
         elif self.rounds:
@@ -115,7 +115,7 @@ class PlaneEstimates:
     _estimates: dict[tuple[object, ...], tuple[float, int] | UserError] = field(default_factory=dict)
 
     def layers(self, profile: Profile, tp: int) -> list[FloatArray]:
-        """Seconds of every layer of each module for an average sample at a TP."""
+        """Return seconds of every layer of each module for an average sample at a TP."""
         if tp not in self._layer_s:
             one = profile.for_job(profile.job.with_microbatch_size(1))
             self._layer_s[tp] = average_layer_s(one, self.samples, tp, 1)
@@ -150,7 +150,7 @@ class PlaneEstimates:
 
 
 def count_rounds(program: Program) -> int:
-    """Number of the LLM's microbatches in a replica."""
+    """Return the number of LLM microbatches in a replica."""
     return 1 + int(program.chunks[program.model.llm_index].microbatch.max())
 
 
@@ -204,5 +204,5 @@ def sharded_degrees(job: Job) -> list[Degrees]:
 
 
 def samples_at_once(job: Job, dp: int) -> int:
-    """Samples of a replica's microbatch: all that it has, where those are fewer than the job's."""
+    """Return samples per microbatch of a replica: the job's size, or all samples of the replica if it has fewer."""
     return min(job.microbatch_size, job.global_batch // dp)

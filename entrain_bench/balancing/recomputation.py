@@ -36,7 +36,7 @@ SECONDS_UNIT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """The options of a scheduler that can choose recomputation by its order.
+    """Options of a scheduler that can choose recomputation after it has ordered the passes.
 
     Attributes:
         memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many
@@ -51,15 +51,15 @@ class Recomputation:
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether programs choose what they recompute, so that a planner has nothing to choose."""
+        """Whether the scheduler chooses what is recomputed, so that planners do not."""
         return self.memory != "module"
 
     def draft(self) -> Self:
-        """Without integer programs."""
+        """Return the scheduler without integer programs."""
         return replace(self, memory="greedy") if self.memory == "exact" else self
 
     def within_memory(self, program: Program, profile: Profile) -> Program:
-        """The program with the recomputation that is chosen here, if any is."""
+        """Return the program with the recomputation that these options choose."""
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return program
         if self.memory == "stage":
@@ -69,7 +69,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
-    """Options of a lane, in the units of the integer program.
+    """Intervals of a lane that may keep activations, in the units of the integer program.
 
     Attributes:
         first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.
@@ -88,7 +88,7 @@ class LaneOffers:
 
 
 def recompute_all(program: Program) -> Program:
-    """The program with every chunk recomputing all it can, but for modules that the layout recomputes."""
+    """Return the program with every chunk recomputing all it can, except in modules that the layout recomputes."""
     modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     return recompute_chunks(
         program,
@@ -100,7 +100,7 @@ def recompute_all(program: Program) -> Program:
 
 
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
-    """The program, which recomputes all it can, with as few recomputed layers on every stage as memory demands.
+    """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands.
 
     All chunks of a stage recompute alike. Where modules share a lane, the layers of the module that saves most seconds
     for its memory are kept first.
@@ -136,14 +136,14 @@ def recompute_by_stage(program: Program, profile: Profile) -> Program:
 
 
 def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
-    """Whether all lanes of a module's stages are within memory ``[stages]``."""
+    """Return whether all lanes of a module's stages are within memory ``[stages]``."""
     over = profile.memory.peak_bytes(program) > profile.job.planning_budget_bytes
     blocks = program.layout.blocks[index]
     return np.array([not over[blocks.of_stage(stage)].any() for stage in range(blocks.num_stages)])
 
 
 def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
-    """The program with as little recomputation as its order leaves memory for, by chunk (``keep_what_fits``).
+    """Return the program with the least recomputation that its order has memory for, by chunk (``keep_what_fits``).
 
     It fits memory if everything is recomputed; what it says of recomputation is the most.
     """
@@ -153,7 +153,7 @@ def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) 
 
 
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile, exact: bool = True) -> Program:
-    """The program, which recomputes all it can, with as little recomputation as its order leaves memory for.
+    """Return a program that recomputes all it can with the least recomputation that its order has memory for.
 
     ``forward_s`` are the believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
     ``[chunks, stages]``, by module. ``exact`` solves the integer program; otherwise its greedy beginning counts.
@@ -174,7 +174,7 @@ def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: P
 
 
 def greedy(lane: LaneOffers) -> IntArray:
-    """Layers kept, bought one interval after another by seconds for memory and the time it is held ``[intervals]``."""
+    """Return layers kept if intervals are served by falling seconds per byte and held entry ``[intervals]``."""
     worth = lane.gain / (np.maximum(lane.size, 1) * (1.0 + lane.last - lane.first))
     order = np.argsort(-worth, kind="stable")
     kept: IntArray = _bought(order, lane.first, lane.last, lane.most, lane.size, lane.spare.copy())
@@ -183,7 +183,7 @@ def greedy(lane: LaneOffers) -> IntArray:
 
 @njit()
 def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-def]
-    """Layers kept if intervals are asked one after another ``[intervals]``; takes what they need from ``spare``."""
+    """Return layers kept if intervals are served in order ``[intervals]``; their memory is taken from ``spare``."""
     kept = np.zeros(len(order), np.int64)
     for index in order:
         room = spare[first[index] : last[index] + 1].min() // max(size[index], 1)
@@ -194,7 +194,7 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
 
 
 def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
-    """Layers kept that save most in all, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no less than ``hint``."""
+    """Return layers kept that save most time, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no worse than ``hint``."""
     if np.array_equal(hint, lane.most) or not len(hint):
         return hint
     model = cp_model.CpModel()
@@ -218,7 +218,7 @@ def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
 
 
 def _bounding(lane: LaneOffers) -> BoolArray:
-    """Entries that bound the intervals they lie in as no other one does ``[entries]``.
+    """Return the entries whose bound no other entry implies ``[entries]``.
 
     While intervals begin, what is open grows; then it shrinks. Of entries on one side of such a hill only those count
     that have less to spare than all with more open.
@@ -244,7 +244,7 @@ def _bounding(lane: LaneOffers) -> BoolArray:
 def _lanes(
     program: Program, forward_s: Sequence[FloatArray], profile: Profile
 ) -> tuple[list[LaneOffers], list[IntArray]]:
-    """Offers of every lane, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
+    """Return the offers of every lane, and module, chunk and stage of each interval ``[3, intervals]``."""
     sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
     num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
@@ -269,7 +269,7 @@ def _lanes(
 
 
 def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
-    """Most units that a kept layer of each forward takes, and units that it saves ``[actions]``."""
+    """Return the most memory units that a kept layer of each forward takes, and time units it saves ``[actions]``."""
     sizes, gains = (np.zeros(program.num_actions, np.int64) for _ in range(2))
     for index, (module, placed, rows) in enumerate(
         zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
@@ -285,7 +285,7 @@ def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Prof
 
 
 def _bytes_per_token(module: ModuleSpec, placed: ModuleLayout, profile: Profile) -> FloatArray:
-    """Most that a layer of each stage keeps beyond its input, for a token on a rank ``[stages]``."""
+    """Return the most bytes per token that a layer of each stage keeps beyond its input on a rank ``[stages]``."""
     kept, _ = profile.memory.layer_bytes(module, replace(placed, recompute=False))
     less, _ = profile.memory.layer_bytes(module, replace(placed, recompute=True))
     covered = np.array([kind.recomputed for kind in module.kinds])

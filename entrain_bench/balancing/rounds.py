@@ -28,7 +28,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Where and when samples run.
+    """Group and round of every sample.
 
     Attributes:
         number: round of each sample ``[samples]``.
@@ -51,7 +51,7 @@ def plane_layout(
     *,
     sharded: bool = False,
 ) -> Layout:
-    """A layout whose stages each have a plane of equally many ranks, with groups of all CP 1, 2, 4, ... in each.
+    """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
 
     Stages follow each other. With ``leading`` encoders have stages of their own before the LLM's, otherwise they are on
     its first; generators are on its last. ``layers`` are those of each module's stages.
@@ -128,14 +128,14 @@ def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> lis
 
 
 def mean_tokens(profile: Profile, layout: Layout) -> int:
-    """LLM tokens of a position in a round if a batch of the profile takes the layout's number of rounds."""
+    """Return LLM tokens per position and round if a profiled batch takes the layout's number of rounds."""
     llm = layout.modules[profile.job.model.llm_index]
     tokens = int(profile.samples.tuning_batches(1, profile.job.global_batch)[0].llm_tokens.sum())
     return max(1, -(-tokens // (llm.dp * layout.num_microbatches)))
 
 
 def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
-    """Group and microbatch of every unit: those of its sample.
+    """Return group and microbatch of every unit, which are those of its sample.
 
     With ``spread`` the items of a pack go, most FLOPs first, each to the position of its group with the least so far;
     otherwise the group shares every item by context parallelism.
@@ -159,7 +159,7 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
 
 
 def check_plane(layout: Layout, who: str, planner: str) -> None:
-    """Refuse layouts other than ``plane_layout`` makes.
+    """Refuse layouts that ``plane_layout`` does not make.
 
     Raises:
         IncompatibleError: naming who needs it, and the planner that makes it.
@@ -174,7 +174,7 @@ def check_plane(layout: Layout, who: str, planner: str) -> None:
 
 
 def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> IntArray:
-    """Number of the group of ``width`` positions from ``first`` on, as assignments name it ``[units]``."""
+    """Return the number by which assignments name the group of ``width`` positions from ``first`` on ``[units]``."""
     degree = np.searchsorted([cp for _, cp in placed.degrees], width)
     return np.asarray(offsets_from_counts(placed.num_groups)[degree] + first // width)
 

@@ -34,7 +34,7 @@ MAX_JOBS = 64
 
 
 def default_job(job: Job) -> Job | None:
-    """The job with default degrees and size for what it leaves free; None if nothing is free, or no layout has them."""
+    """Return the job with default degrees and size where it leaves them free; None if nothing is free or none fits."""
     asked = job.request
     default = DEFAULT_DEGREES
     request = replace(asked, tp=asked.tp or default.tp, cp=asked.cp or default.cp, dp=asked.dp or default.dp)
@@ -51,7 +51,7 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """The jobs with TP, CP, DP and microbatch size fixed that are worth asking about, all if they are few.
+    """Return the most promising jobs with fixed TP, CP, DP and microbatch size; all jobs if there are few.
 
     They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
     longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
@@ -93,7 +93,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
 
 
 def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
-    """The job with every choice of modules that recompute, where that is free."""
+    """Return the job with every choice of recomputed modules, if the job leaves it free."""
     if job.request.recompute is not None or chosen_later:
         return [job]
     names = [module.name for module in job.model.modules]
@@ -104,7 +104,7 @@ def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
 
 
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
-    """Values of a layout's knobs: of the LLM, of the modules beside it, and which set it is of."""
+    """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]
     others = [module for index, module in enumerate(layout.modules) if index != llm_index]
     return (
@@ -137,7 +137,7 @@ def asked(
 
 
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
-    """The layout that runs the tuning batches fastest among what a planner offers for the free knobs of a job.
+    """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
     The job with default values for its free knobs is tuned first, with the whole budget; its winner takes part in the
     last round of the job as given, which has the budget once more. So a free knob costs nothing on these batches.
@@ -178,7 +178,7 @@ def chosen_layout(
     others: Sequence[Candidates] = (),
     quick: Candidates | None = None,
 ) -> Layout:
-    """The layout of a planner, chosen as ``tuning`` says: by the tuner, or by the planner's own trials.
+    """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
 
     Args:
         profile: of the job as given.

@@ -31,7 +31,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble(Recomputation):
-    """Base of both schedules.
+    """Base of the two zero-bubble schedulers.
 
     Attributes:
         max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as many as the
@@ -47,7 +47,7 @@ class ZeroBubble(Recomputation):
         check_least(self, "strategy.scheduler", 0, "max_weight_delay")
 
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
-        """The program with the longest delay of weight passes that fits memory, or none at all if none does.
+        """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
 
         A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
         gives the program whose weight passes come so many microbatches after their backwards at most.
@@ -86,7 +86,7 @@ class ZeroBubbleH1(ZeroBubble):
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the modules do not form a chain of one stage a rank.
@@ -107,7 +107,7 @@ class ZeroBubbleV(ZeroBubble):
     """ZB-V: two stages a rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the stages do not go down the ranks and back.

@@ -60,7 +60,7 @@ OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0, "collective_effic
 
 
 class ViolationError(Exception):
-    """A strategy does what none may; says what."""
+    """A strategy breaks a rule of the suite; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Verdict:
 
 
 def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]:
-    """Every check of the strategy that the overrides choose, on small runs; what they fix holds in all of these."""
+    """Return all tests of the chosen strategy on small runs; the given overrides hold in every run."""
     given = {text.lstrip("+").partition("=")[0] for text in overrides}
 
     def composed(**chosen: str) -> RunConfig:
@@ -111,7 +111,7 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]
 
 
 def examine(tests: Sequence[ConformanceTest]) -> Iterator[Verdict]:
-    """Verdicts, one by one."""
+    """Run the tests and yield their verdicts."""
     for case in tests:
         started = perf_counter()
         outcome = "ok"
@@ -206,7 +206,7 @@ def decisions(
 
 
 def elsewhere(cluster: ClusterSpec) -> ClusterSpec:
-    """A cluster that looks the same and is another."""
+    """Return a cluster with the same public data and other hidden constants."""
     device = replace(cluster.device, **{name: getattr(cluster.device, name) * by for name, by in OTHER_TRUTH.items()})
     tiers = [
         replace(tier, **{name: getattr(tier, name) * by for name, by in OTHER_LINKS.items()}) for tier in cluster.tiers

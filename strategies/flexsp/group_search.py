@@ -1,7 +1,7 @@
 """FlexSP's program of a microbatch: which groups of ranks there are, and which sequences each has.
 
 Makespan of the slowest group, under memory, with widths that sum to at most all ranks. The greedy packing of
-``balancing.grouping`` answers first; the paper's mixed-integer program over buckets of lengths improves it.
+``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of lengths improves it.
 """
 
 from __future__ import annotations
