@@ -222,11 +222,11 @@ class Layout:
         }
 
 
-def check_tensor_parallel(module: ModuleSpec, tp: int) -> None:
-    """Raise ``UserError`` if tensor parallelism of that degree does not divide what it splits."""
+def check_tensor_parallel(module: ModuleSpec, tp: int, key: str = "layout.tp") -> None:
+    """Raise ``UserError`` if tensor parallelism of that degree, the user's ``key``, does not divide what it splits."""
     for what, size in module.sharded_sizes.items():
         if size % tp:
-            raise UserError(f"layout.tp={tp}: must divide the {size} {what} of module {module.name}")
+            raise UserError(f"{key}={tp}: must divide the {size} {what} of module {module.name}")
 
 
 def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None:

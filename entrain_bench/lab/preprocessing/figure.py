@@ -13,7 +13,7 @@ from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, Picture, legend_
 from entrain_bench.lab.preprocessing.measure import BATCH, NUM_RANKS, Prepared
 from entrain_bench.train.settings import PREPROCESSING
 
-LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A separate process"}
+LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A DataLoader worker"}
 QUANTITIES = ("input_stall_s", "iteration_time_s", "cpu_s")
 # What the others are compared with, repetition by repetition: a machine's speed changes over minutes.
 COMPARED_WITH = "inline"
@@ -80,9 +80,9 @@ def draw(table: pd.DataFrame, cores: int) -> Picture:
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     message = (
         f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}. "
-        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); {BATCH} images per iteration. "
-        "Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, with its "
-        f"seconds; {table['repetitions'].min()} repetitions, 95% intervals."
+        f"{NUM_RANKS} ranks and, in the last case, their DataLoader workers on {cores} cores ({load}); {BATCH} images "
+        "per iteration. Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, "
+        f"with its seconds; {table['repetitions'].min()} repetitions, 95% intervals."
     )
     return Picture(figure, table, message)
 

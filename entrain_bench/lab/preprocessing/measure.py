@@ -106,7 +106,7 @@ def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataF
 
 
 def children_cpu_s() -> float:
-    """CPU time of what this process's children have started and seen end: ranks and producers, of their server."""
+    """CPU time of what this process's children have started and seen end: ranks and their workers."""
     ticks = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
