@@ -182,16 +182,13 @@ def parse_claims(name: str, values: Mapping[str, Any], config_dir: str | None = 
         UserError: for a wrong key or value, and for a claim that contradicts its cells.
     """
     each = values.get("each")
-    if each is None:
-        cases = {name: values}
-    else:
-        groups = (
-            each if isinstance(each, Mapping) else {cell.id: cell.id for cell in find_cells([*flat(each)], config_dir)}
-        )
+    cases: dict[str, Mapping[str, Any]] = {name: values}
+    if each is not None:
+        patterns = each if isinstance(each, Mapping) else {cell.id: cell.id for cell in _cells(each, config_dir)}
         entry = {"group": name, **{key: value for key, value in values.items() if key != "each"}}
-        cases = {re.sub(r"[^a-z0-9]+", "_", case.lower()): {**entry, "cells": ids} for case, ids in groups.items()}
-    for case, entry in cases.items():
-        claim = parse_claim(case, entry, config_dir)
+        cases = {re.sub(r"[^a-z0-9]+", "_", case.lower()): {**entry, "cells": ids} for case, ids in patterns.items()}
+    for case, stated in cases.items():
+        claim = parse_claim(case, stated, config_dir)
         if wrong := mismatches(claim.cells, claim.per, claim.published, claim.differs, config_dir):
             raise UserError("; ".join(wrong))
         yield claim
@@ -205,7 +202,8 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
         values: as in its YAML.
         config_dir: the user's folder that it is in, whose published cells it may name; None for one of ours.
     """
-    cells, per = (find_cells([*flat(values.get(key, []))], config_dir) for key in ("cells", "per"))
+    cells = _cells(values.get("cells", []), config_dir)
+    per = _cells(values.get("per", []), config_dir)
     check_keys(values, KEYS, NEEDED if cells else (*NEEDED, "where", "value", "paper_setting"))
     of_cell = cell_fields(cells[0], config_dir) if cells else {}
     text = partial(read_text, fields=of_cell)
@@ -247,6 +245,10 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
         paper_setting=" ".join(filter(None, (shown and f"{shown}.", paper_setting))),
         **texts | {"where": texts["where"] or "; ".join(dict.fromkeys(cell.place for cell in (*cells, *per)))},
     )
+
+
+def _cells(patterns: Any, config_dir: str | None) -> tuple[PublishedCell, ...]:
+    return find_cells([*flat(patterns)], config_dir)
 
 
 def _check_number(kind: Kind, value: Sequence[float], unit: str, published: ClaimSetting) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,20 +75,18 @@ def write_claims(claims: Sequence[Claim], study: Study) -> str:
 
 def read_claims(claims: Sequence[Claim], path: Path) -> list[JudgedClaim]:
     """Each claim with its findings in ``claims.json``; a claim that it lacks, or has of other runs, is not measured."""
-    known = {entry["name"]: entry for entry in json.loads(path.read_text())} if path.exists() else {}
+    entries: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    known = {entry["name"]: entry for entry in entries}
     unknown = Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims").to_dict()
     judged = []
     for claim in claims:
-        entry = known.get(claim.name)
-        if not entry or entry["runs"] != claim.hash_of_runs:
+        entry: dict[str, Any] = known.get(claim.name, {"runs": ""})
+        if entry["runs"] != claim.hash_of_runs:
             has = {"published": True, "fair": claim.fair, "otherwise": claim.toggled}
             entry = {name: unknown if there else None for name, there in has.items()} | {"choices": {}}
-        published, fair, otherwise = (
-            Finding.from_dict(found) if (found := entry[name]) else None for name in ("published", "fair", "otherwise")
-        )
-        assert published
-        choices = {label: Finding.from_dict(found) for label, found in entry["choices"].items()}
-        judged.append(JudgedClaim(claim, published, fair, otherwise, choices))
+        findings = {name: Finding.from_dict(entry[name]) if entry[name] else None for name in ("fair", "otherwise")}
+        choices = {label: Finding.from_dict(values) for label, values in entry["choices"].items()}
+        judged.append(JudgedClaim(claim, Finding.from_dict(entry["published"]), **findings, choices=choices))
     return judged
 
 
@@ -156,7 +155,7 @@ def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study:
     table = run_table(cells, study.results)
     by_key = {cell.key: cell for cell in cells}
     cell_of_row = [by_key[key] for key in table["key"]]
-    layouts = table.reindex(columns=["layout"])["layout"].fillna("").astype(str)
+    layouts = table["layout"].astype("str").fillna("") if "layout" in table else [""] * len(table)
     stages = [_encoder_stages(cell, layout) for cell, layout in zip(cell_of_row, layouts, strict=True)]
     records = [study.results.read(cell.key) for cell in cell_of_row]
     if len({cell.config.planning_seed for cell in cells}) > 1:

@@ -81,7 +81,7 @@ claims:
     common: ["model={model}", cluster=h100x64, "cluster.num_nodes={nodes}", global_batch=256, seed=0]
     of: [strategy=hetero_colocated, "layout.tp={tp}"]
     to: [strategy=megatron, "layout.tp={tp}"]
-    published: {setting: As in a table of my own.}
+    setting: As in a table of my own.
 """
 
 
