@@ -33,6 +33,7 @@ TABLE = "claims.csv"
 INDEX = "claims.md"
 # How many claims have each verdict, for pages that show no claim.
 COUNTS = "tables/claims_counts.md"
+TEMPLATES = Path(__file__).parent / "templates"
 MEMORY = "peak_memory_bytes"
 OTHER_MEMORY = "cluster.device.memory_bytes"
 SECONDS_PER_DAY = 86400
@@ -53,7 +54,7 @@ def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output
         lambda study: write_claims(claims, study),
         [FINDINGS, TABLE, INDEX, *pages],
         files=[COUNTS],
-        details=numbers,
+        details=[*numbers, *(path.read_text() for path in sorted(TEMPLATES.glob("claims*")))],
     )
 
 
