@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from entrain_bench.answers.console_table import make_console
-from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer

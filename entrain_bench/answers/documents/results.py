@@ -10,8 +10,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
-from entrain_bench.answers.documents.table import Lead, lead_markdown
-from entrain_bench.answers.documents.tables import load_tables
+from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
 from entrain_bench.answers.posterior import Chance, chances_by_job, interval, posterior_sentences

@@ -86,9 +86,7 @@ def claims_section(claims: pd.DataFrame, results_dir: str) -> Section:
     """All verdicts counted, claims without the cases of matrices, and how to measure them again (``claims.csv``)."""
     parts = []
     for title, name in (("as published", "published"), ("fair", "fair")):
-        # Other choices and reasons left out.
-        found = claims[f"{name}_verdict"].str.split("[:;]", regex=True).str[0]
-        counts = Counter(found[found != ""])
+        counts = Counter(claims.loc[claims[name] != "", name])
         parts.append(f"{title}: " + ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items())))
     heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair", "what decides"]
     rows = []

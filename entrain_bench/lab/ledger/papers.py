@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from entrain_bench.answers.documents.claim import Claim, cited
+from entrain_bench.answers.documents.claim import Claim, Kind, cited
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
@@ -63,7 +63,8 @@ def of_papers(claims: Sequence[Claim], composer: Composer) -> Iterator[Entry]:
 
 
 def _is_of_one_run(claim: Claim) -> bool:
-    measured = claim.measure.metric in (SECONDS, PEAK) and claim.unit in UNITS and claim.judged_by == "level"
+    metric = claim.published.measure.metric
+    measured = metric in (SECONDS, PEAK) and claim.unit in UNITS and claim.kind == Kind.LEVEL
     return measured and len(claim.value) == 1 and len(claim.published.sweeps) == 1 and bool(claim.cells)
 
 
@@ -72,7 +73,7 @@ def _row(claim: Claim, number: int) -> LedgerRow:
     (value,) = claim.value
     measured = value * UNITS[claim.unit]
     named = {"step_time_s": f"{measured:.6g}"}
-    if claim.measure.metric == PEAK:
+    if claim.published.measure.metric == PEAK:
         named = {"peak_memory_gib": f"{measured / GIB:.6g}"}
     texts = {
         "release": cited(claim.paper),

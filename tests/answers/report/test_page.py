@@ -171,9 +171,11 @@ def claims() -> pd.DataFrame:
         "assumption": "the baseline is rigid; otherwise, tuned",
         "otherwise_value": "1.20x",
         "otherwise_verdict": "not reproduced",
+        "published": "reproduced",
+        "fair": "partly",
     }
-    # Cases of a matrix count, and have no row; what has no fair setting has no fair verdict.
-    return pd.DataFrame([one, one | {"name": "two", "group": "many", "fair_verdict": ""}])
+    # Claims of a group count, and have no row; a claim without a fair setting has no fair verdict.
+    return pd.DataFrame([one, one | {"name": "two", "group": "many", "fair_verdict": "", "fair": ""}])
 
 
 def measured() -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer, Sweep
 from entrain_bench.lab.ledger.entries import Outcome, outcomes_of
