@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.answers.report.build import page_of, report_json
-from entrain_bench.answers.report.page import html, markdown
+from entrain_bench.answers.report.build import html, markdown, report_json, report_of
 from entrain_bench.answers.report.read import read_material
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
@@ -38,8 +37,8 @@ def main(request: Request[Keys]) -> int:
     results.prepare()
     add_config_dir(request.config_dir)
     material = read_material(results)
-    page = page_of(material, Pictures(results))
-    texts = {"report.html": html(page), "report.md": markdown(page), "report.json": report_json(material)}
+    report = report_of(material, Pictures(results))
+    texts = {"report.html": html(report), "report.md": markdown(report), "report.json": report_json(material)}
     files = {name: text.encode() for name, text in texts.items()}
     if request.keys.share:
         # It draws; a report without pictures need not import that.

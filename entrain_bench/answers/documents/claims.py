@@ -21,12 +21,10 @@ from entrain_bench.answers.documents.definition import override_key
 from entrain_bench.answers.documents.published import find_cells
 from entrain_bench.answers.documents.sides import ClaimSetting
 from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge, measured
-from entrain_bench.answers.tables import MISSING, encoder_degrees, run_table
+from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study
-from entrain_bench.specs.module_layers import Role
 
 FINDINGS = "claims.json"
 TABLE = "claims.csv"
@@ -156,9 +154,8 @@ def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study:
     table = run_table(cells, study.results)
     by_key = {cell.key: cell for cell in cells}
     cell_of_row = [by_key[key] for key in table["key"]]
-    layouts = table["layout"].astype("str").fillna("") if "layout" in table else [""] * len(table)
-    stages = [_encoder_stages(cell, layout) for cell, layout in zip(cell_of_row, layouts, strict=True)]
     records = [study.results.read(cell.key) for cell in cell_of_row]
+    stages = [encoder_stages_and_gpus(cell, record) for cell, record in zip(cell_of_row, records, strict=True)]
     if len({cell.config.planning_seed for cell in cells}) > 1:
         table["seed"] = [cell.config.planning_seed for cell in cell_of_row]
     table = table.assign(
@@ -175,10 +172,3 @@ def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study:
         gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
         table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table
-
-
-def _encoder_stages(cell: Cell, layout: str) -> tuple[float, float]:
-    """Stages of the model's encoders, which share theirs, and GPUs of a stage; not numbers without a layout."""
-    roles = {name: module["role"] for name, module in cell.config.model["modules"].items()}
-    degrees = [encoder_degrees(layout, name) for name, role in roles.items() if role == Role.ENCODER]
-    return max((found for found in degrees if found), default=(np.nan, np.nan))

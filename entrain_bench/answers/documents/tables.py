@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.comparison import TIME, Standing, compare
+from entrain_bench.answers.comparison import TIME, Standing, compare, lead_of
 from entrain_bench.answers.documents.definition import (
     check_keys,
     flat,
@@ -27,7 +27,7 @@ from entrain_bench.answers.documents.definition import (
     read_text,
 )
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
+from entrain_bench.answers.sentences import lead_sentence, winners_sentence
 from entrain_bench.answers.statistics import mean_interval
 from entrain_bench.answers.tables import run_actions, run_table, times_by_seed, without_result
 from entrain_bench.answers.text import markdown_table, seconds, speedup

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents import claims
 from entrain_bench.answers.documents.claim import Claim, cited, load_claims, parse_claim
 from entrain_bench.answers.documents.claim_pages import (
     claim_commands,
@@ -77,14 +76,6 @@ def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], mess
 def test_a_claim_without_cells_states_its_place() -> None:
     with pytest.raises(UserError, match="where: missing"):
         parse_claim("some", {key: value for key, value in VALUES.items() if key != "where"})
-
-
-def test_stages_are_those_of_the_encoders(tmp_path: Path) -> None:
-    (cell,) = Study(Results(tmp_path)).cells("model=tiny_av", "cluster=tiny", "workload=synthetic_av")
-    names = [name for name, module in cell.config.model["modules"].items() if module["role"] == "encoder"]
-    layout = "; ".join(f"{name} tp1 cp1 pp3 dp1 layers 2/2/2" for name in names) + "; llm tp1 cp1 pp5 dp1"
-    assert claims._encoder_stages(cell, layout) == (3.0, 1.0)
-    assert all(number != number for number in claims._encoder_stages(cell, "nan")), "not a number"
 
 
 def record_times(
