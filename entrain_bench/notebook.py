@@ -24,8 +24,8 @@ from entrain_bench.answers.text import seconds
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.sources import add_config_dir
 from entrain_bench.figures import _ranks, _standings
+from entrain_bench.figures._lanes import colours_of, draw_lanes, slowest_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, styled
-from entrain_bench.figures.schedule_gantt import colours_of, draw_lanes, slowest_replica
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.records import Record, Results
@@ -183,7 +183,7 @@ def _timeline(found: Timeline) -> View:
         colours = colours_of(bars)
         height_in = MARGIN_IN + LANE_IN * bars["lane"].nunique()
         figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, height_in)
-        draw_lanes(panel, bars, colours, (0.0, 1.01 * found.iteration_time_s))
+        draw_lanes(panel, bars, colours, 1.01 * found.iteration_time_s)
         panel.set_xlabel("Time (s)")
         panel.set_title("Slowest replica", loc="left")
         legend_above(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()], LEGEND_COLUMNS)

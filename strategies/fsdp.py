@@ -54,8 +54,8 @@ class FsdpPlanner:
             IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
         """
         profile = profile.for_job(sharded_job(profile.job))
-        samples = profile.draw(self.profile_samples)
-        later = getattr(make_program, "choose_recomputation", False)
+        samples = profile.samples.draw(self.profile_samples)
+        later = make_program.chooses_recomputation
         others = []
         if self.widths:
             wide = PlanePlanner(self.profile_samples, self.num_trials, sharded=True)
@@ -83,7 +83,7 @@ def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) 
                 micro_step_s(profile.for_job(own), module, placed, samples)
                 for module, placed in zip(job.model.modules, modules, strict=True)
             )
-            yield Candidate(layout.num_microbatches * each_s + profile.step_s(layout), layout)
+            yield Candidate(layout.num_microbatches * each_s + profile.programs.step_s(layout), layout)
 
 
 def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, samples: SampleShapes) -> float:
@@ -96,7 +96,7 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
         return 0.0
     each = max(1, round(float(module.lengths(samples, units).mean())))
     count = max(1, round(profile.job.microbatch_size * len(units) / len(samples)))
-    times = profile.measure(module, np.full(count, each), placed.tp, placed.cp)
+    times = profile.layers.measure(module, np.full(count, each), placed.tp, placed.cp)
     kind = module.layer_kind
     forward, backward, once_more = (
         np.array([float(seconds[0]) for seconds in column])[kind]
@@ -107,7 +107,7 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
         )
     )
     again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])
-    traffic = profile.layer_traffic(module, placed)
+    traffic = profile.layers.traffic(module, placed)
     return _longer_s(forward, traffic.gather_s) + _longer_s(
         backward + again * once_more, traffic.again_s + traffic.scatter_s
     )

@@ -20,7 +20,7 @@ from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
-from entrain_bench.program.boundary import ratio_of
+from entrain_bench.program.boundary import find_ratio
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -66,10 +66,10 @@ class SpreadItems:
         modules = []
         loads = dict[int, IntArray]()
         for module, placed in zip(job.model.encoders, encoders, strict=True):
-            ratio = ratio_of(placed, llm)
+            ratio = find_ratio(placed, llm)
             units = module.units(shapes)
             consumer = replica[shapes.item_sample[units]]
-            cost = integer_cost(profile.estimate_units(module, shapes, placed.tp, placed.cp))
+            cost = integer_cost(profile.estimates.units(module, shapes, placed.tp, placed.cp))
             load = loads.setdefault(placed.dp, np.zeros(placed.dp, np.int64))
             first = consumer // ratio.fan_out * ratio.fan_in
             tokens = module.lengths(shapes, units)

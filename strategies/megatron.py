@@ -15,7 +15,6 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
-from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.options import check_choices, check_least
@@ -24,13 +23,14 @@ from entrain_bench.balancing.planning import (
     chain_starts,
     partitions,
     place_chain,
-    rank_of_places,
+    place_ranks,
     recompute_choices,
     recompute_factor,
     spread_blocks,
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import step_assignment
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
@@ -50,12 +50,12 @@ ORDERS = ("loop", "v")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ScheduleKind:
     """Requirements of a schedule on a layout.
 
     Attributes:
         virtual_stages: stages that each rank of a pipeline holds.
-        order: how they follow each other over the ranks (``rank_of_places``).
+        order: how they follow each other over the ranks (``place_ranks``).
         split_backward: whether backwards are split.
     """
 
@@ -70,10 +70,10 @@ class Schedule:
 
 
 SCHEDULES = {
-    "1f1b": Schedule(),
-    "interleaved": Schedule(virtual_stages=2),
-    "zb_h1": Schedule(split_backward=True),
-    "zb_v": Schedule(virtual_stages=2, order="v", split_backward=True),
+    "1f1b": ScheduleKind(),
+    "interleaved": ScheduleKind(virtual_stages=2),
+    "zb_h1": ScheduleKind(split_backward=True),
+    "zb_v": ScheduleKind(virtual_stages=2, order="v", split_backward=True),
 }
 
 
@@ -117,19 +117,19 @@ class MegatronPlanner:
         require(fits, "strategy.planner.placement", self.placement, "auto or first_stage with split=uniform")
 
     @property
-    def _considered(self) -> tuple[Schedule, ...]:
+    def _considered(self) -> tuple[ScheduleKind, ...]:
         """The schedules among which trials decide."""
         if not self.schedules:
-            return (Schedule(self.virtual_stages, self.virtual_order),)
+            return (ScheduleKind(self.virtual_stages, self.virtual_order),)
         return tuple(SCHEDULES[name] for name in self.schedules)
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
-        samples = profile.draw(self.profile_samples)
-        known = Measured(samples)
+        samples = profile.samples.draw(self.profile_samples)
+        known = MeasuredCosts(samples)
 
-        def candidates(schedule: Schedule, each: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(each, known, schedule, getattr(make_program, "choose_recomputation", False))]
+        def candidates(schedule: ScheduleKind, each: Profile) -> Iterator[Candidate]:
+            drafts = [*self._drafts(each, known, schedule, make_program.chooses_recomputation)]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
                 llm = profile.job.model.llm
                 turns = schedule.virtual_stages
@@ -142,7 +142,9 @@ class MegatronPlanner:
         first, *others = (partial(candidates, schedule) for schedule in self._considered)
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 
-    def _drafts(self, profile: Profile, known: Measured, schedule: Schedule, chosen_later: bool) -> Iterator[Draft]:
+    def _drafts(
+        self, profile: Profile, known: MeasuredCosts, schedule: ScheduleKind, chosen_later: bool
+    ) -> Iterator[Draft]:
         job = profile.job
         turns = schedule.virtual_stages
 
@@ -152,20 +154,20 @@ class MegatronPlanner:
             layout = place_chain(
                 job, degrees, layers, recompute, leading, turns, schedule.order, schedule.split_backward
             )
-            return Candidate(least_s + profile.step_s(layout), layout)
+            return Candidate(least_s + profile.programs.step_s(layout), layout)
 
         for degrees in job.degrees():
             for recompute in recompute_choices(job, chosen_later=chosen_later):
                 seconds = known.costs(profile, degrees.tp, degrees.cp, recompute)
                 for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
                     stages = seconds.stage_s(degrees.pp * turns, layers, leading)
-                    ranks = np.bincount(rank_of_places(degrees.pp, turns, schedule.order), weights=stages)
+                    ranks = np.bincount(place_ranks(degrees.pp, turns, schedule.order), weights=stages)
                     ahead = schedule.bubble
                     behind = job.num_microbatches(degrees.dp)
                     least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
                     yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
 
-    def _splits(self, model: ModelSpec, pp: int, turns: int, costs: Costs) -> Iterator[tuple[Layers, bool]]:
+    def _splits(self, model: ModelSpec, pp: int, turns: int, costs: LayerCosts) -> Iterator[tuple[Layers, bool]]:
         """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement.
 
         Of the generators' stages, only the number with the fastest slowest stage for each number of the encoders'.
@@ -196,7 +198,7 @@ class MegatronPlanner:
             counts = [ahead] * model.llm_index + [int(middle[best])] + [int(behind[best])] * len(model.generators)
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
-    def _llm_split(self, costs: Costs, stages: int) -> tuple[int, ...] | None:
+    def _llm_split(self, costs: LayerCosts, stages: int) -> tuple[int, ...] | None:
         """LLM layers of each of so many stages; None if they cannot be split so."""
         num_layers = len(costs.llm_s)
         if stages > num_layers:
@@ -209,7 +211,7 @@ class MegatronPlanner:
 
 
 @dataclass(frozen=True)
-class Costs:
+class LayerCosts:
     """Seconds of every layer at one TP, CP and recomputation, and how they split into stages; worked out once.
 
     Attributes:
@@ -283,7 +285,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """Costs of the layers of jobs that differ in what planners choose, each measured once.
 
     Attributes:
@@ -292,9 +294,9 @@ class Measured:
 
     samples: SampleShapes
     _layer_s: dict[tuple[int, ...], list[FloatArray]] = field(default_factory=dict)
-    _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], LayerCosts] = field(default_factory=dict)
 
-    def costs(self, profile: Profile, tp: int, cp: int, recompute: tuple[bool, ...]) -> Costs:
+    def costs(self, profile: Profile, tp: int, cp: int, recompute: tuple[bool, ...]) -> LayerCosts:
         """Seconds of a microbatch of the profile's job."""
         width = (profile.job.microbatch_size, tp, cp)
         if width not in self._layer_s:
@@ -302,7 +304,7 @@ class Measured:
         if (*width, recompute) not in self._costs:
             each = zip(self._layer_s[width], recompute, strict=True)
             seconds = tuple(cost * recompute_factor(again) for cost, again in each)
-            self._costs[*width, recompute] = Costs(profile.job.model, seconds)
+            self._costs[*width, recompute] = LayerCosts(profile.job.model, seconds)
         return self._costs[*width, recompute]
 
 

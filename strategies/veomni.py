@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import step_assignment
 from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout

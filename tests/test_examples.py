@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
@@ -17,7 +18,10 @@ import pytest
 import yaml
 
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer, Planner, Scheduler
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.layer_profile import LayerProfile
+from entrain_bench.balancing.profile import Profile, ProfiledSamples
+from entrain_bench.balancing.program_times import ProgramTimes
+from entrain_bench.balancing.unit_estimates import UnitEstimates
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
@@ -75,8 +79,10 @@ def test_every_hook_and_all_that_a_profile_offers_is_in_it(composer: Composer) -
     for part in (Planner, Assigner, Observer, Drafter, Scheduler):
         for hook in (name for name in vars(part) if callable(getattr(part, name)) and not name.startswith("_")):
             assert f"    def {hook}(" in TEXT
-    for name in (name for name in dir(Profile) if not name.startswith("_")):
-        assert re.search(rf"^    (\w+, )?{name}\b", TEXT, re.MULTILINE), name
+    documented = ast.get_docstring(ast.parse(TEXT)) or ""
+    for view in (Profile, ProfiledSamples, LayerProfile, UnitEstimates, ProgramTimes):
+        for name in (name for name in dir(view) if not name.startswith("_")):
+            assert re.search(rf"\b{name}\b", documented), name
     strategy = prepare(config(composer)).strategy
     assert isinstance(strategy.assigner, Observer)
     assert isinstance(strategy.assigner, Drafter)

@@ -17,7 +17,7 @@ from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray
 from entrain_bench.base.errors import UserError
 
 from .budget import BUDGET
-from .schema import COLUMNS, Column
+from .schema import COLUMNS, TraceColumn
 from .take import Take
 from .tokens import MAX_ASPECT_RATIO
 
@@ -60,7 +60,7 @@ def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, f
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
             value outside its range; rows count from 1.
     """
-    reader = _Reader.open(path, take)
+    reader = _ColumnReader.open(path, take)
     text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
     if not reader.has(text_name):
         raise reader.error("needs a column text_tokens or text_chars; it is missing or all null")
@@ -94,11 +94,11 @@ def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, f
     )
 
 
-class _Reader:
+class _ColumnReader:
     """One open trace: typed access to its columns, and errors that say where."""
 
     @classmethod
-    def open(cls, path: Path, take: Take) -> _Reader:
+    def open(cls, path: Path, take: Take) -> _ColumnReader:
         """Read the known columns of a file, and of its rows the first."""
         try:
             with pq.ParquetFile(path) as file:
@@ -244,7 +244,7 @@ def _nulls(column: Any) -> BoolArray:
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
 
 
-def _within(values: FloatArray, column: Column) -> BoolArray:
+def _within(values: FloatArray, column: TraceColumn) -> BoolArray:
     # Comparisons are false for NaN.
     if not column.whole:
         return (values > 0) & (values <= column.high)

@@ -58,7 +58,7 @@ class Marginal(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant(Marginal):
+class ConstantMarginal(Marginal):
     """Always ``value``."""
 
     value: float
@@ -172,7 +172,7 @@ class Mixture(Marginal):
 
 
 KINDS: Mapping[str, type[Marginal]] = {
-    "constant": Constant,
+    "constant": ConstantMarginal,
     "lognormal": LogNormal,
     "gamma": Gamma,
     "bounded_pareto": BoundedPareto,

@@ -15,8 +15,8 @@ from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
-from .blocks import BlockSource, Generated
 from .marginals import Marginal, parse_marginal
+from .sample_blocks import BlockSource, Generated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

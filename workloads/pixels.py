@@ -14,8 +14,8 @@ from entrain_bench.specs.parse import check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .blocks import BLOCK_SAMPLES, BlockSource, Generated
 from .marginals import Marginal, parse_marginal
+from .sample_blocks import BLOCK_SAMPLES, BlockSource, Generated
 from .synthetic import drawn_sizes
 from .tokens import MAX_ASPECT_RATIO, image_items, video_items
 

@@ -12,7 +12,7 @@ MAX_TEXT = float(2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TraceColumn:
     """One column of a trace.
 
     If ``whole``, values are whole numbers from ``low`` to ``high``; otherwise numbers above 0, at most ``high``. If
@@ -38,13 +38,13 @@ class Column:
 
 
 EITHER = "this or the other text column"
-COLUMNS: Mapping[str, Column] = {
-    "sample_id": Column("integers or strings", "", "no", "unique name of the sample; default: its row number"),
-    "text_tokens": Column("numbers", "tokens", EITHER, "length of the text; used if both columns exist", MAX_TEXT),
-    "text_chars": Column(
+COLUMNS: Mapping[str, TraceColumn] = {
+    "sample_id": TraceColumn("integers or strings", "", "no", "unique name of the sample; default: its row number"),
+    "text_tokens": TraceColumn("numbers", "tokens", EITHER, "length of the text; used if both columns exist", MAX_TEXT),
+    "text_chars": TraceColumn(
         "numbers", "characters", EITHER, "text length, divided by `model.tokens.text_chars_per_token`", MAX_TEXT
     ),
-    "image_widths": Column(
+    "image_widths": TraceColumn(
         "lists of numbers",
         "pixels",
         "with images",
@@ -52,11 +52,15 @@ COLUMNS: Mapping[str, Column] = {
         MAX_PIXELS,
         low=1,
     ),
-    "image_heights": Column(
+    "image_heights": TraceColumn(
         "lists of numbers", "pixels", "with images", "heights in the same order", MAX_PIXELS, low=1
     ),
-    "n_images": Column("numbers", "images", "no", "images without video; checked against the lists", MAX_TEXT),
-    "audio_seconds": Column("numbers", "seconds", "with audio", "length of the sample's audio", MAX_SECONDS, False),
-    "video_seconds": Column("numbers", "seconds", "with video", "length of the sample's video", MAX_SECONDS, False),
-    "text_words": Column("any", "words", "no", "not read"),
+    "n_images": TraceColumn("numbers", "images", "no", "images without video; checked against the lists", MAX_TEXT),
+    "audio_seconds": TraceColumn(
+        "numbers", "seconds", "with audio", "length of the sample's audio", MAX_SECONDS, False
+    ),
+    "video_seconds": TraceColumn(
+        "numbers", "seconds", "with video", "length of the sample's video", MAX_SECONDS, False
+    ),
+    "text_words": TraceColumn("any", "words", "no", "not read"),
 }

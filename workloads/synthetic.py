@@ -15,9 +15,9 @@ from entrain_bench.specs.parse import parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .blocks import BLOCK_SAMPLES, BlockSource, Generated
 from .copula import RankCorrelation, draw_latents, latent_root, match_ranks
 from .marginals import Marginal, parse_marginal
+from .sample_blocks import BLOCK_SAMPLES, BlockSource, Generated
 
 _MAX_SIZE = 2**31 - 1
 _MAX_BLOCK_ITEMS = 50_000_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import require
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
-from .blocks import Generated
+from .sample_blocks import Generated
 from .synthetic import SyntheticSource, SyntheticWorkload
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from entrain_bench.answers.labels import label_columns
-from entrain_bench.balancing.planning import allocate_gpus, stable_samples, stages_of_gpus
+from entrain_bench.balancing.planning import allocate_gpus, gpus_to_stages, stable_samples
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
@@ -27,7 +27,7 @@ def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.D
     Returns:
         Columns ``probability``, ``encoder_tokens`` (all encoders together), ``llm_tokens``.
     """
-    shapes = profile.draw(num_samples)
+    shapes = profile.samples.draw(num_samples)
     profile.job.model.check_shapes(shapes)
     modalities = [modality for module in profile.job.model.encoders for modality in module.config.modalities]
     probability = np.linspace(0.0, 1.0, num_points)
@@ -70,10 +70,10 @@ def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: i
     stable, agreed = stable_samples(profile, degrees, num_draws, max_batch)
     rows = []
     for size in batch_sizes:
-        gpus = [allocate_gpus(profile, profile.draw(size), degrees)[0] for _ in range(num_draws)]
+        gpus = [allocate_gpus(profile, profile.samples.draw(size), degrees)[0] for _ in range(num_draws)]
         count = np.bincount(gpus, minlength=total)
         rows += [
-            (size, own, total - own, *stages_of_gpus((own, total - own), width), count[own] / num_draws)
+            (size, own, total - own, *gpus_to_stages((own, total - own), width), count[own] / num_draws)
             for own in range(width, total - width + 1)
         ]
     columns = ["batch_size", "encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages", "share"]
@@ -83,9 +83,9 @@ def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: i
 
 def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draws: int) -> FloatArray:
     """The encoders' share of the estimated forward time of freshly drawn batches ``[num_draws]``."""
-    samples = profile.draw(batch_size * num_draws)
+    samples = profile.samples.draw(batch_size * num_draws)
     profile.job.model.check_shapes(samples)
-    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    encoder, llm = profile.estimates.samples(samples, degrees.tp, degrees.cp)
     encoder, llm = (seconds.reshape(num_draws, batch_size).sum(axis=1) for seconds in (encoder, llm))
     shares: FloatArray = encoder / (encoder + llm)
     return shares

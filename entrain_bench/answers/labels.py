@@ -10,7 +10,7 @@ import pandas as pd
 
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.costs.profiled.cluster import ProfiledDevice
+from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"

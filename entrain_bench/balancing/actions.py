@@ -14,7 +14,7 @@ BACKWARD = 1
 HOLDS = -1
 
 
-class Actions(NamedTuple):
+class ListedActions(NamedTuple):
     """Actions to order on the lanes of one replica.
 
     Attributes:
@@ -55,7 +55,7 @@ class Actions(NamedTuple):
     kept_bytes: IntArray
     kept_s: FloatArray
 
-    def of(self, own: IntArray, members: IntArray) -> Actions:
+    def of(self, own: IntArray, members: IntArray) -> ListedActions:
         """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
         lane = np.zeros(len(self.room_bytes), np.int64)
         action = np.zeros(len(self.duration_s), np.int64)
@@ -64,7 +64,7 @@ class Actions(NamedTuple):
         (lane_offsets, entries), (user_offsets, users) = (
             take_rows(offsets, own) for offsets in (self.lane_offsets, self.user_offsets)
         )
-        return Actions(
+        return ListedActions(
             **{name: getattr(self, name)[own] for name in PER_ACTION},
             lane_offsets=lane_offsets,
             lanes=lane[self.lanes[entries]],
@@ -93,11 +93,11 @@ def single_lane_actions(
     user_offsets: IntArray,
     user_actions: IntArray,
     room_bytes: IntArray,
-) -> Actions:
-    """Actions of one lane each, whose results are there at once; See ``Actions``."""
+) -> ListedActions:
+    """Actions of one lane each, whose results are there at once; See ``ListedActions``."""
     none = np.zeros(len(lane), np.int64)
     at_once = np.zeros(len(lane))
-    return Actions(
+    return ListedActions(
         lane_offsets=np.arange(len(lane) + 1),
         lanes=lane,
         is_backward=is_backward,
@@ -185,7 +185,7 @@ class State(NamedTuple):
     tail_s: FloatArray
 
 
-def room_for(actions: Actions, num_groups: int) -> State:
+def room_for(actions: ListedActions, num_groups: int) -> State:
     """Room for the state of schedules of some actions."""
     num_actions = len(actions.duration_s)
     num_lanes = len(actions.room_bytes)

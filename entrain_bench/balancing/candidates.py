@@ -62,7 +62,7 @@ def check_memory(
     """
     job = profile.job
     memory = profile.memory
-    draft: MakeProgram = getattr(make_program, "draft", make_program)
+    draft = make_program.draft
     limit = job.planning_budget_bytes
     states = memory.lane_state_bytes(layout)
     alone = float(states.max()), "weights, gradients and optimizer states alone"
@@ -80,14 +80,14 @@ def check_memory(
 
     def profiled_exceed() -> bool:
         nonlocal need, what
-        drawn = [profile.draw(job.global_batch)]
+        drawn = [profile.samples.draw(job.global_batch)]
         count = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
         if exceeds(drawn[0]):
             return True
-        places = [profile.place]
+        places = [profile.samples.state]
         for _ in range(count - 1):
-            drawn.append(profile.draw(job.global_batch))
-            places.append(profile.place)
+            drawn.append(profile.samples.draw(job.global_batch))
+            places.append(profile.samples.state)
         deciding = [index for index in heaviest(drawn, job) if index]
         others = [index for index in range(1, count) if index not in deciding]
         # One by one, each only if those before it fit.
@@ -103,7 +103,7 @@ def check_memory(
         # The next layout is checked on the batches after the first that refuses this one.
         need, what = alone
         for batch, place in zip(drawn, places, strict=True):
-            profile.go_back(place)
+            profile.samples.restore(place)
             if exceeds(batch):
                 break
         return True
@@ -217,8 +217,13 @@ class Remembered:
     @property
     def draft(self) -> MakeProgram:
         """As the maker's own; itself if that has none that is quicker."""
-        own: MakeProgram = getattr(self.make, "draft", self.make)
-        return self if own is self.make else own
+        draft = self.make.draft
+        return self if draft is self.make else draft
+
+    @property
+    def chooses_recomputation(self) -> bool:
+        """As the maker."""
+        return self.make.chooses_recomputation
 
 
 def _recomputing(
@@ -236,7 +241,7 @@ def _recomputing(
         alike = (other for other in islice(rising, MAX_RECOMPUTING) if _degrees(other.layout) == _degrees(first.layout))
         offered = [first, *_fitting(profile, alike, make_program, refused)]
         if len(offered) > 1:
-            batch = profile.draw(profile.job.global_batch)
+            batch = profile.samples.draw(profile.job.global_batch)
             seconds = [decisive(profile.trial_s(make_program(batch, each.layout))) for each in offered]
             first = offered[int(np.argmin(seconds))]
         yield first
@@ -259,7 +264,7 @@ def _by_trial(
 
     What is tried fits on the batch it is tried on; only the fastest is checked on more.
     """
-    batch = profile.draw(profile.job.global_batch)
+    batch = profile.samples.draw(profile.job.global_batch)
     make_program = Remembered(make_program)
     share = -(-num_trials // len(each_size))
     runnable = [_fitting(profile, some, make_program, refused, [batch]) for some in each_size]

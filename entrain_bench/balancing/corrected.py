@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_durations, packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_durations, packed_units_s
 from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
-from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.interface import Assigner, Drafter, Observer, declares
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, rows_of
@@ -38,12 +38,12 @@ class CorrectedAssigner:
     @property
     def handles_generators(self) -> bool:
         """As the base."""
-        return bool(getattr(self.base, "handles_generators", False))
+        return declares(self.base, "handles_generators")
 
     @property
     def handles_widths(self) -> bool:
         """As the base."""
-        return bool(getattr(self.base, "handles_widths", False))
+        return declares(self.base, "handles_widths")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """The base's labels by corrected estimates."""
@@ -67,7 +67,7 @@ class CorrectedAssigner:
         for seconds, own in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
             seconds[: program.first_action[-1]] = packed_durations(program, own)
         units_s = doubled_s - believed_s
-        believed_s = profile.with_weights_s(program, believed_s)
+        believed_s = profile.programs.with_weights_s(program, believed_s)
         passes = slice(int(program.first_action[-1]))
         seconds = timeline.end_s - timeline.start_s
         # What passes take besides their units is believed; on a machine that is slower throughout, so is that.

@@ -12,7 +12,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import ENOUGH, Remembered, check_memory, heaviest
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.offers import Estimates, Offer, by_turns
+from entrain_bench.balancing.offers import Offer, OfferEstimates, by_turns
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import UserError
@@ -66,7 +66,7 @@ def tuning_batches(profile: Profile) -> TuningBatches:
     """Draw batches from the profile's tuning stream and sort them into strata by their longest units."""
     size = profile.job.global_batch
     count = max(1, min(NUM_BATCHES, MAX_DRAWN // size, MAX_SAMPLES // size))
-    drawn = profile.tuning_batches(count)
+    drawn = profile.samples.tuning_batches(count, size)
     order = _by_longest_unit(drawn, profile.job.model)
     low, middle, *high = _middles(order, DRAFT_STRATA)
     drafts = tuple(dict.fromkeys((middle, low, *high)))
@@ -97,6 +97,10 @@ class _Makers:
     def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
         return self.full(shapes, layout)
 
+    @property
+    def chooses_recomputation(self) -> bool:
+        return self.full.chooses_recomputation
+
 
 @dataclass
 class Trials:
@@ -117,8 +121,8 @@ class Trials:
 
     def __post_init__(self) -> None:
         full = Remembered(self.make_program)
-        own: MakeProgram = getattr(self.make_program, "draft", self.make_program)
-        self._makers = _Makers(full, full if own is self.make_program else Remembered(own))
+        draft = self.make_program.draft
+        self._makers = _Makers(full, full if draft is self.make_program else Remembered(draft))
 
     @cached_property
     def weight(self) -> int:
@@ -131,7 +135,7 @@ class Trials:
         Returns:
             Seconds; None if it cannot run there or exceeds memory.
         """
-        key = (*content_of(layout), index)
+        key = (*candidate_key(layout), index)
         if key not in self._known:
             shapes = self.batches.drawn[index]
             try:
@@ -191,7 +195,7 @@ class Trials:
         try:
             chosen = heaviest(drawn, job)
             need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
-            later = getattr(self.make_program, "choose_recomputation", False)
+            later = self.make_program.chooses_recomputation
             if need > ENOUGH * job.planning_budget_bytes and not later:
                 others = (batch for index, batch in enumerate(drawn) if index not in chosen)
                 check_memory(self.profile, layout, self._makers, others)
@@ -201,7 +205,7 @@ class Trials:
         return True
 
 
-def content_of(layout: Layout) -> tuple[object, ...]:
+def candidate_key(layout: Layout) -> tuple[object, ...]:
     """Return the part of a candidate in which candidates differ."""
     return layout.content, layout.num_microbatches, layout.split_backward
 
@@ -238,7 +242,7 @@ def _drafted(
     most = max(1, int(num_drafts * BY_TURNS))
     next((None for _ in by_turns(numbered, lambda offer: is_near(offer) and runs(offer)) if is_over()), None)
     most = num_drafts
-    estimates = Estimates.of(offers) if left.any() else None
+    estimates = OfferEstimates.of(offers) if left.any() else None
     while estimates and left.any() and not is_over():
         expected = estimates.corrected([index for _, index in drafted], [seconds for seconds, _ in drafted])
         runs(numbered[int(np.where(left, expected, np.inf).argmin())])
@@ -275,9 +279,9 @@ def halved(
             if seconds is not None:
                 yield seconds, layout
 
-    known = {content_of(layout) for layout in entered}
+    known = {candidate_key(layout) for layout in entered}
     finalists = [*finished(entered)]
-    finalists += islice(finished(layout for _, layout in ranked if content_of(layout) not in known), FINALISTS)
+    finalists += islice(finished(layout for _, layout in ranked if candidate_key(layout) not in known), FINALISTS)
     if len(finalists) <= len(entered):
         rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
         finalists += islice(finished(rest), 1)

@@ -17,7 +17,28 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-type MakeProgram = Callable[[SampleShapes, Layout], Program]
+
+class MakeProgram(Protocol):
+    """Makes the program that a strategy's assigner and scheduler give a batch under a layout."""
+
+    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
+        """Return the program of a batch."""
+        ...
+
+    @property
+    def draft(self) -> MakeProgram:
+        """A quicker maker whose programs need about the same memory; this maker if the scheduler has no draft."""
+        ...
+
+    @property
+    def chooses_recomputation(self) -> bool:
+        """Whether the scheduler chooses what is recomputed if the job leaves it open."""
+        ...
+
+
+def declares(part: object, feature: str) -> bool:
+    """Return whether a planner, assigner or scheduler has a class variable such as ``handles_generators = True``."""
+    return bool(getattr(part, feature, False))
 
 
 class Planner(Protocol):
@@ -81,12 +102,7 @@ class SchedulerDrafter(Scheduler, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Makes a program of a batch with the strategy's assigner and scheduler, for its planner; a ``MakeProgram``.
-
-    Attributes:
-        strategy: the strategy.
-        profile: what its parts may see.
-    """
+    """The ``MakeProgram`` that a strategy passes to its planner; assigner and scheduler see ``profile``."""
 
     strategy: Strategy
     profile: Profile
@@ -96,13 +112,13 @@ class Programs:
         return self.strategy.program(shapes, layout, self.profile)
 
     @property
-    def choose_recomputation(self) -> bool:
-        """Whether the scheduler chooses recomputation if the job leaves it open (``chooses_recomputation``)."""
-        return bool(getattr(self.strategy.scheduler, "chooses_recomputation", False))
+    def chooses_recomputation(self) -> bool:
+        """Whether the scheduler declares that it chooses recomputation."""
+        return declares(self.strategy.scheduler, "chooses_recomputation")
 
     @property
     def draft(self) -> Programs:
-        """The same with a quick scheduler that needs about the same memory, if the scheduler has one."""
+        """The programs of the scheduler's draft, if it has one."""
         scheduler = self.strategy.scheduler
         if not isinstance(scheduler, SchedulerDrafter):
             return self
@@ -136,7 +152,7 @@ class Strategy:
         generator's ranks, samples or order.
         """
         for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
-            if model.generators and not getattr(part, "handles_generators", False):
+            if model.generators and not declares(part, "handles_generators"):
                 raise IncompatibleError(
                     f"model={model.name}: has a generator ({model.generators[0].name}), which strategy/{name} "
                     f"{type(part).__name__} does not support. Use another strategy or model"
@@ -149,7 +165,7 @@ class Strategy:
         """
         grouped = next((placed.module for placed in layout.modules if placed.widths), None)
         for name, part in (("assigner", self.assigner), ("scheduler", self.scheduler)):
-            if grouped and not getattr(part, "handles_widths", False):
+            if grouped and not declares(part, "handles_widths"):
                 raise IncompatibleError(
                     f"strategy/{name}: {type(part).__name__} knows replicas of fixed degrees, but {grouped} has groups "
                     "of several widths. Use the part of the planner's strategy"

@@ -12,12 +12,12 @@ from entrain_bench.balancing.rounds import rounds_program
 from entrain_bench.balancing.schedules import (
     backward_microbatch,
     chain_chunks,
-    chain_of_places,
+    find_places,
     microbatches_per_replica,
     one_f_one_b,
 )
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import Turns, ZeroBubbleH1, ZeroBubbleV, valley_of
+from entrain_bench.balancing.zero_bubble import Turns, ZeroBubbleH1, ZeroBubbleV, find_valley
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
@@ -60,10 +60,10 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     """Interleaved 1F1B over a chain of virtual stages: of the encoders, then the LLM's, then the generators'.
 
     Raises:
-        IncompatibleError: if the stages do not go round the ranks (``chain_of_turns``), and for microbatches that are
+        IncompatibleError: if the stages do not go round the ranks (``find_turns``), and for microbatches that are
             no multiple of the pipeline's ranks, which Megatron-LM refuses, too.
     """
-    chain = chain_of_turns(model, layout)
+    chain = find_turns(model, layout)
     if chain is None:
         needed = "the interleaved schedule needs virtual stages that go round the ranks in order"
         raise IncompatibleError(f"schedule: {needed} (strategy.planner.virtual_order=loop)")
@@ -84,12 +84,12 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     return build_program(model, layout, shapes, chunks, slots)
 
 
-def chain_of_turns(model: ModelSpec, layout: Layout) -> Turns | None:
+def find_turns(model: ModelSpec, layout: Layout) -> Turns | None:
     """The interleaved pipeline that a layout is; None if it is none.
 
-    Place i of the chain (``chain_of_places``) is on rank i modulo their number.
+    Place i of the chain (``find_places``) is on rank i modulo their number.
     """
-    found = chain_of_places(model, layout)
+    found = find_places(model, layout)
     if found is None:
         return None
     of_place, places = found
@@ -121,12 +121,12 @@ class Interleaved(OneForwardOneBackward):
         if layout.modules[0].widths:
             self._refuse_eager("groups of several widths")
             return self.within_memory(rounds_program(model, shapes, layout, assignment), profile)
-        is_valley = valley_of(model, layout) is not None
+        is_valley = find_valley(model, layout) is not None
         if is_valley or layout.split_backward:
             self._refuse_eager("a split backward")
             zero_bubble = ZeroBubbleV(memory=self.memory) if is_valley else ZeroBubbleH1(memory=self.memory)
             return zero_bubble.schedule(shapes, layout, assignment, profile)
-        if max(placed.stages_per_rank for placed in layout.modules) > 1 or chain_of_turns(model, layout) is not None:
+        if max(placed.stages_per_rank for placed in layout.modules) > 1 or find_turns(model, layout) is not None:
             self._refuse_eager("virtual stages")
             return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)
         return self.in_chain(shapes, layout, assignment, profile)

@@ -61,7 +61,7 @@ def by_turns[What](
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class OfferEstimates:
     """Estimates of offers, corrected by simulations of some of them.
 
     Attributes:
@@ -73,7 +73,7 @@ class Estimates:
     values: IntArray
 
     @classmethod
-    def of(cls, offers: Sequence[Offer[object]]) -> Estimates:
+    def of(cls, offers: Sequence[Offer[object]]) -> OfferEstimates:
         """The estimates of some offers, one at least."""
         columns = []
         for knob in zip(*(offer.knobs for offer in offers), strict=True):

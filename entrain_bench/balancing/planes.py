@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
 from entrain_bench.balancing.candidates import Candidate, by_estimate
-from entrain_bench.balancing.halving import content_of
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
+from entrain_bench.balancing.halving import candidate_key
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices, recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import even_layers, plane_layout
 from entrain_bench.balancing.tuning import Candidates, chosen_layout
-from entrain_bench.balancing.widths import TENSOR_PARALLEL, is_plane_fixed, plane_degrees, without_stages
+from entrain_bench.balancing.width_layouts import TENSOR_PARALLEL, is_plane_fixed, plane_degrees, without_stages
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program
@@ -62,13 +62,13 @@ class PlanePlanner:
 
     def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
         """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
-        samples = profile.draw(self.profile_samples)
-        batch = profile.draw(profile.job.global_batch)
-        known = Known(samples, batch, getattr(make_program, "draft", make_program))
-        later = bool(getattr(make_program, "choose_recomputation", False))
+        samples = profile.samples.draw(self.profile_samples)
+        batch = profile.samples.draw(profile.job.global_batch)
+        known = PlaneEstimates(samples, batch, make_program.draft)
+        later = make_program.chooses_recomputation
         return lambda each: by_estimate(self._offered(each, known, chosen_later=later))
 
-    def _offered(self, profile: Profile, known: Known, *, chosen_later: bool) -> Iterator[Candidate]:
+    def _offered(self, profile: Profile, known: PlaneEstimates, *, chosen_later: bool) -> Iterator[Candidate]:
         job = profile.job
         problem = None
         found = False
@@ -99,7 +99,7 @@ class PlanePlanner:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlaneEstimates:
     """Layer times and estimates that were computed for earlier layouts.
 
     Attributes:
@@ -136,11 +136,11 @@ class Known:
             module_s = np.array([float(own.sum()) for own in self.layers(profile, layout.modules[0].tp)])
             slower = float((module_s * [recompute_factor(each) for each in again]).sum() / module_s.sum())
             return Candidate(self.estimated(profile, plain, own_rounds=own_rounds).estimated_s * slower, layout)
-        key = content_of(layout)
+        key = candidate_key(layout)
         if key not in self._estimates:
             try:
                 program = self.make_program(self.batch, layout)
-                self._estimates[key] = packed_iteration_s(program, profile), rounds_of(program)
+                self._estimates[key] = packed_iteration_s(program, profile), count_rounds(program)
             except UserError as error:
                 self._estimates[key] = error.with_traceback(None)
         found = self._estimates[key]
@@ -149,7 +149,7 @@ class Known:
         return Candidate(found[0], layout if own_rounds else replace(layout, num_microbatches=found[1]))
 
 
-def rounds_of(program: Program) -> int:
+def count_rounds(program: Program) -> int:
     """Number of the LLM's microbatches in a replica."""
     return 1 + int(program.chunks[program.model.llm_index].microbatch.max())
 

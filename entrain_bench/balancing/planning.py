@@ -54,7 +54,7 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
         return (degrees.pp * width,)
-    encoder, llm = profile.estimate_samples(samples, degrees.tp, degrees.cp)
+    encoder, llm = profile.estimates.samples(samples, degrees.tp, degrees.cp)
     model = profile.job.model
     most = [width * min(len(module.layers) for module in model.encoders), width * len(model.llm.layers)]
     # Only forwards are estimated; frozen layers have a shorter backward.
@@ -63,7 +63,7 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
     return proportional_allocation(degrees.pp * width, shares, most, width, "GPUs")
 
 
-def stages_of_gpus(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
+def gpus_to_stages(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
     """Convert GPUs to pipeline stages of the merged encoder and of the LLM; a stage has ``width`` = TP x CP GPUs.
 
     The encoder's count is rounded down and the LLM takes the rest (arXiv:2605.27918, section 4.2 and appendix A: at
@@ -75,7 +75,7 @@ def stages_of_gpus(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """Return the pipeline stages of the merged encoder and of the LLM, by their share of estimated work."""
-    return stages_of_gpus(allocate_gpus(profile, samples, degrees), degrees.tp * degrees.cp)
+    return gpus_to_stages(allocate_gpus(profile, samples, degrees), degrees.tp * degrees.cp)
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
@@ -88,8 +88,10 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
     """
     num_samples = 1
     while True:
-        first = allocate_gpus(profile, profile.draw(num_samples), degrees)
-        if all(allocate_gpus(profile, profile.draw(num_samples), degrees) == first for _ in range(num_validations)):
+        first = allocate_gpus(profile, profile.samples.draw(num_samples), degrees)
+        if all(
+            allocate_gpus(profile, profile.samples.draw(num_samples), degrees) == first for _ in range(num_validations)
+        ):
             return num_samples, True
         if 2 * num_samples > max_samples:
             return num_samples, False
@@ -111,12 +113,12 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages; each needs at least 1 layer")
-    return _partitions_of(np.asarray(layer_s, np.float64).tobytes()).into(num_stages)
+    return _cached_partitions(np.asarray(layer_s, np.float64).tobytes()).into(num_stages)
 
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
     """Return the results of ``partition_layers`` for 1 stage up to as many stages as layers."""
-    known = _partitions_of(np.asarray(layer_s, np.float64).tobytes())
+    known = _cached_partitions(np.asarray(layer_s, np.float64).tobytes())
     return [known.into(stages) for stages in range(1, len(layer_s) + 1)]
 
 
@@ -161,7 +163,7 @@ class _Partitions:
 
 # Planners repeatedly split the same layers into every number of stages.
 @lru_cache(maxsize=64)
-def _partitions_of(layer_s: bytes) -> _Partitions:
+def _cached_partitions(layer_s: bytes) -> _Partitions:
     return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
 
 
@@ -209,14 +211,14 @@ def place_chain(
         recompute: whether each module recomputes activations.
         leading: whether encoders and generators have separate stages before and after the LLM; if not, they share the
             LLM's first and last stages.
-        virtual_stages: stages that each rank group holds, in the order of ``rank_of_places``.
+        virtual_stages: stages that each rank group holds, in the order of ``place_ranks``.
         virtual_order: ``loop`` or ``v``.
         split_backward: whether weight gradients have a separate pass.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
     modules = []
-    rank_of_place = rank_of_places(degrees.pp, virtual_stages, virtual_order)
+    rank_of_place = place_ranks(degrees.pp, virtual_stages, virtual_order)
     firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
     for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
         held = np.ascontiguousarray(ranks[:, rank_of_place[first : first + len(split)]])
@@ -242,7 +244,7 @@ def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> floa
     return float((profile.memory.lane_state_bytes(layout) + layout.lane_sums(kept)).max())
 
 
-def rank_of_places(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
+def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
     """Return the rank (block) of each virtual stage in a chain ``[num_ranks * virtual_stages]``.
 
     ``loop``: stages go round the ranks (arXiv:2104.04473, section 2.2). ``v``: stages go down the ranks and back up
@@ -289,7 +291,7 @@ def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -
         if not count:
             costs.append(np.zeros(len(module.layers)))
             continue
-        times = profile.measure(module, np.full(count, each), tp, cp)
+        times = profile.layers.measure(module, np.full(count, each), tp, cp)
         costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
     return costs
 

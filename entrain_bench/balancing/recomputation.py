@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from ortools.sat.python import cp_model
 
-from entrain_bench.balancing.beliefs import covered_layer_s
+from entrain_bench.balancing.chunk_estimates import covered_layer_s
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
@@ -22,7 +22,7 @@ from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Pass, Program, recompute_chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_per_stage
+from entrain_bench.program.recomputed_layers import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
 
 MEMORY = ("module", "stage", "greedy", "exact")
@@ -68,7 +68,7 @@ class Recomputation:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LaneOffers:
     """Options of a lane, in the units of the integer program.
 
     Attributes:
@@ -173,7 +173,7 @@ def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: P
     return recompute_chunks(program, [own - less for own, less in zip(program.remade, kept, strict=True)])
 
 
-def greedy(lane: Lane) -> IntArray:
+def greedy(lane: LaneOffers) -> IntArray:
     """Layers kept, bought one interval after another by seconds for memory and the time it is held ``[intervals]``."""
     worth = lane.gain / (np.maximum(lane.size, 1) * (1.0 + lane.last - lane.first))
     order = np.argsort(-worth, kind="stable")
@@ -193,7 +193,7 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
     return kept
 
 
-def optimal(lane: Lane, hint: IntArray) -> IntArray:
+def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
     """Layers kept that save most in all, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no less than ``hint``."""
     if np.array_equal(hint, lane.most) or not len(hint):
         return hint
@@ -217,7 +217,7 @@ def optimal(lane: Lane, hint: IntArray) -> IntArray:
     return found if (found * lane.gain).sum() > (hint * lane.gain).sum() else hint
 
 
-def _bounding(lane: Lane) -> BoolArray:
+def _bounding(lane: LaneOffers) -> BoolArray:
     """Entries that bound the intervals they lie in as no other one does ``[entries]``.
 
     While intervals begin, what is open grows; then it shrinks. Of entries on one side of such a hill only those count
@@ -241,7 +241,9 @@ def _bounding(lane: Lane) -> BoolArray:
     return bounding
 
 
-def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[list[Lane], list[IntArray]]:
+def _lanes(
+    program: Program, forward_s: Sequence[FloatArray], profile: Profile
+) -> tuple[list[LaneOffers], list[IntArray]]:
     """Offers of every lane, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
     sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
     num_forwards = sizes_of[program.module]
@@ -259,7 +261,7 @@ def _lanes(program: Program, forward_s: Sequence[FloatArray], profile: Profile) 
         place[actions] = np.arange(high - low)
         own = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
         last = place[own + num_forwards[own]]
-        lanes.append(Lane(place[own], last, most[own], sizes[own], gains[own], whole[low:high]))
+        lanes.append(LaneOffers(place[own], last, most[own], sizes[own], gains[own], whole[low:high]))
         intervals.append(np.stack([program.module[own], program.chunk[own], program.stage[own]]))
     return lanes, intervals
 

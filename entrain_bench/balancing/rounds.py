@@ -128,7 +128,7 @@ def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> lis
 def mean_tokens(profile: Profile, layout: Layout) -> int:
     """LLM tokens of a position in a round if a batch of the profile takes the layout's number of rounds."""
     llm = layout.modules[profile.job.model.llm_index]
-    tokens = int(profile.tuning_batches(1)[0].llm_tokens.sum())
+    tokens = int(profile.samples.tuning_batches(1, profile.job.global_batch)[0].llm_tokens.sum())
     return max(1, -(-tokens // (llm.dp * layout.num_microbatches)))
 
 

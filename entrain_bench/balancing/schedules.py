@@ -15,7 +15,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
-from entrain_bench.program.boundary import is_colocated, ratio_of
+from entrain_bench.program.boundary import find_ratio, is_colocated
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -76,9 +76,7 @@ def _refuse_virtual_stages(layout: Layout) -> None:
             )
 
 
-def chain_of_places(
-    model: ModelSpec, layout: Layout, apart: bool = False
-) -> tuple[IntArray, tuple[IntArray, ...]] | None:
+def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[IntArray, tuple[IntArray, ...]] | None:
     """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
 
     Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
@@ -254,7 +252,7 @@ def check_routes(
     *encoders, llm = layout.modules
     consumer = assignment.modules[-1]
     for module, placed, labels in zip(model.encoders, encoders, assignment.modules, strict=False):
-        ratio = ratio_of(placed, llm)
+        ratio = find_ratio(placed, llm)
         owner = shapes.item_sample[module.units(shapes)]
         wrong = np.flatnonzero(labels.replica // ratio.fan_in != consumer.replica[owner] // ratio.fan_out)
         if wrong.size:

@@ -15,7 +15,7 @@ from itertools import islice, product
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
-from entrain_bench.balancing.halving import DRAFTS, FAR, Trials, content_of, halved, tuning_batches
+from entrain_bench.balancing.halving import DRAFTS, FAR, Trials, candidate_key, halved, tuning_batches
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.offers import Offer, by_turns
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
@@ -65,7 +65,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
         for module in profile.job.model.modules:
             length = module.lengths(samples, module.units(samples)).max(initial=0)
             if length:
-                times = profile.measure(module, np.array([length]), tp, cp)
+                times = profile.layers.measure(module, np.array([length]), tp, cp)
                 seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
         return seconds
 
@@ -103,7 +103,7 @@ def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
     ]
 
 
-def knobs_of(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
+def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     """Values of a layout's knobs: of the LLM, of the modules beside it, and which set it is of."""
     llm = layout.modules[llm_index]
     others = [module for index, module in enumerate(layout.modules) if index != llm_index]
@@ -129,8 +129,8 @@ def asked(
     for (kind, candidates), job in product(enumerate(sets), jobs):
         try:
             for candidate in islice(candidates(profile.for_job(job)), each_most):
-                offer = Offer(candidate.estimated_s, knobs_of(candidate.layout, llm, kind), candidate.layout)
-                offers.setdefault(content_of(candidate.layout), offer)
+                offer = Offer(candidate.estimated_s, list_knobs(candidate.layout, llm, kind), candidate.layout)
+                offers.setdefault(candidate_key(candidate.layout), offer)
         except UserError as error:
             refused.append(error.with_traceback(None))
     return [*offers.values()]
@@ -152,7 +152,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
         UserError: why there is no candidate, or none fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
-    chosen_later = bool(getattr(make_program, "choose_recomputation", False))
+    chosen_later = make_program.chooses_recomputation
     samples = trials.batches.drawn[trials.batches.drafts[0]]
     most = max(2, int(budget * DRAFTS))
     entered: list[Layout] = []

@@ -14,8 +14,8 @@ from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import (
     backward_microbatch,
     chain_chunks,
-    chain_of_places,
     chain_program,
+    find_places,
     learns,
     microbatches_per_replica,
     stages_behind,
@@ -112,7 +112,7 @@ class ZeroBubbleV(ZeroBubble):
         Raises:
             IncompatibleError: if the stages do not go down the ranks and back.
         """
-        valley = valley_of(profile.job.model, layout)
+        valley = find_valley(profile.job.model, layout)
         if valley is None:
             raise IncompatibleError(
                 "schedule: ZB-V needs two stages per rank, down the ranks and back up. Set "
@@ -140,10 +140,10 @@ class Turns:
     places: tuple[IntArray, ...]
 
 
-def valley_of(model: ModelSpec, layout: Layout) -> Turns | None:
+def find_valley(model: ModelSpec, layout: Layout) -> Turns | None:
     """The V that a layout is, place i on rank i, and on 2p - 1 - i from the p-th on; None if it is none."""
     # Where encoders end on the lowest rank the LLM may begin on its other place.
-    for found in (chain_of_places(model, layout, apart) for apart in (False, True)):
+    for found in (find_places(model, layout, apart) for apart in (False, True)):
         if found is not None:
             of_place, places = found
             num_ranks = len(np.unique(of_place))

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import create_profile
 from entrain_bench.base.errors import IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
@@ -20,8 +20,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.records.records import METRICS
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.time_shares import TIME_SHARES
-from entrain_bench.run.experiment import Feed, Trainer, prepare, run_experiment
-from entrain_bench.simulate.rendezvous import RULES, semantics_of
+from entrain_bench.run.experiment import Feed, prepare, run_experiment
+from entrain_bench.simulate.rendezvous import RULES, find_receive_rule
 from entrain_bench.specs.cluster import ClusterSpec
 
 SMALL = ("global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1", "mlflow=false")
@@ -64,7 +64,7 @@ class ViolationError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ConformanceTest:
     """One check of one run; ``examine`` raises what is wrong, and may return a finding as text."""
 
     check: str
@@ -76,13 +76,13 @@ class Case:
 class Verdict:
     """The result of a case: ``ok``, ``failed``, or ``skipped`` if the strategy does not support the run."""
 
-    case: Case
+    case: ConformanceTest
     outcome: str
     detail: str
     seconds: float
 
 
-def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
+def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]:
     """Every check of the strategy that the overrides choose, on small runs; what they fix holds in all of these."""
     given = {text.lstrip("+").partition("=")[0] for text in overrides}
 
@@ -90,19 +90,19 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
         ours = [*SMALL, *(f"{group}={name}" for group, name in chosen.items())]
         return composer.run([*(text for text in ours if text.partition("=")[0] not in given), *overrides])
 
-    def run(check: str, config: RunConfig, examine: Callable[[RunConfig], object], note: str = "") -> Case:
+    def run(check: str, config: RunConfig, examine: Callable[[RunConfig], object], note: str = "") -> ConformanceTest:
         name = f"{config.workload['name']}, {config.model['name']}, {config.cluster['name']}{note}"
-        return Case(check, name, lambda: examine(config))
+        return ConformanceTest(check, name, lambda: examine(config))
 
     settings = [composed(model=model, workload=name, cluster=NODES[0]) for model, name in product(MODELS, WORKLOADS)]
     nodes = [composed(model=MODELS[1], workload=workload, cluster=NODES[1]) for workload in WORKLOADS]
     partner = composer.run([text for text in SMALL if text not in given] + [f"strategy={PARTNER}"]).strategy
     found = [
-        Case("imports what is open to strategies", "source", lambda: require_walls(settings[0])),
+        ConformanceTest("imports what is open to strategies", "source", lambda: require_walls(settings[0])),
         *(run(VALID, each, require_valid) for each in settings),
         *(run("repeatable, also with wrong estimates", each, require_repeatable) for each in nodes),
         *(run("blind to the truth behind its estimates", each, require_blind) for each in nodes),
-        *(run("transfers that its programs need", each, transfers_of) for each in nodes),
+        *(run("transfers that its programs need", each, find_transfer_rule) for each in nodes),
     ]
     for part in PARTS:
         mixed = replace(nodes[0], strategy={**nodes[0].strategy, "name": "mixed", part: partner[part]})
@@ -110,7 +110,7 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[Case]:
     return list({(case.check, case.name): case for case in found}.values())
 
 
-def examine(each: Sequence[Case]) -> Iterator[Verdict]:
+def examine(each: Sequence[ConformanceTest]) -> Iterator[Verdict]:
     """Verdicts, one by one."""
     for case in each:
         started = perf_counter()
@@ -176,12 +176,12 @@ def require_blind(config: RunConfig) -> None:
             raise ViolationError(f"the {name} changes with a truth that no strategy may know ({changed})")
 
 
-def transfers_of(config: RunConfig) -> str:
+def find_transfer_rule(config: RunConfig) -> str:
     """The rule by which ranks must post receives so that no program deadlocks where sends wait for their receivers."""
     setting = prepare(config)
     feed = Feed(setting, setting.plan(), config.seed)
     programs = (feed.program(feed.batch(iteration))[0] for iteration in range(WATCHED_ITERATIONS))
-    found = {semantics_of(program, setting.truth.cluster, config.framework) for program in programs}
+    found = {find_receive_rule(program, setting.truth.cluster, config.framework) for program in programs}
     return max(found, key=RULES.index)
 
 
@@ -190,12 +190,12 @@ def decisions(
 ) -> list[Layout | Program]:
     """Layout and programs of the first iterations, each executed before the next; ``seen`` is what is shown."""
     setting = prepare(config)
-    assert not isinstance(setting.executor, Trainer)
+    assert not setting.executor.trains
     job = replace(setting.job, cluster=seen(setting.job.cluster))
     known = (job, setting.truth, setting.source)
     wrong = (config.belief_error, config.belief_bias)
-    profile = Profile(*known, config.seed, *wrong)
-    layout = setting.strategy.plan(Profile(*known, config.planning_seed, *wrong, config.simulated_batches))
+    profile = create_profile(*known, config.seed, *wrong)
+    layout = setting.strategy.plan(create_profile(*known, config.planning_seed, *wrong, config.simulated_batches))
     feed = Feed(replace(setting, profile=profile), layout, config.seed)
     made = list[Layout | Program]([layout])
     for iteration in range(WATCHED_ITERATIONS):

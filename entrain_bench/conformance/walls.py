@@ -7,7 +7,10 @@ import importlib
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.layer_profile import LayerProfile
+from entrain_bench.balancing.profile import Profile, ProfiledSamples
+from entrain_bench.balancing.program_times import ProgramTimes
+from entrain_bench.balancing.unit_estimates import UnitEstimates
 from entrain_bench.base.errors import OWN_PACKAGES
 from entrain_bench.records.code import absolute, import_statements, sources_of
 
@@ -17,8 +20,13 @@ STRATEGIES = "entrain_bench_strategies"
 OPEN_ROOMS = frozenset({"balancing", "base", "program", "specs"})
 # Modules of open rooms that are closed: they write and keep files.
 CLOSED_MODULES = frozenset({"base.files", "base.store"})
-# What a profile keeps to itself.
-HIDDEN = frozenset(field.name for field in fields(Profile) if field.name.startswith("_"))
+# Fields of a profile and its views that strategies may not read.
+HIDDEN = frozenset(
+    field.name
+    for view in (Profile, ProfiledSamples, LayerProfile, UnitEstimates, ProgramTimes)
+    for field in fields(view)
+    if field.name.startswith("_")
+)
 
 
 def trespasses(modules: Collection[str]) -> list[str]:

@@ -46,7 +46,7 @@ class Need:
         return self._bounds[key]
 
 
-def need_of(truth: CostTruth, shapes: SampleShapes) -> Need:
+def find_need(truth: CostTruth, shapes: SampleShapes) -> Need:
     """GPU time, iteration time and FLOPs that samples need under any layout."""
     gpu_s = least_gpu_s(truth, shapes)
     return Need(gpu_s, cluster_bound_s(truth, shapes, gpu_s), truth.model.training_flops(shapes))

@@ -33,7 +33,7 @@ class Edges:
     fixed_s: FloatArray
 
 
-def edges_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
+def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
     """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
 
     Inside a module every rank sends the hidden states that it has: without sequence parallelism those of all tokens of

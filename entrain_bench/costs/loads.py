@@ -75,7 +75,7 @@ def score_area(attention: Attention, lengths: IntArray, kernel: str = FLASH2) ->
     return np.minimum(rows * (columns + QUERY_TILE) / 2, rows * columns) if skips else rows * columns
 
 
-def loads_of(
+def compute_loads(
     module: ModuleSpec,
     lengths: IntArray,
     offsets: IntArray | None = None,
@@ -85,14 +85,14 @@ def loads_of(
     """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own."""
     kinds = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
     areas = {name: score_area(attention, lengths, kernel) for name, attention in kinds.items()}
-    areas |= labelled_of(module, lengths, labelled)
+    areas |= count_labelled(module, lengths, labelled)
     if offsets is None:
         return Loads(np.asarray(lengths, np.float64), areas)
     # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
     return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
 
 
-def labelled_of(module: ModuleSpec, lengths: IntArray, labelled: IntArray | None) -> dict[str, FloatArray]:
+def count_labelled(module: ModuleSpec, lengths: IntArray, labelled: IntArray | None) -> dict[str, FloatArray]:
     """Labelled tokens of each sequence, by default all, by the kind of layer that tells them apart, if there is one."""
     given = np.asarray(lengths if labelled is None else labelled, np.float64)
     return {kind.kind: given for kind in module.kinds if kind.labelled}

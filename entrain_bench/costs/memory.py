@@ -16,7 +16,7 @@ from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputation import remade_kinds
+from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
@@ -40,7 +40,7 @@ class _OffloadWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
+class HandedTensors:
     """Tensors that actions hand each other, in bytes on a rank ``[actions]``.
 
     Attributes:
@@ -269,7 +269,7 @@ class Memory:
             )
             yield _OffloadWindow(last[lanes], first[lanes], *(each[lanes] for each in held))
 
-    def transfers(self, program: Program) -> Transfers:
+    def transfers(self, program: Program) -> HandedTensors:
         """Tensors that the program's actions hand each other.
 
         Inside a module a rank has the hidden states of its own tokens; at a module's border it has all rows.
@@ -291,9 +291,9 @@ class Memory:
         rank_set = np.concatenate([blocks.rank_set for blocks in layout.blocks])
         moved = np.where(rank_set[program.blocks(source)] == rank_set[block], 0.0, size)
         received, sent = (np.bincount(end, moved, len(program.kind)) for end in (target, source))
-        return Transfers(received, sent, held)
+        return HandedTensors(received, sent, held)
 
-    def posted_bytes(self, program: Program, handed: Transfers | None = None) -> FloatArray:
+    def posted_bytes(self, program: Program, handed: HandedTensors | None = None) -> FloatArray:
         """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
         received = (handed or self.transfers(program)).received[program.lane_actions]
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
@@ -310,7 +310,7 @@ class Memory:
         held = np.maximum.reduceat(handed.held[program.lane_actions], starts)
         return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program, handed)
 
-    def action_bytes(self, program: Program, handed: Transfers | None = None) -> tuple[FloatArray, FloatArray]:
+    def action_bytes(self, program: Program, handed: HandedTensors | None = None) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (negative), and needs while it runs.
 
         A split backward leaves what the weight pass needs, which frees it. That is more than the backward frees where

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
-from entrain_bench.specs.context_pieces import of_ranks, pieces_of
+from entrain_bench.specs.context_pieces import pair_by_rank, split_pieces
 from entrain_bench.specs.layer import Attention
 
 
@@ -77,11 +77,11 @@ class Packs:
         """
         every = np.arange(len(self.lengths))
         if not self.whole:
-            ranks = of_ranks(np.diff(before(every[:, None], pieces_of(self.lengths, cp)), axis=1))
+            ranks = pair_by_rank(np.diff(before(every[:, None], split_pieces(self.lengths, cp)), axis=1))
             return np.stack([sum_rows(self.offsets, own) for own in ranks.T], axis=1)
         first = offsets_from_counts(self.lengths)
         bounds = first[self.offsets]
-        cuts = bounds[:-1, None] + pieces_of(np.diff(bounds), cp)
+        cuts = bounds[:-1, None] + split_pieces(np.diff(bounds), cp)
         sequence = np.minimum(np.searchsorted(first, cuts, side="right") - 1, len(every) - 1)
         whole = offsets_from_counts(before(every, self.lengths))
-        return of_ranks(np.diff(whole[sequence] + before(sequence, cuts - first[sequence]), axis=1))
+        return pair_by_rank(np.diff(whole[sequence] + before(sequence, cuts - first[sequence]), axis=1))

@@ -15,7 +15,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
-from entrain_bench.costs.loads import Loads, busiest_area, loads_of, most_labelled, packed, padded
+from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled, packed, padded
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
@@ -111,8 +111,8 @@ class Roofline:
         offsets: IntArray | None = None,
         labelled: IntArray | None = None,
     ) -> Loads:
-        """As ``loads_of``."""
-        found = loads_of(module, lengths, offsets, labelled, self._kernel)
+        """As ``compute_loads``."""
+        found = compute_loads(module, lengths, offsets, labelled, self._kernel)
         return packed(found, module, lengths, offsets, self.framework, labelled)
 
     @property

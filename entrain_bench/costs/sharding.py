@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.costs.group_prices import priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.roofline import PassTimes
-from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_layers
+from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
@@ -137,14 +137,16 @@ def exposed_s(
 
     Args:
         program: the program.
-        layers_s: for each of ``sharded_modules``, the seconds of its layers (``layers_of``).
+        layers_s: for each of ``sharded_modules``, the seconds of its layers (``price_layers``).
         cluster: provides the links.
         framework: says which communication overlaps.
     """
     added = np.zeros(program.num_actions)
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)
     sets = [
-        passes for index, own in layers_s.items() for passes in passes_of(program, index, own, cluster, gradient_bytes)
+        passes
+        for index, own in layers_s.items()
+        for passes in price_passes(program, index, own, cluster, gradient_bytes)
     ]
     if not sets:
         return added
@@ -199,7 +201,7 @@ def collective_passes(program: Program) -> IntArray:
     return group
 
 
-def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
+def price_layers(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
     """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``."""
     module = program.model.modules[index]
     placed = program.layout.modules[index]
@@ -217,7 +219,7 @@ def layers_of(program: Program, index: int, layer_times: LayerTimes) -> tuple[Fl
     return forward_s, backward_s + again_s * remade_layers(program, index)
 
 
-def passes_of(
+def price_passes(
     program: Program,
     index: int,
     layers_s: tuple[FloatArray, FloatArray],

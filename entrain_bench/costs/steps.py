@@ -10,15 +10,15 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
+from entrain_bench.costs.group_prices import priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import PassTimes
-from entrain_bench.costs.widths import priced_by_width
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_layers
+from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
@@ -83,7 +83,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class PassEnds:
     """Where the passes of a module begin and end on each of its stages; lists of one array a stage.
 
     Attributes:
@@ -247,7 +247,7 @@ class StepCosts:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
         return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
-    def ends(self, program: Program, index: int, loads: Loads) -> Ends:
+    def ends(self, program: Program, index: int, loads: Loads) -> PassEnds:
         """Where the passes of one of a program's modules begin and end, given what its chunks carry."""
         module = program.model.modules[index]
         placed = program.layout.modules[index]
@@ -284,11 +284,11 @@ class StepCosts:
             for stage, (total, once_more) in enumerate(zip(layer_s, of_stages(again_s, lasts), strict=True)):
                 remade = program.remade[index][program.chunk[lasts[stage]], stage]
                 total += once_more * (covered[stage] & (covered[stage].cumsum() <= remade[:, None]))
-        return Ends(traffic, exposed, firsts, lasts, of_stages(forward_s, firsts), layer_s)
+        return PassEnds(traffic, exposed, firsts, lasts, of_stages(forward_s, firsts), layer_s)
 
     def ends_of_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
-    ) -> list[Ends]:
+    ) -> list[PassEnds]:
         """As ``ends``, given how long passes take as a whole.
 
         Args:
@@ -307,10 +307,10 @@ class StepCosts:
                 shares = [part / part.sum() for part in np.split(np.maximum(seconds, 1e-12), bounds)]
                 sides.append([duration_s[one][:, None] * share for one, share in zip(own, shares, strict=True)])
             _, traffic, exposed = self._of(program.model.modules[index], placed)
-            found.append(Ends(traffic, exposed, firsts, lasts, *sides))
+            found.append(PassEnds(traffic, exposed, firsts, lasts, *sides))
         return found
 
-    def steps(self, program: Program, ends: Sequence[Ends]) -> Steps:
+    def steps(self, program: Program, ends: Sequence[PassEnds]) -> Steps:
         """Times of a program's step."""
         framework = self.memory.framework
         modules = [*zip(program.model.modules, program.layout.modules, strict=True)]
@@ -338,7 +338,7 @@ class StepCosts:
             tuple(tied),
         )
 
-    def gathers(self, program: Program, ends: Sequence[Ends]) -> tuple[FloatArray, FloatArray]:
+    def gathers(self, program: Program, ends: Sequence[PassEnds]) -> tuple[FloatArray, FloatArray]:
         """Return how weight gathers delay the first forward of every stage and replica ``[actions]``.
 
         Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.

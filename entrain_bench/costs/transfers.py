@@ -14,7 +14,7 @@ from entrain_bench.specs.cluster import LinkTier
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
+class LinkTransfers:
     """Transfers, each of which occupies all its links at once; a link serves them in the order they become ready.
 
     A transfer becomes ready when the last source of what it carries is done, or the transfer that it follows.
@@ -40,13 +40,13 @@ class Transfers:
         return len(self.link_s)
 
 
-def both(one: Transfers, other: Transfers) -> Transfers:
+def both(one: LinkTransfers, other: LinkTransfers) -> LinkTransfers:
     """The transfers of two sets, which share neither links nor dependencies."""
 
     def shifted(numbers: IntArray) -> IntArray:
         return np.where(numbers >= 0, numbers + len(one), -1)
 
-    return Transfers(
+    return LinkTransfers(
         np.maximum(one.first, shifted(other.first)),
         np.maximum(one.last, shifted(other.last)),
         np.concatenate([one.follows, shifted(other.follows)]),
@@ -57,7 +57,7 @@ def both(one: Transfers, other: Transfers) -> Transfers:
     )
 
 
-def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) -> Transfers:
+def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) -> LinkTransfers:
     """Return transfers through one rank, which gathers an LLM microbatch of all replicas, then scatters it.
 
     DFLOP (arXiv:2603.25120, section 4). One transfer in and one out for each LLM microbatch and direction, numbered by
@@ -79,7 +79,7 @@ def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) 
     first[carried] = number
     last[carried] = count + number
     total_bytes = np.bincount(number, weights=program.dep_bytes[carried], minlength=count)
-    return Transfers(
+    return LinkTransfers(
         first,
         last,
         np.concatenate([np.full(count, -1), np.arange(count)]),
@@ -92,7 +92,7 @@ def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) 
 
 def transfers_between_blocks(
     layout: Layout, source: IntArray, target: IntArray, tier: IntArray, link_s: FloatArray
-) -> Transfers:
+) -> LinkTransfers:
     """One transfer for each dependency that travels; it takes the sending links of one block, the receiving of another.
 
     A rank has links of its own in every tier, one in each direction; ranks of a lane act together.
@@ -116,7 +116,7 @@ def transfers_between_blocks(
         sides.append((row, (2 * tier[travels][row] + direction) * layout.num_lanes + lanes[entries]))
     row, link = (np.concatenate(part) for part in zip(*sides, strict=True))
     order = np.argsort(row, kind="stable")
-    return Transfers(
+    return LinkTransfers(
         number,
         number,
         np.full(len(travels), -1),

@@ -7,7 +7,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.links import all_gather_s, broadcast_s
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.boundary import are_grids, ratio_of
+from entrain_bench.program.boundary import are_grids, find_ratio
 from entrain_bench.specs.cluster import ClusterSpec
 
 
@@ -28,7 +28,7 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
     for index, placed in enumerate(own.as_replicas for own in program.layout.modules[:llm]):
         if not are_grids(placed, consumer):
             continue
-        ratio = ratio_of(placed, consumer)
+        ratio = find_ratio(placed, consumer)
         ahead = (program.module[source] == index) & (program.module[target] == llm)
         back = (program.module[source] == llm) & (program.module[target] == index)
         found = np.flatnonzero(ahead | back)

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.edges import Edges, edges_of, held_s, moved_s
+from entrain_bench.costs.edges import Edges, derive_edges, held_s, moved_s
+from entrain_bench.costs.group_prices import least_times, priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.roofline import PassTimes, Roofline
-from entrain_bench.costs.sharding import collective_passes, exposed_s, layers_of, sharded_modules
+from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
-from entrain_bench.costs.transfers import Transfers, both, relay_between_modules, transfers_between_blocks
+from entrain_bench.costs.transfers import LinkTransfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.costs.transform import colocated_transforms
-from entrain_bench.costs.widths import least_times, priced_by_width
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import remade_kinds
+from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -51,7 +51,7 @@ class Prices:
     release_s: FloatArray
     stall_s: FloatArray
     delay_s: FloatArray
-    transfers: Transfers | None
+    transfers: LinkTransfers | None
     steps: Steps
     together: IntArray | None = None
 
@@ -188,7 +188,7 @@ class CostTruth:
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         together = None
         if sharded := sharded_modules(program):
-            layers_s = {index: layers_of(program, index, self.layer_times) for index in sharded}
+            layers_s = {index: price_layers(program, index, self.layer_times) for index in sharded}
             comm += exposed_s(program, layers_s, self.cluster, self.framework)
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
@@ -217,7 +217,7 @@ class CostTruth:
 
     def _edges(self, program: Program) -> tuple[Edges, FloatArray, FloatArray]:
         """Return transfers along dependencies, delays besides links, and busy times of links ``[dependencies]``."""
-        edges = edges_of(program, self.cluster, self.framework)
+        edges = derive_edges(program, self.cluster, self.framework)
         delay = edges.fixed_s.copy()
         link = edges.link_s.copy()
         collective, seconds = colocated_transforms(program, self.cluster)
@@ -225,7 +225,7 @@ class CostTruth:
         link[collective] = 0.0
         return edges, np.where(edges.travels, delay, 0.0), link
 
-    def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, Transfers | None]:
+    def _transfers(self, program: Program) -> tuple[FloatArray, FloatArray, LinkTransfers | None]:
         """Return the time lanes are held after each action, delays of dependencies, and transfers that queue."""
         layout = program.layout
         transfers = None

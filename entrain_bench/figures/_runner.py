@@ -14,9 +14,6 @@ from io import BytesIO
 from types import ModuleType
 from typing import Any
 
-import pandas as pd
-from matplotlib.figure import Figure
-
 from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
@@ -25,7 +22,7 @@ from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._discover import module_of
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
-from entrain_bench.figures._style import MEASURED, empty_figure, state_model_error, styled
+from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 
@@ -83,6 +80,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
     A figure without data says so, and does not keep others from theirs.
     """
     problem = ""
+    message = ""
     cells = list[Cell]()
     module = drawing.module
     try:
@@ -91,7 +89,10 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
             problem = "; ".join(filter(None, (study.problem(*sweep) for sweep in drawing.sweeps.values())))
         data = module.load(cells_of(drawing.sweeps, study), study.results)
         drawn = [posterior_runs(study)] if drawing.shows_draws else []
-        files = render(lambda: module.draw(data, *drawn), stated=module.EXPERIMENT not in MEASURED)
+        with styled():
+            picture = Picture(*module.draw(data, *drawn))
+        files = files_of(picture)
+        message = picture.message
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
@@ -99,24 +100,28 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         reason = problem
         files = render(lambda: empty_figure(reason))
     title = (module.__doc__ or "").partition("\n")[0]
-    files["json"] = sidecar(title, command_line(drawing.command, study.config_dir), cells)
+    caption = f"{title} {message}".strip()
+    files["json"] = sidecar(caption, command_line(drawing.command, study.config_dir), cells)
     for suffix, content in files.items():
         write_atomically(study.results.root / "figures" / f"{drawing.name}.{suffix}", content)
     return problem
 
 
-def render(draw: Callable[[], tuple[Figure, pd.DataFrame]], stated: bool = False) -> dict[str, bytes]:
-    """The files of a figure by suffix, the model error below if ``stated``; the same data gives the same bytes."""
+def render(draw: Callable[[], tuple[Any, ...]]) -> dict[str, bytes]:
+    """The files of what is drawn (``Picture``), by suffix; the same data gives the same bytes."""
     with styled():
-        figure, table = draw()
-        if stated:
-            state_model_error(figure)
+        return files_of(Picture(*draw()))
+
+
+def files_of(picture: Picture) -> dict[str, bytes]:
+    """A picture as PDF and PNG, and its table as CSV."""
+    with styled():
         pdf = BytesIO()
         png = BytesIO()
-        figure.savefig(png, format="png")
-        figure.set_layout_engine("none")  # keeps the layout just made
-        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
-    csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
+        picture.figure.savefig(png, format="png")
+        picture.figure.set_layout_engine("none")  # keeps the layout just made
+        picture.figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+    csv = picture.table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
     return {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv}
 
 
@@ -152,7 +157,7 @@ def described(
         title,
         words and f"Setting: {words}.",
         f"Seeds: {consecutive(seeds)}." if seeds else "",
-        costs and f"Costs: {costs}.",
+        costs and f"Costs: {costs}{f'; {MODEL_ERROR}' if 'simulate' in setting.get('harness', ()) else ''}.",
     )
     content = {
         "command": command,

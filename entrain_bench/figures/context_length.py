@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._bars import Grid, draw_lines, line_handles
-from entrain_bench.figures._style import facets, legend_above, say
+from entrain_bench.figures._forms import draw_lines, line_handles
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, legend_above, panels, system_colours
+from entrain_bench.figures._tables import lacking
 
 EXPERIMENT = "context_length"
 RUNS = True
@@ -24,43 +25,42 @@ KIBI = 1024
 load = partial(run_table, settings=SETTINGS)
 
 
-def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """A panel a vision share, a line a strategy, context length along x."""
-    grid = Grid.of(data)
+def draw(data: pd.DataFrame) -> Picture:
+    """A panel a model and vision share, a line a strategy, context length along x."""
+    strategies = names(data, "strategy")
+    models = names(data, "model")
+    colours = system_colours(data)
     table = interval_over_seeds(data, ["model", "strategy", *SETTINGS], "tflops_per_gpu")
-    shares = sorted(table["vision_share"].unique())
-    figure, axes = facets([*grid.models], shares, 0.4 + 1.7 * len(grid.models), sharey="row")
-    lengths = sorted(table["sequence_tokens"].unique())
-    for model, share, panel in axes:
+    places = [(model, share) for model in models for share in sorted(table["vision_share"].unique())]
+    columns = len(places) // len(models)
+    height_in = 0.4 + 1.7 * len(models)
+    figure, axes = panels(len(models), columns, DOUBLE_COLUMN_IN, height_in, sharey="row")
+    for panel, (model, share) in zip(axes, places, strict=True):
         rows = table[(table["model"] == model) & (table["vision_share"] == share)]
-        draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", grid.colours, grid.strategies)
-        panel.set_title(f"{grid.models[model]}, {100 * share:g}% vision tokens")
+        draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", colours, strategies)
+        panel.set_title(f"{models[model]}, {100 * share:g}% vision tokens")
         panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_locator(FixedLocator(lengths))
+        panel.xaxis.set_major_locator(FixedLocator(sorted(table["sequence_tokens"].unique())))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens / KIBI:g}K"))
-        if share == shares[0]:
-            panel.set_ylabel("TFLOP/s of a GPU")
-    # After all lines: panels of a row share limits.
-    for _, _, panel in axes:
         panel.set_ylim(bottom=0)
-    figure.supxlabel("Context length (tokens)", fontsize="medium")
-    legend_above(figure, line_handles(grid.colours, grid.strategies))
-    say(figure, _message(grid, table))
-    return figure, table
+    figure.supylabel("TFLOP/s of a GPU")
+    figure.supxlabel("Context length (tokens)")
+    legend_above(figure, line_handles(colours, strategies))
+    return Picture(figure, table, _message(strategies, table) + lacking(table, strategies))
 
 
-def _message(grid: Grid, table: pd.DataFrame) -> str:
+def _message(labels: dict[str, str], table: pd.DataFrame) -> str:
     """The greatest gain over the first strategy."""
-    first = next(iter(grid.strategies))
+    first = next(iter(labels))
     keys = ["model", *SETTINGS]
     base = table[table["strategy"] == first].set_index(keys)["tflops_per_gpu"]
     gains = table.join(base.rename("base"), on=keys)
     gains = gains.assign(gain=gains["tflops_per_gpu"] / gains["base"]).dropna(subset="gain")
     if gains.empty:
-        return f"{grid.strategies[first]} has no result to compare with."
+        return f"{labels[first]} has no result to compare with."
     best = gains.sort_values("gain", ascending=False, kind="stable").to_dict("records")[0]
     where = f"{best['sequence_tokens'] / KIBI:g}K tokens, {100 * best['vision_share']:g}% of them vision"
-    winner = grid.strategies[best["strategy"]]
-    gain = f"{best['gain']:.2f}x the throughput of {grid.strategies[first]}"
-    return f"{winner} reaches up to {gain}: at {where}."
+    return (
+        f"{labels[best['strategy']]} reaches up to {best['gain']:.2f}x the throughput of {labels[first]}: at {where}."
+    )

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from entrain_bench.answers.tables import Runs, run_actions, run_table
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures._ranked import number
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, say, show_reason
-from entrain_bench.figures.schedule_gantt import colours_of, draw_lanes, slowest_replica
+from entrain_bench.figures._lanes import colours_of, draw_lanes, slowest_replica
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, legend_above, panels, show_reason
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.run.experiment import prepare
@@ -56,7 +54,7 @@ def load(cells: Sequence[Cell], results: Results) -> Runs:
     return Runs(run_table(cells, results), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
 
 
-def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
+def draw(data: Runs) -> Picture:
     """A panel a view; the measured and the replayed one share a time axis, that of the measured iteration."""
     if data.actions.empty:
         raise UserError("figure=measured_gantt: no run of the sweep has a timeline")
@@ -72,17 +70,16 @@ def draw(data: Runs) -> tuple[Figure, pd.DataFrame]:
             show_reason(panel, reasons["train" if view == "replay" else view])
             continue
         axis = bars["train" if view == "replay" else view]
-        draw_lanes(panel, bars[view], colours, (0.0, 1.01 * axis["end_s"].max()))
+        draw_lanes(panel, bars[view], colours, 1.01 * axis["end_s"].max())
         # The simulated device is many times faster than this machine.
         unit, scale = ("ms", 1e3) if axis["end_s"].max() < SHORT_S else ("s", 1.0)
-        panel.set_title(f"{number(scale * bars[view]['end_s'].max())} {unit}", loc="right")
+        panel.set_title(f"{scale * bars[view]['end_s'].max():.3g} {unit}", loc="right")
         panel.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _, scale=scale: f"{scale * time_s:g}"))
         if view != "train" or "replay" not in bars:
             panel.set_xlabel(f"Time ({unit})")
-    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()])
-    say(figure, _message(bars))
+    legend_above(figure, [Patch(facecolor=colour, label=label) for label, colour in colours.items()], columns=4)
     columns = ["view", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
-    return figure, shown[columns]
+    return Picture(figure, shown[columns], _message(bars))
 
 
 def _message(bars: Mapping[str, pd.DataFrame]) -> str:

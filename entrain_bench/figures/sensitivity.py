@@ -11,27 +11,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import encoder_degrees, interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.answers.text import count
-from entrain_bench.figures._bars import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, legend_above, marker_of, palette, panels, say
+from entrain_bench.figures._forms import draw_lines, line_handles, marker_of
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, Picture, legend_above, palette, panels
+from entrain_bench.figures._tables import JOB, lacking
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 from entrain_bench.specs.module_layers import Role
 
 EXPERIMENT = "sensitivity"
 RUNS = True
-CASE = ["model", "workload"]
 # Relative times up to this are as good as the best split.
 CLOSE = 1.01
-OWN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
+CHOSEN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
 STATE = ["encoder_stages", "num_runs", "num_ok", "status", "reason"]
-COLUMNS = [*CASE, *STATE, "iteration_time_s", "relative", "relative_low", "relative_high", "planned"]
+COLUMNS = [*JOB, *STATE, "iteration_time_s", "relative", "relative_low", "relative_high", "planned"]
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
@@ -50,7 +49,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return table.assign(encoder_stages=table["forced_stages"].fillna(pd.Series(chosen, table.index)))
 
 
-def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+def draw(data: pd.DataFrame) -> Picture:
     """A panel a model, a line a trace."""
     models = names(data, "model")
     traces = names(data, "workload")
@@ -61,29 +60,29 @@ def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         rows = table[table["model"] == model]
         draw_lines(panel, rows, "encoder_stages", "relative", "workload", colours, traces)
         for trace, marker in marker_of(traces).items():
-            own = rows[rows["planned"] & (rows["workload"] == trace)]
-            panel.plot(own["encoder_stages"], own["relative"], marker, **OWN, mfc=colours[trace], zorder=3)
+            planned = rows[rows["planned"] & (rows["workload"] == trace)]
+            panel.plot(planned["encoder_stages"], planned["relative"], marker, **CHOSEN, mfc=colours[trace], zorder=3)
         panel.set(title=models[model], xlabel="Pipeline stages of the encoder")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylim(bottom=0.95)
     axes[0].set_ylabel("Iteration time,\nrelative to the best split")
-    planned = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **OWN)
-    legend_above(figure, [*line_handles(colours, traces), planned])
-    taken = table[table["planned"]].groupby(CASE)["relative"].min().dropna()
+    handle = Line2D([], [], marker="o", mfc="white", linestyle="", label="the planner's own split", **CHOSEN)
+    legend_above(figure, [*line_handles(colours, traces), handle])
+    taken = table[table["planned"]].groupby(JOB)["relative"].min().dropna()
     jobs = count(len(taken), "job")
     behind = f", and at most {100 * (taken.max() - 1):.0f}% slower on the others" if len(taken) else ""
-    say(figure, f"The planner's own split is within 1% of the best on {(taken <= CLOSE).sum()} of {jobs}{behind}.")
-    return figure, table[COLUMNS]
+    message = f"The planner's own split is within 1% of the best on {(taken <= CLOSE).sum()} of {jobs}{behind}."
+    return Picture(figure, table[COLUMNS], message + lacking(table, traces, by="workload"))
 
 
 def relative_times(data: pd.DataFrame) -> pd.DataFrame:
     """Mean iteration times of the forced splits over seeds, and their ratios to the best split of model and trace."""
-    keys = [*CASE, "encoder_stages"]
+    keys = [*JOB, "encoder_stages"]
     forced = data[data["forced_stages"].notna()].astype({"encoder_stages": int})
     table = interval_over_seeds(forced, keys, "iteration_time_s")
-    best = table.sort_values("iteration_time_s", kind="stable").drop_duplicates(CASE)[keys]
-    ratios = relative_over_seeds(forced, forced.merge(best, on=keys), keys, CASE)
-    own = data[data["forced_stages"].isna() & data["encoder_stages"].notna()]
-    chosen = set(own[keys].astype({"encoder_stages": int}).itertuples(index=False, name=None))
+    best = table.sort_values("iteration_time_s", kind="stable").drop_duplicates(JOB)[keys]
+    ratios = relative_over_seeds(forced, forced.merge(best, on=keys), keys, JOB)
+    free = data[data["forced_stages"].isna() & data["encoder_stages"].notna()]
+    chosen = set(free[keys].astype({"encoder_stages": int}).itertuples(index=False, name=None))
     planned = [case in chosen for case in table[keys].itertuples(index=False, name=None)]
     return table.join(ratios, on=keys).assign(planned=planned)

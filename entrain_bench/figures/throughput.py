@@ -1,18 +1,18 @@
-"""Throughput by strategy, trace and model: samples per second, and model TFLOP/s of a GPU.
+"""Model TFLOP/s of a GPU by strategy, trace and model.
 
 Corresponds to the comparisons of arXiv:2603.25120 (TFLOPS/GPU) and arXiv:2408.04275 (throughput), on the cells of
-``experiments/figure/systems.yaml``. Bars are samples per second, TFLOP/s those of a GPU. All numbers are means over
-seeds; their 95% intervals are in the CSV file.
+``experiments/figure/systems.yaml``. Means over seeds; the CSV has 95% intervals and samples per second.
 """
 
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
+from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._ranked import draw_metric, number, range_of
-from entrain_bench.figures._style import say
+from entrain_bench.figures._forms import ranking_by
+from entrain_bench.figures._style import Picture
+from entrain_bench.figures._tables import lacking, range_of
 
 EXPERIMENT = "systems"
 RUNS = True
@@ -21,13 +21,10 @@ CASE = ["workload", "model", "strategy"]
 METRICS = ["samples_per_s", "tflops_per_gpu"]
 
 
-def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """A panel a trace and model, a bar a strategy, the fastest on top."""
+def draw(data: pd.DataFrame) -> Picture:
+    """A row a strategy, a column a job."""
     table, other = (interval_over_seeds(data, CASE, metric) for metric in METRICS)
     table = table.merge(other[[*CASE, *other.columns.difference(table.columns, sort=False)]], on=CASE)
-    headings = ["samples/s", "TFLOP/s"]
-    figure = draw_metric(
-        data, table, METRICS[0], headings, lambda row: [number(row[name]) for name in METRICS], descending=True
-    )
-    say(figure, f"Model TFLOP/s of a GPU: {range_of(data, table, METRICS[1], '{:.0f}')}.")
-    return figure, table
+    figure = ranking_by(data, table, METRICS[1], "TFLOP/s of a GPU", "{:.0f}", descending=True)
+    message = f"Model TFLOP/s of a GPU: {range_of(data, table, METRICS[1], '{:.0f}')}."
+    return Picture(figure, table, message + lacking(table, names(data, "strategy")))

@@ -1,7 +1,7 @@
 """Iteration time and peak memory of 1F1B schedules against the number of encoder forwards ahead of 1F1B.
 
 Section 5.3 of arXiv:2605.27918 runs as many as memory allows; here every strategy may, up to a number. Cells of
-``experiments/figure/warmup.yaml``. Means over seeds.
+``experiments/figure/warmup.yaml``. Means over jobs and seeds; the CSV has every job.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import over_seeds, run_table
-from entrain_bench.figures._bars import Grid, draw_lines, line_handles
-from entrain_bench.figures._style import facets, legend_above, say
+from entrain_bench.answers.text import listing
+from entrain_bench.figures._forms import draw_lines, line_handles
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, legend_above, panels, system_colours
+from entrain_bench.figures._tables import JOB, lacking
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -23,7 +24,8 @@ RUNS = True
 GIB = 2**30
 # What stands on the axis for no limit but memory.
 UNLIMITED = "any"
-ROWS = {"iteration_time_s": "Iteration time (s)", "peak_memory_gib": "Peak memory (GiB)"}
+PANELS = {"relative": "Iteration time, relative", "peak_memory_gib": "Peak memory (GiB)"}
+KEYS = ["workload", "model", "strategy", "max_extra_forwards"]
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
@@ -33,41 +35,31 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return table.assign(max_extra_forwards=most)
 
 
-def draw(data: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Columns of panels for models and traces, a line a strategy; times above, memory below."""
+def draw(data: pd.DataFrame) -> Picture:
+    """Left: times over those with the fewest forwards ahead. Right: memory. A line a strategy."""
     # Columns of runs without result are absent.
     data = data.assign(peak_memory_gib=data.get("peak_memory_bytes", pd.Series(float("nan"), data.index)) / GIB)
-    grid = Grid.of(data)
-    keys = ["workload", "model", "strategy", "max_extra_forwards"]
-    table = over_seeds(data, keys, **{name: (name, "mean") for name in ROWS})
+    strategies = names(data, "strategy")
+    columns = {name: (name, "mean") for name in ("iteration_time_s", "peak_memory_gib")}
+    table = over_seeds(data, KEYS, **columns)
     ticks = sorted(table["max_extra_forwards"].unique(), key=lambda text: (text == UNLIMITED, text.zfill(9)))
-    table = table.assign(place=table["max_extra_forwards"].map(ticks.index))
-    cases = [(model, workload) for model in grid.models for workload in grid.workloads]
-    figure, axes = facets([*ROWS], cases, 3.4, sharex=True)
-    for column, (model, workload), panel in axes:
-        rows = table[(table["workload"] == workload) & (table["model"] == model)]
-        draw_lines(panel, rows, "place", column, "strategy", grid.colours, grid.strategies)
-        panel.yaxis.set_major_locator(MaxNLocator(5))
+    first = table[table["max_extra_forwards"] == ticks[0]].set_index(KEYS[:3])["iteration_time_s"]
+    relative = table.join(first.rename("first_s"), on=KEYS[:3])
+    relative = relative.assign(relative=relative["iteration_time_s"] / relative["first_s"])
+    means = relative.groupby(KEYS[2:], sort=False)[[*PANELS]].mean().reset_index().assign(reason="")
+    means["place"] = means["max_extra_forwards"].map(ticks.index)
+    colours = system_colours(data)
+    figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.1)
+    for panel, (column, title) in zip(axes, PANELS.items(), strict=True):
+        draw_lines(panel, means, "place", column, "strategy", colours, strategies)
         panel.set_xticks(range(len(ticks)), ticks)
-        if column == "peak_memory_gib":
-            panel.set_ylim(bottom=0)
-        if column == next(iter(ROWS)):
-            panel.set_title(f"{grid.workloads[workload]}, {grid.models[model]}")
-        if (model, workload) == cases[0]:
-            panel.set_ylabel(ROWS[column])
-    figure.supxlabel("Forwards that encoder stages run ahead of 1F1B, at most", fontsize="medium")
-    legend_above(figure, line_handles(grid.colours, grid.strategies))
-    say(figure, _message(grid, table, ticks))
-    return figure, table.drop(columns="place")
-
-
-def _message(grid: Grid, table: pd.DataFrame, ticks: Sequence[str]) -> str:
-    """Change from the first number of forwards to the last, by strategy, mean over the jobs."""
-    keys = ["workload", "model"]
+        panel.set_title(title)
+    axes[-1].set_ylim(bottom=0)
+    figure.supxlabel(f"Forwards ahead of 1F1B, at most; mean over {len(table[JOB].drop_duplicates())} jobs")
+    legend_above(figure, line_handles(colours, strategies))
     said = []
-    for name, rows in table.groupby("strategy", sort=False):
-        first, last = (rows[rows["max_extra_forwards"] == tick].set_index(keys) for tick in (ticks[0], ticks[-1]))
-        change = 100 * ((last["iteration_time_s"] / first["iteration_time_s"]).mean() - 1)
-        gib = (last["peak_memory_gib"] - first["peak_memory_gib"]).mean()
-        said.append(f"{grid.strategies[str(name)]} {change:+.0f}% time, {gib:+.1f} GiB")
-    return f"{ticks[-1].capitalize()} instead of {ticks[0]} forwards ahead: {'; '.join(said)}."
+    for name, rows in means.set_index("place").groupby("strategy", sort=False):
+        change = rows.loc[len(ticks) - 1, [*PANELS]] - rows.loc[0, [*PANELS]]
+        said.append(f"{strategies[str(name)]} {100 * change.iloc[0]:+.0f}% time, {change.iloc[1]:+.1f} GiB")
+    message = f"{ticks[-1].capitalize()} instead of {ticks[0]} forwards ahead: {listing(said)}."
+    return Picture(figure, table, message + lacking(table, strategies))

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from entrain_bench.base.files import write_atomically
 from entrain_bench.figures._runner import described, render
+from entrain_bench.figures._style import Picture
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
@@ -32,7 +32,7 @@ def write_outputs(
     results: Path,
     rows: pd.DataFrame,
     module: ModuleType,
-    draw: Callable[[], tuple[Figure, pd.DataFrame]],
+    draw: Callable[[], Picture],
     command: str,
     setting: Mapping[str, Sequence[Any]],
     seeds: Sequence[int],

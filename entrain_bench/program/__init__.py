@@ -2,6 +2,6 @@
 
 from entrain_bench.program.build import Slots, build_program, reorder
 from entrain_bench.program.columns import ActionView, Pass, Program
-from entrain_bench.program.recomputation import recompute_chunks
+from entrain_bench.program.recomputed_layers import recompute_chunks
 
 __all__ = ["ActionView", "Pass", "Program", "Slots", "build_program", "recompute_chunks", "reorder"]

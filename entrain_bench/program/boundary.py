@@ -30,7 +30,7 @@ def is_integer_ratio(encoder_dp: int, llm_dp: int) -> bool:
     return encoder_dp % llm_dp == 0 or llm_dp % encoder_dp == 0
 
 
-def ratio_of(encoder: ModuleLayout, llm: ModuleLayout) -> Ratio:
+def find_ratio(encoder: ModuleLayout, llm: ModuleLayout) -> Ratio:
     """The ratio of two layouts.
 
     Raises:

@@ -43,7 +43,7 @@ class Blocks:
 
 
 @lru_cache(maxsize=64)
-def lanes_of(
+def find_lanes(
     shapes: tuple[tuple[int, int, int, tuple[tuple[int, int], ...]], ...], contents: tuple[bytes, ...]
 ) -> tuple[IntArray, IntArray, tuple[Blocks, ...]]:
     """Width, lowest rank and blocks of the lanes of modules on the given ranks; many layouts have the same.
@@ -62,7 +62,7 @@ def lanes_of(
     for row, ranks, number, (*_, widths) in zip(block_of_rank, modules, numbers, shapes, strict=True):
         if widths:
             # Groups are nested: ranks that share a narrowest one share all. Replicas hold the weights.
-            plane = plane_of(ranks)
+            plane = stage_planes(ranks)
             row[plane] = np.arange(plane.size).reshape(plane.shape) // min(tp * cp for tp, cp in widths)
         else:
             row[ranks.reshape(len(number), -1)] = number[:, None]
@@ -76,10 +76,10 @@ def lanes_of(
     lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
     blocks = []
     for ranks, number, own_sets, (*_, widths) in zip(modules, numbers, sets, shapes, strict=True):
-        own = held = _lanes_of(*own_sets, lane_of_rank, len(order))
+        own = held = _block_lanes(*own_sets, lane_of_rank, len(order))
         if widths:
-            plane = plane_of(ranks)
-            held = _lanes_of(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
+            plane = stage_planes(ranks)
+            held = _block_lanes(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
         flat, size = own_sets
         starts = offsets_from_counts(size)[:-1]
         low = np.minimum.reduceat(flat, starts)
@@ -91,7 +91,7 @@ def lanes_of(
     return *lanes, tuple(blocks)
 
 
-def plane_of(ranks: IntArray) -> IntArray:
+def stage_planes(ranks: IntArray) -> IntArray:
     """Ranks of each stage, ascending ``[pp, dp * tp * cp]``, of ranks ``[dp, pp, tp * cp]``."""
     return np.sort(ranks.swapaxes(0, 1).reshape(ranks.shape[1], -1), axis=1)
 
@@ -104,7 +104,7 @@ def _block_ranks(ranks: IntArray) -> tuple[IntArray, IntArray]:
 
 def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> tuple[IntArray, IntArray]:
     """The same of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
-    plane = plane_of(ranks)
+    plane = stage_planes(ranks)
     counts = [plane.shape[1] // width for width in widths]
     each = [
         plane[:, : count * width].reshape(len(plane), count, width).swapaxes(0, 1).ravel()
@@ -129,7 +129,7 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
     return np.split(of_first, np.cumsum([len(own) for _, own in sets])[:-1])
 
 
-def _lanes_of(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
+def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
     """Lanes of the ranks of each block, ascending, as CSR."""
     block = np.repeat(np.arange(len(size)), size)
     # Neighbours in a block mostly are neighbours among lanes, which a stable sort is quick with; a hash is not.

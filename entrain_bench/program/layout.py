@@ -10,7 +10,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.program.lanes import Blocks, lanes_of, plane_of
+from entrain_bench.program.lanes import Blocks, find_lanes, stage_planes
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
@@ -103,7 +103,7 @@ class ModuleLayout:
     @cached_property
     def plane(self) -> IntArray:
         """Ranks of each stage, ascending ``[pp, dp * tp * cp]``."""
-        return plane_of(self.ranks)
+        return stage_planes(self.ranks)
 
     @property
     def as_replicas(self) -> ModuleLayout:
@@ -153,7 +153,7 @@ class Layout:
             freeze(module.ranks)
         ranks = (np.ascontiguousarray(module.ranks, np.int64).tobytes() for module in self.modules)
         shapes = tuple((*module.ranks.shape, module.widths) for module in self.modules)
-        width, first_rank, blocks = lanes_of(shapes, tuple(ranks))
+        width, first_rank, blocks = find_lanes(shapes, tuple(ranks))
         object.__setattr__(self, "lane_width", width)
         object.__setattr__(self, "lane_first_rank", first_rank)
         object.__setattr__(self, "blocks", blocks)

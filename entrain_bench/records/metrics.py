@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.hosttime import HostTime
-from entrain_bench.costs.bound import Need, need_of
+from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.parents import parent_microbatches
@@ -99,7 +99,7 @@ def measure(
     encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
     seconds = timeline.iteration_time_s
     passes = program.is_pass
-    need = need_of(truth, program.shapes) if need is None else need
+    need = find_need(truth, program.shapes) if need is None else need
     flops_per_s = need.flops / seconds / cluster.num_ranks
     split = any(program.splits_backward(index) for index in range(len(program.chunks)))
     bound_s = need.lower_bound_s(truth, program.layout, program.shapes, split)

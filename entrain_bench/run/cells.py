@@ -10,6 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
+from typing import Any
 
 import pandas as pd
 from hydra.utils import get_class
@@ -167,7 +168,8 @@ def is_settled(cell: Cell, error: Exception) -> bool:
 
 def is_simulated(cell: Cell) -> bool:
     """Whether a cell comes out the same on every machine."""
-    return not hasattr(get_class(cell.config.harness["_target_"]), "train")
+    executor: type[Any] = get_class(cell.config.harness["_target_"])
+    return not executor.trains
 
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.config.instantiate import instantiate
@@ -39,14 +39,17 @@ MAX_KEPT_ACTIONS = 200_000
 class Executor(Protocol):
     """Runs programs and reports timelines."""
 
+    trains: ClassVar[Literal[False]]
+
     def execute(self, program: Program) -> Timeline:
         """Validate and run one iteration's program."""
         ...
 
 
-@runtime_checkable
 class Trainer(Protocol):
     """Runs whole experiments, on ranks of its own."""
+
+    trains: ClassVar[Literal[True]]
 
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Run all iterations; ``progress`` is called with the number of finished ones."""
@@ -115,12 +118,12 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
         for part, method in (("planner", "plan"), ("assigner", "assign"), ("scheduler", "schedule"))
     }
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
-    if isinstance(executor, Trainer):
+    if executor.trains:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
-    profile = Profile(*known, config.seed, *wrong)
-    planning = Profile(*known, config.planning_seed, *wrong, config.simulated_batches)
+    profile = create_profile(*known, config.seed, *wrong)
+    planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
     return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile, planning)
 
 
@@ -195,10 +198,10 @@ def warm_up(strategy: Strategy, layout: Layout, profile: Profile) -> None:
     """
     parts = type(strategy.assigner), type(strategy.scheduler)
     if parts not in _warm:
-        place = profile.place
+        place = profile.samples.state
         with suppress(UserError):
-            strategy.program(profile.draw(profile.job.global_batch), layout, profile)
-        profile.go_back(place)
+            strategy.program(profile.samples.draw(profile.job.global_batch), layout, profile)
+        profile.samples.restore(place)
         _warm.add(parts)
 
 
@@ -223,7 +226,7 @@ def run_experiment(
         ExecutionError: if the run failed with valid input.
     """
     setting = prepare(config, source)
-    if isinstance(setting.executor, Trainer):
+    if setting.executor.trains:
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: cannot take other samples than those of its workload")
         return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)))

@@ -10,9 +10,9 @@ from entrain_bench.base.remembered import remembered
 from entrain_bench.config.constants import speed_of
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.costs.bound import Need, need_of
+from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.cluster import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.records.keys import workload_of
 from entrain_bench.specs.job import Job
@@ -65,7 +65,7 @@ class SharedJob:
 
     def need(self, iteration: int, seed: int) -> Need:
         """Return the GPU time and lower bound of an iteration's samples under any layout."""
-        made = partial(need_of, self.truth, self.batch(iteration, seed))
+        made = partial(find_need, self.truth, self.batch(iteration, seed))
         return remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, IntArray, rows_of
-from entrain_bench.costs.transfers import Transfers
+from entrain_bench.costs.transfers import LinkTransfers
 from entrain_bench.program import Program
 
 
 def describe_deadlock(
     program: Program,
-    transfers: Transfers | None,
+    transfers: LinkTransfers | None,
     position: IntArray,
     done: BoolArray,
     together: IntArray | None = None,
@@ -52,7 +52,7 @@ def describe_deadlock(
     return "program: deadlock, a cycle of waits: " + "; ".join(cycle)
 
 
-def _inputs(program: Program, transfers: Transfers | None, action: int) -> IntArray:
+def _inputs(program: Program, transfers: LinkTransfers | None, action: int) -> IntArray:
     """Actions that one waits for: those it depends on, then all others whose data share a transfer with its own."""
     row = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
     needs = program.dep_actions[row]

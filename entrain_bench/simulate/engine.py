@@ -10,7 +10,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.transfers import Transfers
+from entrain_bench.costs.transfers import LinkTransfers
 from entrain_bench.program import Program
 from entrain_bench.simulate.deadlock import describe_deadlock
 
@@ -19,7 +19,7 @@ def place_actions(
     program: Program,
     duration_s: FloatArray,
     delay_s: FloatArray,
-    transfers: Transfers | None = None,
+    transfers: LinkTransfers | None = None,
     hold_s: FloatArray | None = None,
     release_s: FloatArray | None = None,
     stall_s: FloatArray | None = None,
@@ -182,7 +182,7 @@ def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Co
     )
 
 
-def _with_transfers(columns: Columns, transfers: Transfers) -> Columns:
+def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
     """A transfer is an action on a lane of its own; it waits for the sources of all that it carries, or for another."""
     count = len(transfers)
     numbers = np.arange(columns.first_transfer, columns.first_transfer + count, dtype=np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate.place import timeline_of
+from entrain_bench.simulate.place import make_timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Simulator:
         truth: the cost truth.
         memory_budget_bytes: memory of a rank that programs may use.
     """
+
+    trains: ClassVar[Literal[False]] = False
 
     truth: CostTruth
     memory_budget_bytes: float
@@ -37,7 +40,7 @@ class Simulator:
         """
         check_program(program)
         memory = self.check_memory(program)
-        return timeline_of(program, self.truth.charge(program), memory)
+        return make_timeline(program, self.truth.charge(program), memory)
 
     def check_memory(self, program: Program) -> FloatArray:
         """Memory of the lanes' entries ``[2, entries]``; raises ``OutOfMemoryError`` if one exceeds the budget."""

@@ -32,7 +32,7 @@ def place_program(program: Program, prices: Prices) -> tuple[FloatArray, FloatAr
     return times
 
 
-def timeline_of(program: Program, prices: Prices, memory: FloatArray) -> Timeline:
+def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timeline:
     """When every action of a priced program runs.
 
     ``memory`` is of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.

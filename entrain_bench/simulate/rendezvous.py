@@ -1,8 +1,8 @@
 """Point-to-point semantics that a program needs: whether it ends if a send waits for its receiver.
 
 A rendezvous send (NCCL, gloo, MPI's synchronous mode) ends only once its receiver has posted the receive. Whether a
-program then ends depends on when ranks post receives. ``semantics_of`` decides it from the program alone: it builds the
-graph of what waits for what under each rule and looks for a cycle.
+program then ends depends on when ranks post receives. ``find_receive_rule`` decides it from the program alone: it
+builds the graph of waits under each rule and looks for a cycle.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts, rows_of, take_rows
-from entrain_bench.costs.edges import edges_of
+from entrain_bench.costs.edges import derive_edges
 from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
@@ -23,13 +23,13 @@ from entrain_bench.specs.framework import FrameworkOptions
 SEPARATE, BATCHED, AHEAD = RULES = ("separate", "batched", "ahead")
 
 
-def semantics_of(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> str:
+def find_receive_rule(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> str:
     """Return the first of ``RULES`` under which a program ends if sends wait for their receivers.
 
     Transfers are those of the cost model from one set of ranks to another; collectives between grids on the same ranks
     and the optimizer's collectives are none. ``AHEAD`` runs every program whose order agrees with its dependencies.
     """
-    travels = edges_of(program, cluster, framework).travels
+    travels = derive_edges(program, cluster, framework).travels
     travels[colocated_transforms(program, cluster)[0]] = False
     return next(rule for rule in RULES if rule == AHEAD or not _is_stuck(program, travels, rule))
 
@@ -49,7 +49,7 @@ def _is_stuck(program: Program, travels: BoolArray, rule: str) -> bool:
     has_next = np.append(has_before[1:], False)
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
-    sender, receiver = _ends_of(program, lane, source[travels], target[travels])
+    sender, receiver = _pair_entries(program, lane, source[travels], target[travels])
     # A receive ends once its sender has the data: before the pass begins, or in the batch before it.
     waits = [actions, count + entries[has_before], target]
     needs = [count + entries, actions[entries[has_before] - 1], source]
@@ -70,7 +70,7 @@ def _is_stuck(program: Program, travels: BoolArray, rule: str) -> bool:
     return bool(parts < size)
 
 
-def _ends_of(program: Program, lane: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
+def _pair_entries(program: Program, lane: IntArray, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray]:
     """Every pair of lane entries between which transfers go; a lane of the source has the data and receives nothing."""
     order = np.argsort(program.lane_actions, kind="stable")
     offsets = offsets_from_counts(np.bincount(program.lane_actions, minlength=program.num_actions))

@@ -13,12 +13,12 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray
 
 
-def pieces_of(tokens: IntArray, cp: int) -> IntArray:
+def split_pieces(tokens: IntArray, cp: int) -> IntArray:
     """Bounds of the pieces of sequences of so many tokens, from 0 ``[sequences, 2 * cp + 1]``."""
     return np.asarray(tokens)[:, None] * np.arange(2 * cp + 1) // (2 * cp)
 
 
-def of_ranks(pieces: IntArray) -> IntArray:
+def pair_by_rank(pieces: IntArray) -> IntArray:
     """Add the two pieces of each rank: ``[sequences, 2 * cp]`` to ``[sequences, cp]``."""
     cp = pieces.shape[1] // 2
     return np.asarray(pieces[:, :cp] + pieces[:, : cp - 1 : -1])
@@ -31,14 +31,14 @@ def cut_units(lengths: IntArray, *, whole_pack: bool) -> IntArray:
 
 def rank_rows(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 1) -> int:
     """Rows that each of ``cp`` ranks holds of a pack: those of the fullest rank, as a multiple of ``parts``."""
-    held = of_ranks(np.diff(pieces_of(cut_units(lengths, whole_pack=whole_pack), cp), axis=1)).sum(axis=0)
+    held = pair_by_rank(np.diff(split_pieces(cut_units(lengths, whole_pack=whole_pack), cp), axis=1)).sum(axis=0)
     return int(-(-held.max() // parts) * parts)
 
 
 def rows_of_ranks(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 1) -> IntArray:
     """Rows of a pack that each rank holds, unit by unit, front piece first; -1 for padding ``[cp, rank_rows]``."""
     units = cut_units(lengths, whole_pack=whole_pack)
-    bounds = (np.cumsum(units) - units)[:, None] + pieces_of(units, cp)
+    bounds = (np.cumsum(units) - units)[:, None] + split_pieces(units, cp)
     found = np.full((cp, rank_rows(lengths, cp, whole_pack=whole_pack, parts=parts)), -1)
     for rank, own in enumerate(found):
         pair = [rank, 2 * cp - 1 - rank]

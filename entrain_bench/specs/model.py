@@ -12,7 +12,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
-from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, gemms_of, mlp_of_block
+from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, mlp_of_block, parse_gemms
 from entrain_bench.specs.numerics import check_numerics
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
@@ -381,7 +381,7 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     if config.unet is not None:
         require(config.role == Role.GENERATOR, f"{where}.unet", "...", "absent: only a generator may be a U-Net")
         unet = parse_unet(config.unet, f"{where}.unet")
-        embed = gemms_of(config.embed_gemms, "embed_gemms")
+        embed = parse_gemms(config.embed_gemms, "embed_gemms")
         return ModuleSpec(name, Role.GENERATOR, config, unet_layers(unet, config.item_tokens, embed))
     _require_size(config, "num_layers", where, MAX_LAYERS)
     for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):

@@ -220,7 +220,7 @@ def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
 
 
 def _encoder_embedding(config: ModuleConfig) -> Layer:
-    gemms = gemms_of(config.embed_gemms, "embed_gemms")
+    gemms = parse_gemms(config.embed_gemms, "embed_gemms")
     convolutions = config.norm_bias  # LayerNorm encoders embed by convolutions with a bias, GELU after each
     inputs = [BF16_BYTES * gemm.k * gemm.rows_per_token for gemm in gemms]
     outputs = [BF16_BYTES * gemm.n * gemm.rows_per_token for gemm in gemms]
@@ -242,7 +242,7 @@ def _encoder_embedding(config: ModuleConfig) -> Layer:
 
 def _projector(config: ModuleConfig) -> Layer:
     h = config.hidden_size
-    gemms = gemms_of(config.head_gemms, "head_gemms")
+    gemms = parse_gemms(config.head_gemms, "head_gemms")
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
     # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's
@@ -268,7 +268,7 @@ def _projector(config: ModuleConfig) -> Layer:
     )
 
 
-def gemms_of(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
+def parse_gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
     """Consecutive products, column and row parallel in turn."""
     gemms = []
     for index, config in enumerate(configs):

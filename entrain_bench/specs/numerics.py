@@ -44,7 +44,7 @@ class RopeScaling:
         return scaling
 
 
-def activation_of(config: ModuleConfig) -> str:
+def find_activation(config: ModuleConfig) -> str:
     """The activation of a module's blocks: SiLU in gated ones, otherwise GELU, if the YAML states none."""
     return config.activation or ("silu" if config.gated_mlp else "gelu")
 
@@ -53,7 +53,7 @@ def check_numerics(config: ModuleConfig, where: str) -> None:
     """Raise ``UserError`` for values that no architecture has."""
     for name in ("rope_theta", "norm_epsilon"):
         require(getattr(config, name) > 0, f"{where}.{name}", getattr(config, name), "positive")
-    if activation_of(config) not in ACTIVATIONS:
+    if find_activation(config) not in ACTIVATIONS:
         raise unknown_choice(f"{where}.activation", config.activation, ACTIVATIONS)
     if config.checkpoint and config.checkpoint not in CHECKPOINTS:
         raise unknown_choice(f"{where}.checkpoint", config.checkpoint, CHECKPOINTS)

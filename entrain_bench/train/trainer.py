@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
@@ -16,6 +17,8 @@ from entrain_bench.train.settings import TrainSettings
 @dataclass(frozen=True, slots=True)
 class DistributedTrainer(TrainSettings):
     """Trains on ranks that torch.distributed joins."""
+
+    trains: ClassVar[Literal[True]] = True
 
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""

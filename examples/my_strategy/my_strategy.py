@@ -22,32 +22,32 @@ same bits on every machine, and no decision looks at a clock. Sorts are ``kind="
 What a hook may know is in its arguments: shapes of samples, a layout, an assignment, and a ``Profile``:
 
     job                 model, cluster, batch, memory budget; degrees() lists the (TP, CP, PP, DP) that the user allows
-    each_microbatch_size    the same window for the job with every microbatch size that a planner may choose
-    under, for_job      the same for the job with a layout's microbatch size, and for another job
-    draw                samples of the workload to profile, drawn apart from the training stream; new ones at every call
-    place, go_back      where draws go on, and to draw from an earlier place again
-    measure             seconds of one layer of each kind of a module, both passes, on one packed microbatch
-    measure_packs       the same of several packed microbatches
-    pack_times          what a sequence adds to a packed microbatch, and a microbatch besides
-    forward_fit         a x^2 + b x + c through measured forwards, for each layer kind
-    estimate_units      believed forward seconds of every unit (an item, for the LLM a sample) in a module
-    estimate_samples    the same for every sample: all encoders together, and the LLM
-    error_factor        how wrong beliefs are made (belief_error, belief_bias); estimates of your own must be times this
-    corrected           the same window, with estimates corrected by what executed iterations taught
-    smoothed            the same window, with errors of beliefs averaged over units of about the same length
-    kept                keeps an estimate of yours for a batch, so that a planner's trials compute it once
-    belief_error, belief_bias    how wrong that is at most, as the user set it
-    memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes), as anyone can work out
-    simulate            ends of a program's actions under durations you believe in; transfers are free, or as measured
-    iteration_s         seconds of a program's iteration under such durations, with transfers, gathers and the step
-    with_weights_s      such durations with what moving offloaded or sharded weights adds
-    handovers           measured seconds of what a program's actions hand each other
-    layer_traffic       measured seconds of the collectives of layers whose weights are sharded
-    lane_steps_s        step_s by its parts, on every lane
-    exposed_steps       the same on every stage of every module
-    step_s              seconds of gathers, gradient synchronisation and optimizer that mean microbatches do not hide
-    tuning_budget, tuning_batches    what the tuner of ``chosen_layout`` may simulate, and the batches that it sees
+    samples             draw: samples of the workload, separate from the training stream; every call draws new ones
+                        state, restore: go back to earlier draws
+                        tuning_batches: the batches that the tuner of ``chosen_layout`` sees; mean_units: a mean sample
+    layers              measure: seconds of one layer of each kind of a module, both passes, on a packed microbatch
+                        measure_packs: likewise for several packed microbatches
+                        pack_times: seconds that a sequence adds to a packed microbatch, and that a microbatch costs
+                        forward_fit: a x^2 + b x + c through measured forwards, for each layer kind
+                        mean_microbatch_s: seconds of every layer on a microbatch of mean samples
+                        traffic: seconds of the collectives of layers whose weights are sharded
+    estimates           units: estimated forward seconds of every unit (an item, for the LLM a sample) of a module
+                        samples: likewise for every sample: all encoders together, and the LLM
+                        error_factor: the error of estimates (belief_error, belief_bias); multiply your own by it
+                        remember: keeps an estimate of yours for a batch, so that trials compute it once
+    programs            simulate: ends of a program's actions under estimated durations; transfers free or as measured
+                        iteration_s: seconds of an iteration under such durations, with transfers, gathers and the step
+                        with_weights_s: such durations with the time of moving offloaded or sharded weights
+                        handovers: measured seconds of transfers between a program's actions
+                        step_s: seconds of gathers, gradient synchronization and optimizer outside mean microbatches
+                        lane_steps_s, exposed_steps: likewise for every lane, and for every stage of every module
+    memory              bytes of layouts (lane_state_bytes) and of programs (peak_bytes)
     trial_s             measured seconds of a program's iteration: a trial run, for planners
+    tuning_budget       batches that the tuner of ``chosen_layout`` may simulate
+    each_microbatch_size, under, for_job    the profile for every microbatch size that a planner may choose, for a
+                        layout's microbatch size, and for another job of the model
+    smoothed            the profile with estimation errors averaged over units of about the same length
+    corrected           the profile with estimates corrected by executed iterations
 
 A part imports from ``entrain_bench`` only the rooms in ``OPEN_ROOMS`` (``entrain_bench/conformance/walls.py``): never
 costs, simulator or records. ``entrain-bench check --config-dir examples/my_strategy strategy=mine`` tells whether all
@@ -128,7 +128,7 @@ class SplitByWork:
             UserError: if nothing meets the request or fits memory; one line that says what is missing.
         """
         model = profile.job.model
-        samples = profile.draw(self.profile_samples)
+        samples = profile.samples.draw(self.profile_samples)
         # Modules of a group (the encoders, the LLM, the generators) share their stages.
         most = [min(len(model.modules[index].layers) for index in group) for group in model.module_groups]
 
@@ -166,7 +166,7 @@ def candidate(
         stage_s[first : first + len(split)] += stage_sums(seconds, split)
     layout = place_chain(job, degrees, layers, recompute, leading=True)
     pipeline_s = float(stage_s.sum() + (job.num_microbatches(degrees.dp) - 1) * stage_s.max())
-    return Candidate(pipeline_s + profile.step_s(layout), layout)
+    return Candidate(pipeline_s + profile.programs.step_s(layout), layout)
 
 
 def measured_layer_s(profile: Profile, module: ModuleSpec, samples: SampleShapes, degrees: Degrees) -> FloatArray:
@@ -174,7 +174,7 @@ def measured_layer_s(profile: Profile, module: ModuleSpec, samples: SampleShapes
     lengths = module.lengths(samples, module.units(samples))
     if not len(lengths):
         return np.zeros(len(module.layers))
-    kind_s = [float(times.total_s[0]) for times in profile.measure(module, lengths, degrees.tp, degrees.cp)]
+    kind_s = [float(times.total_s[0]) for times in profile.layers.measure(module, lengths, degrees.tp, degrees.cp)]
     return profile.job.microbatch_size / len(samples) * np.array(kind_s)[module.layer_kind]
 
 
@@ -258,7 +258,7 @@ class LongestFirst:
         work_s = np.zeros((len(shapes), len(layout.modules)))
         for column, module, placed in zip(work_s.T, profile.job.model.modules, layout.modules, strict=True):
             # Units of encoders and generators are items, the LLM's are samples.
-            each = profile.estimate_units(module, shapes, placed.tp, placed.cp) / placed.pp
+            each = profile.estimates.units(module, shapes, placed.tp, placed.cp) / placed.pp
             column[:] = shapes.sum_items(module.units(shapes), each) if module.per_item else each
         return work_s * (self.pace or 1.0)
 

@@ -19,9 +19,9 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import others
+from .braid_layouts import others
 from .packs import fastest_packs
-from .work import chunk_layers_s, chunk_tokens, shares_of, stage_work, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, level_shares, stage_work, unit_layers_s
 
 # Chunks that cost so many times as much as a replica's mean one are placed before the others.
 HEAVY = 2.0
@@ -91,7 +91,7 @@ class BraidAssigner:
         items = {index: (owners[index], chunks[index]) for index in owners}
         before = [pair for index, pair in items.items() if index < index_of_llm]
         behind = [pair for index, pair in items.items() if index > index_of_llm]
-        first, middle = places_of(replica, microbatch, before, behind)
+        first, middle = find_places(replica, microbatch, before, behind)
         labels = []
         for index, (owner, chunk) in items.items():
             placed = layout.modules[index]
@@ -157,7 +157,7 @@ class BraidAssigner:
         blocks = layout.blocks[index]
         placed = layout.modules[index]
         base = np.maximum.reduceat(busy_s[blocks.lanes], blocks.offsets[:-1])
-        return shares_of(base.reshape(len(total), copies, placed.pp), total)[0]
+        return level_shares(base.reshape(len(total), copies, placed.pp), total)[0]
 
 
 def two_columns(loads: FloatArray) -> FloatArray:
@@ -187,7 +187,7 @@ def deal_chunks(
     return np.asarray(_deal(order, group, cost_s, count))
 
 
-def places_of(
+def find_places(
     replica: IntArray,
     microbatch: IntArray,
     before: Sequence[tuple[IntArray, IntArray]],

@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
@@ -25,7 +25,7 @@ EXCHANGES = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class UnitWork:
     """Estimated times and bytes of all modules' units at every width, in module order.
 
     Attributes:
@@ -54,7 +54,7 @@ class Work:
     units: IntArray
 
 
-def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
+def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> UnitWork:
     """Believed work of a batch at all widths of a layout, by the profile's estimates."""
     modules = profile.job.model.modules
     num_samples = len(shapes)
@@ -81,7 +81,7 @@ def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
             again = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
             seconds[row, mine] = matmul(forward + backward, kinds) + placed.recompute * again
             again_s[row, mine] = again * (not asked)
-            chunk_s[row] = float(matmul(profile.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
+            chunk_s[row] = float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
             for held, recompute in ((bytes_, placed.recompute), (lean, placed.recompute or not asked)):
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
@@ -89,7 +89,7 @@ def work_of(shapes: SampleShapes, layout: Layout, profile: Profile) -> Work:
     key = np.concatenate([own * len(modules) + index for index, own in enumerate(owners)])
     order = np.argsort(key, kind="stable")
     offsets = offsets_from_counts(np.bincount(key, minlength=num_samples * len(modules)))
-    return Work(width, first_degree, seconds, chunk_s, again_s, bytes_, lean, running, first_unit, offsets, order)
+    return UnitWork(width, first_degree, seconds, chunk_s, again_s, bytes_, lean, running, first_unit, offsets, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Deal:
     end_s: float
 
 
-def priced(work: Work, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
+def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
     """Seconds, bytes kept and bytes of running passes of each sample as a pack on each width ``[widths, samples]``.
 
     It recomputes the share of its layers that ``room_bytes`` have no room for; bytes above that say that it fits not
@@ -153,7 +153,7 @@ def dealt(
 
 
 def labelled(
-    work: Work, order: IntArray, offsets: IntArray, deal: Deal, place: IntArray, first_group: IntArray
+    work: UnitWork, order: IntArray, offsets: IntArray, deal: Deal, place: IntArray, first_group: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Group and pack of every unit ``[units]``, all modules' one after the other.
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.filling import lpt_with_exchange
-from entrain_bench.balancing.grouping import room_bytes, step_assignment
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.widths import packed_program, widths_of
+from entrain_bench.balancing.rank_groups import room_bytes, step_assignment
+from entrain_bench.balancing.width_layouts import group_widths, packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import OutOfMemoryError
@@ -19,7 +19,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .deal import Deal, Work, binned, dealt, labelled, priced, work_of
+from .deal import Deal, UnitWork, binned, dealt, estimate_work, labelled, priced
 
 # Limits of a sample's time, as shares of what an even deal takes.
 LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
@@ -44,8 +44,8 @@ def fastest_packs(
     """
     if layout.modules[0].sharded:
         return fastest_rounds(shapes, layout, profile)
-    work = work_of(shapes, layout, profile)
-    widths = widths_of(layout)
+    work = estimate_work(shapes, layout, profile)
+    widths = group_widths(layout)
     room = KEPT * (profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max()))
     seconds, kept, running = priced(work, widths, len(shapes), room)
     num_ranks = layout.modules[0].plane.shape[1]
@@ -58,10 +58,10 @@ def fastest_packs(
     def end_s(index: int, stretch: float, first: int) -> float:
         deal = deals[index]
         own = np.searchsorted(widths, deal.width), np.arange(len(shapes))
-        packs = packs_of(deal, seconds[own], kept[own], running[own], stretch * room, first)
+        packs = place_packs(deal, seconds[own], kept[own], running[own], stretch * room, first)
         key = index, packs.tobytes(), first
         if key not in known:
-            labels = labels_of(packs, deal, work, layout)
+            labels = label_units(packs, deal, work, layout)
             known[key] = ended_s(shapes, layout, labels, profile), labels
         return known[key][0]
 
@@ -79,7 +79,7 @@ def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tu
     rounds, if they recompute all that they can, and of larger numbers that which ends first; infinite if none fits.
     """
     model = profile.job.model
-    work = work_of(shapes, layout, profile)
+    work = estimate_work(shapes, layout, profile)
     asked = profile.job.request.recompute is not None
     lean = replace(layout, modules=tuple(replace(own, recompute=own.recompute or not asked) for own in layout.modules))
     cost = np.zeros((len(shapes), 2))
@@ -107,7 +107,7 @@ def ended_s(shapes: SampleShapes, layout: Layout, labels: Assignment, profile: P
     return decisive(packed_iteration_s(program, profile)) if fits else np.inf
 
 
-def labels_of(place: IntArray, deal: Deal, work: Work, layout: Layout) -> Assignment:
+def label_units(place: IntArray, deal: Deal, work: UnitWork, layout: Layout) -> Assignment:
     """Group and pack of every unit of samples whose packs have these places ``[samples]``."""
     groups = [offsets_from_counts(placed.num_groups)[:-1] for placed in layout.modules]
     order = np.lexsort((place, deal.first, deal.width))
@@ -119,7 +119,7 @@ def labels_of(place: IntArray, deal: Deal, work: Work, layout: Layout) -> Assign
     return Assignment(tuple(ModuleAssignment(*(own[units] for own in labels)) for units in modules))
 
 
-def packs_of(
+def place_packs(
     deal: Deal, seconds: FloatArray, bytes_: FloatArray, running: FloatArray, room: float, first: int
 ) -> IntArray:
     """Place of each sample's pack in the order in which ranks run them ``[samples]``.

@@ -10,20 +10,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import chain_bytes, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import Candidates, default_job, tuned
-from entrain_bench.balancing.widths import layouts_with_widths
+from entrain_bench.balancing.width_layouts import layouts_with_widths
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .layout import Shape, Work, chains_of, place, shapes_of, split_layers
+from .braid_layouts import Shape, ShapeWork, list_chains, list_shapes, place, split_layers
 from .packs import fastest_packs
 
 # Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
@@ -93,15 +93,15 @@ class BraidPlanner:
         wide, even_s = self._with_widths(profile)
         if wide and decisive(wide[0].estimated_s) <= decisive(PIPELINED * even_s):
             return wide[0].layout
-        draft: MakeProgram = getattr(make_program, "draft", make_program)
+        draft = make_program.draft
         sizes = profile.job.free_microbatch_size
         default = default_job(profile.job)
         one_size = replace(self, microbatches=(1,))
         best_s = {True: np.inf, False: np.inf}
-        work = Work(profile, profile.draw(self.profile_samples), self.overhead)
+        work = ShapeWork(profile, profile.samples.draw(self.profile_samples), self.overhead)
 
         def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
-            later = bool(getattr(draft, "choose_recomputation", False))
+            later = draft.chooses_recomputation
             # Where sizes are free, another job has them; the default job is answered as if it were given.
             request = replace(each.job.request, recompute=profile.job.request.recompute)
             planner = one_size if sizes and replace(each.job, request=request) != default else self
@@ -133,7 +133,7 @@ class BraidPlanner:
             chain = fastest_in_trials(profile, partial(candidates, True, HOPELESS), make_program, CHAINS)
         except UserError:
             return found()
-        batch = profile.draw(profile.job.global_batch)
+        batch = profile.samples.draw(profile.job.global_batch)
         chain_s = decisive(profile.trial_s(make_program(batch, chain)))
         with suppress(UserError):
             other = found(chain_s, CHAINS)
@@ -145,20 +145,21 @@ class BraidPlanner:
 
         An estimate is the mean over drawn batches; only layouts near the best have more than a few.
         """
-        start = profile.place
+        start = profile.samples.state
         offers = list[Candidate]()
-        part = part_of(profile)
+        part = shrink_job(profile)
         size = part.job.global_batch
         count = min(max(BATCHES, FEW // size), max(1, MANY // size)) if self.widths else 0
-        batches = [profile.draw(size) for _ in range(count)]
-        profile.go_back(start)
+        batches = [profile.samples.draw(size) for _ in range(count)]
+        profile.samples.restore(start)
         best = np.full(count, np.inf)
         for layout, own in offered_pairs(profile, part) if count else ():
             # No round is shorter than its gathers.
             if not has_room(profile, layout) or gathers_s(profile, layout) > NEAR * best.mean():
                 continue
             # Collectives of all ranks take longer than those of a part.
-            more_s = sum(of(profile, layout) - of(part, own) for of in (Profile.step_s, gathers_s))
+            more_s = profile.programs.step_s(layout) - part.programs.step_s(own)
+            more_s += gathers_s(profile, layout) - gathers_s(part, own)
             seconds = np.zeros(0)
             for samples in batches:
                 seconds = np.append(seconds, more_s + fastest_packs(samples, own, part)[0])
@@ -172,19 +173,19 @@ class BraidPlanner:
         return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
 
     def rated(
-        self, profile: Profile, work: Work, recompute_later: bool, chain: bool = False, most_s: float = np.inf
+        self, profile: Profile, work: ShapeWork, recompute_later: bool, chain: bool = False, most_s: float = np.inf
     ) -> Iterator[Candidate]:
         """Layouts that could be among the best, by the seconds of their busiest rank, or longest sample, and step."""
         job = profile.job
         # A chain's first block has the encoders besides: what recomputes decides how many of the LLM's layers it has.
         choices = recompute_choices(job, chosen_later=recompute_later and not chain)
-        plain = chains_of(job, choices) if chain else shapes_of(job, choices, self)
+        plain = list_chains(job, choices) if chain else list_shapes(job, choices, self)
         shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
 
         def placed(shape: Shape, layers: Sequence[tuple[int, ...]], passes_s: float) -> Candidate:
             layout = place(job, shape, layers)
             fits = not shape.chain or chain_bytes(profile, work.samples, layout) <= job.planning_budget_bytes
-            return Candidate(passes_s + profile.step_s(layout) if fits else np.inf, layout)
+            return Candidate(passes_s + profile.programs.step_s(layout) if fits else np.inf, layout)
 
         def divided(shape: Shape) -> Draft:
             layers, busiest_s = split_layers(work, shape)
@@ -209,7 +210,7 @@ class BraidPlanner:
         return sorted({min(most, max(1, round(job.num_microbatches(dp) * factor))) for factor in self.microbatches})
 
 
-def part_of(profile: Profile) -> Profile:
+def shrink_job(profile: Profile) -> Profile:
     """Return the profile of a half, a quarter, ... of a job's nodes and batch if the batch exceeds ``MANY`` samples.
 
     The part has the job's layouts: it keeps ``PART`` ranks, and states have room where they have room on all ranks. A
@@ -250,7 +251,7 @@ def evenly_s(samples: SampleShapes, profile: Profile) -> float:
 def gathers_s(profile: Profile, layout: Layout) -> float:
     """Seconds that a round's gathers and scatters of sharded weights take; 0 if they are not sharded."""
     pairs = [pair for pair in zip(profile.job.model.modules, layout.modules, strict=True) if pair[1].sharded]
-    traffic = [profile.layer_traffic(*pair) for pair in pairs]
+    traffic = [profile.layers.traffic(*pair) for pair in pairs]
     return float(sum((own.gather_s + own.again_s + own.scatter_s).sum() for own in traffic))
 
 

@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.balancing.actions import BACKWARD, Actions
-from entrain_bench.balancing.beliefs import packed_durations, sync_after_s
-from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, members_of, users_of
+from entrain_bench.balancing.actions import BACKWARD, ListedActions
+from entrain_bench.balancing.chunk_estimates import packed_durations, sync_after_s
+from entrain_bench.balancing.chunk_groups import (
+    chunk_groups,
+    components,
+    list_lanes,
+    reverse_dependencies,
+    split_by_label,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
@@ -37,7 +43,7 @@ class Replica:
 
     own: IntArray
     members: IntArray
-    actions: Actions
+    actions: ListedActions
     group: IntArray
     inner: FloatArray
     num_groups: int
@@ -70,14 +76,14 @@ class Replica:
         object.__setattr__(self, "held_s", actions.duration_s[actions.of_llm < actions.is_backward])
 
 
-def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
+def split_replicas(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
     """The replicas of a program, whatever its own order; the assignment is what it was made of."""
     layout = draft.layout
     count = int(draft.first_action[-1])
-    lane_offsets, lanes = lanes_of_actions(draft)
+    lane_offsets, lanes = list_lanes(draft)
     row = rows_of(lane_offsets)
     believed, room_bytes = _believed(draft, profile, lanes, row)
-    handed = profile.handovers(draft)
+    handed = profile.programs.handovers(draft)
     wait = rows_of(draft.dep_offsets)
     need = draft.dep_actions
     first_lane = lanes[lane_offsets[:-1]]
@@ -88,13 +94,13 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     chunk = groups.chunk
     first_group = groups.first_group
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
-    user_offsets, user_actions, edge = users_of(draft)
+    user_offsets, user_actions, edge = reverse_dependencies(draft)
     tail_s = sync_after_s(draft, profile)
     partner = np.arange(count)
     for index in range(len(draft.chunks)):
         partner[draft.forward_actions(index)] = draft.backward_actions(index)
     depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(own.pp for own in layout.modules))
-    actions = Actions(
+    actions = ListedActions(
         **believed,
         lane_offsets=lane_offsets,
         lanes=lanes,
@@ -113,7 +119,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
     )
     inner = groups.rank[is_backward, chunk] + depth
     replicas = []
-    for one, own in enumerate(members_of(lane_set[first_lane], 1 + int(lane_set.max()))):
+    for one, own in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
         if len(own):
             members = np.flatnonzero(lane_set == one)
             count = first_group[one + 1] - first_group[one]
@@ -124,7 +130,7 @@ def replicas_of(draft: Program, assignment: Assignment, profile: Profile) -> lis
 
 def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profile: Profile) -> list[Replica]:
     """The same replicas recomputing as ``frugal`` does, where the list scheduler may keep activations instead."""
-    lane_offsets, lanes = lanes_of_actions(frugal)
+    lane_offsets, lanes = list_lanes(frugal)
     believed, room_bytes = _believed(frugal, profile, lanes, rows_of(lane_offsets), plain)
     found = []
     for replica in replicas:
@@ -137,7 +143,7 @@ def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profil
 def _believed(
     program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None = None
 ) -> tuple[dict[str, Any], IntArray]:
-    """Recomputation's decisions on actions, by name, and ``room_bytes`` (``Actions``).
+    """Recomputation's decisions on actions, by name, and ``room_bytes`` (``ListedActions``).
 
     Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
     """

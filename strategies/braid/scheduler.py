@@ -12,14 +12,14 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.actions import State, Wish, room_for
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
-from entrain_bench.balancing.widths import packed_program
+from entrain_bench.balancing.width_layouts import packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
@@ -29,7 +29,7 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .replicas import Replica, keeping, replicas_of
+from .replicas import Replica, keeping, split_replicas
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
@@ -269,7 +269,7 @@ class BraidScheduler(Recomputation):
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
         rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
-        replicas = replicas_of(draft, assignment, profile)
+        replicas = split_replicas(draft, assignment, profile)
         searches = [Search(replica, rules) for replica in replicas]
         first = ordered(draft, searches)
         peak_bytes = profile.memory.peak_bytes(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -26,7 +26,7 @@ def unit_layers_s(
 
 def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recompute: bool) -> FloatArray:
     """Estimate the fixed seconds of a chunk in both passes of a layer, with recomputation ``[kinds]``."""
-    forward, backward = profile.pack_times(module, tp, cp).chunk_s
+    forward, backward = profile.layers.pack_times(module, tp, cp).chunk_s
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
@@ -38,7 +38,7 @@ def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: in
     if not len(lengths):
         return 1.0
     mean = max(1, round(float(lengths.mean())))
-    times = profile.pack_times(module, tp, cp)
+    times = profile.layers.pack_times(module, tp, cp)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
     added_s = float(matmul(times.of(np.array([mean]))[:, 0], counts).sum())
     fixed_s = float(matmul(times.chunk_s, counts).sum())
@@ -49,7 +49,7 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
     return np.array([recompute and kind.remade_share for kind in module.kinds], np.float64)
 
 
-def shares_of(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+def level_shares(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
 
     Args:

@@ -12,10 +12,10 @@ from time import perf_counter
 import numpy as np
 from ortools.sat.python import cp_model
 
+from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.corrected import observed
 from entrain_bench.balancing.correction import Corrector, shape_classes
 from entrain_bench.balancing.filling import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
-from entrain_bench.balancing.groups import members_of
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -75,7 +75,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
     misses = 0
     bound = trivial_bound(cost, num_buckets) * (1 + CLOSE)
     high = _highs(cost, bucket, num_buckets)
-    members = members_of(bucket, num_buckets)
+    members = split_by_label(bucket, num_buckets)
     rng = np.random.default_rng(0)
     while work < limits.work and misses < PATIENCE:
         fullest = int(high.argmax())
@@ -110,7 +110,7 @@ def _others(fullest: int, num_buckets: int, count: int, rng: np.random.Generator
     return np.asarray(drawn + (drawn >= fullest))
 
 
-class _Model(cp_model.CpModel):
+class _BucketModel(cp_model.CpModel):
     """A program without the old names of its methods, which take longer to make than a program of a few items."""
 
     def _add_pre_pep8_methods(self) -> None:
@@ -139,7 +139,7 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     hint = _first_seen(start[order])
     weight = np.rint(cost[order] * (RESOLUTION / makespan(cost, start, num_buckets)))
     most = int(makespan(weight, hint, num_buckets))
-    model = _Model()
+    model = _BucketModel()
     largest = model.new_int_var(int(np.ceil(trivial_bound(weight, num_buckets))), most, "C_max")
     model.add_hint(largest, most)
     rows = []
@@ -313,4 +313,4 @@ def unit_s(
     else:
         llm = llm_cost(profile, module, placed.tp, placed.cp)
         seconds = llm.seconds(lengths, float(lengths.sum()) / groups, placed.pp)
-    return np.asarray(seconds * recompute_factor(placed.recompute) * profile.error_factor(module, shapes))
+    return np.asarray(seconds * recompute_factor(placed.recompute) * profile.estimates.error_factor(module, shapes))

@@ -21,8 +21,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
-from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
-from .space import (
+from .plan_space import (
     BUFFER,
     DflopDegrees,
     accepted_plans,
@@ -32,6 +31,7 @@ from .space import (
     place_plan,
     walking_order,
 )
+from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
 
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
@@ -40,7 +40,7 @@ COMMUNICATORS = ("unequal_dp", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class PlanEstimates:
     """Results of Algorithm 1 for plans and numbers of microbatches, without recomputation ``[plans, numbers]``.
 
     Attributes:
@@ -88,7 +88,7 @@ class DflopPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The plan with the least T whose programs fit memory."""
-        shapes = data_shapes(profile, profile.draw(self.profile_samples))
+        shapes = data_shapes(profile, profile.samples.draw(self.profile_samples))
 
         def candidates(each: Profile) -> Iterator[Candidate]:
             return offered(self, each)
@@ -171,7 +171,7 @@ class DflopPlanner:
 
     @staticmethod
     def _largest_fit(
-        profile: Profile, shapes: DataShapes, degrees: IntArray, estimates: Estimates, again: tuple[bool, ...]
+        profile: Profile, shapes: DataShapes, degrees: IntArray, estimates: PlanEstimates, again: tuple[bool, ...]
     ) -> BoolArray:
         """Whether the largest samples fit memory by the public code's reckoning, on the largest stages ``[plans]``.
 
@@ -222,7 +222,7 @@ class DflopPlanner:
 
     def estimates(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray, counts: IntArray | None = None
-    ) -> Iterator[tuple[IntArray, IntArray, Estimates]]:
+    ) -> Iterator[tuple[IntArray, IntArray, PlanEstimates]]:
         """Rows of ``degrees``, numbers of microbatches and estimates, in blocks with one TP a module.
 
         The numbers are 1, 2, ... for all rows ``[1, numbers]``, or the given one of each row ``[plans, 1]``.
@@ -271,7 +271,7 @@ class DflopPlanner:
                 yield (
                     rows,
                     i,
-                    Estimates(
+                    PlanEstimates(
                         encoder_s,
                         llm_s,
                         encoder_act,

@@ -124,7 +124,7 @@ def attention_flops(module: ModuleSpec, lengths: IntArray) -> FloatArray:
 
 def layer_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int = 1) -> FloatArray:
     """Measured seconds of both passes of every layer on one packed microbatch ``[layers]``."""
-    return np.array([float(t.total_s[0]) for t in profile.measure(module, lengths, tp, cp)])[module.layer_kind]
+    return np.array([float(t.total_s[0]) for t in profile.layers.measure(module, lengths, tp, cp)])[module.layer_kind]
 
 
 def _module_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> float:

@@ -75,7 +75,7 @@ def efficient_items(
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
 
     def throughput(items: int) -> float:
-        times = profile.measure(module, np.full(items, each), tp, cp)
+        times = profile.layers.measure(module, np.full(items, each), tp, cp)
         return items / float(matmul(counts, [t.total_s[0] for t in times]))
 
     sizes = [2**i for i in range(max(1, (PEAK_TOKENS // each).bit_length()))]

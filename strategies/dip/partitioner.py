@@ -57,8 +57,8 @@ class DipPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
-        samples = profile.draw(self.profile_samples)
-        batch = profile.draw(profile.job.global_batch)
+        samples = profile.samples.draw(self.profile_samples)
+        batch = profile.samples.draw(profile.job.global_batch)
         return chosen_layout(
             profile,
             lambda each: by_estimate(self._candidates(each, samples, batch, make_program)),
@@ -75,7 +75,7 @@ class DipPlanner:
         ``samples`` decide the split. Recomputation is part of the layout, unless the scheduler chooses it.
         """
         modules = profile.job.model.modules
-        choices = recompute_choices(profile.job, chosen_later=getattr(make_program, "choose_recomputation", False))
+        choices = recompute_choices(profile.job, chosen_later=make_program.chooses_recomputation)
         for degrees, recompute in product(profile.job.degrees(), choices):
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
@@ -96,14 +96,14 @@ class DipPlanner:
             ranks *= profile.job.microbatch_size / len(samples)
             fill_s = ranks.sum() / layout.modules[profile.job.model.llm_index].stages_per_rank
             seconds = fill_s + (layout.num_microbatches - 1) * ranks.max()
-            yield Candidate(float(seconds) + profile.step_s(layout), layout)
+            yield Candidate(float(seconds) + profile.programs.step_s(layout), layout)
 
     def _candidates(
         self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram
     ) -> Iterator[Candidate]:
         """The layouts, timed by belief on one batch: recomputation is picked by what it makes of the schedule."""
         # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
-        order: MakeProgram = getattr(make_program, "draft", make_program)
+        order = make_program.draft
         for layout, _, chunks in self._layouts(profile, samples, make_program):
             try:
                 seconds = believed_s(profile, order(batch, layout))
@@ -116,7 +116,7 @@ class DipPlanner:
                 if self.chunks == "auto" and max(chunks) > 1:
                     continue
                 raise
-            yield Candidate(seconds + profile.step_s(layout), layout)
+            yield Candidate(seconds + profile.programs.step_s(layout), layout)
 
     def _chunk_choices(self, profile: Profile, samples: SampleShapes, degrees: Degrees) -> list[tuple[int, ...]]:
         """K_i of every module, for each layout to consider."""
@@ -182,5 +182,5 @@ def layer_s(profile: Profile, module: ModuleSpec, samples: SampleShapes, degrees
 
 def measured_layer_s(profile: Profile, module: ModuleSpec, lengths: IntArray, degrees: Degrees) -> FloatArray:
     """Measured forward and backward seconds of every layer on one packed microbatch ``[layers]``."""
-    times = profile.measure(module, lengths, degrees.tp, degrees.cp)
+    times = profile.layers.measure(module, lengths, degrees.tp, degrees.cp)
     return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]

@@ -19,7 +19,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .search import best_slots
-from .segments import believed_s, segments_of
+from .segments import believed_s, build_segments
 
 PRIORITIES = ("microbatch", "modality")
 # Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
@@ -79,5 +79,5 @@ class DipScheduler(Recomputation):
 
     def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
         """The program in the order that the search finds."""
-        segments = segments_of(draft, assignment, profile, by_module=self.priorities == "modality")
+        segments = build_segments(draft, assignment, profile, by_module=self.priorities == "modality")
         return ordered_program(draft, best_slots(segments, self.search_rounds, self.search_seconds))

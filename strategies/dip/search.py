@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.actions import Wish, room_for
-from entrain_bench.balancing.groups import members_of
+from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arithmetic import LN_2, log2
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.compiled import in_threads, njit
 
-from .segments import Segments
+from .segments import ChunkSegments
 
 # Weight of exploration for scores scaled to [0, 1].
 EXPLORATION = 0.2
@@ -213,7 +213,7 @@ def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
     return child == NONE and tree.num_children[node] == num_left
 
 
-def best_slots(segments: Segments, rounds: int, seconds: float | None = None) -> IntArray:
+def best_slots(segments: ChunkSegments, rounds: int, seconds: float | None = None) -> IntArray:
     """Slot of every action in the best believed order found, set by set ``[actions]``.
 
     A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that; ``rounds``
@@ -222,7 +222,7 @@ def best_slots(segments: Segments, rounds: int, seconds: float | None = None) ->
     started = perf_counter()
     num_sets = len(segments.num_groups)
     num_actions = len(segments.actions.lanes)
-    own = members_of(segments.lane_set[segments.actions.lanes], num_sets)
+    own = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
     actions = [segments.actions.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
     states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
@@ -260,7 +260,7 @@ def search_set(  # type: ignore[no-untyped-def]
     """More rollouts of one set, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
 
     The place of its element in the proposed order is a segment's priority, then its rank in the group, which is below
-    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``Segments``).
+    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``ChunkSegments``).
     """
     group, element, rank = labels
     place = np.empty(len(tree.order), np.int64)

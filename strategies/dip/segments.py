@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.actions import Actions, single_lane_actions
-from entrain_bench.balancing.beliefs import covered_layer_s, packed_durations, stages_s
-from entrain_bench.balancing.groups import chunk_groups, components, lanes_of_actions, users_of
+from entrain_bench.balancing.actions import ListedActions, single_lane_actions
+from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_durations, stages_s
+from entrain_bench.balancing.chunk_groups import chunk_groups, components, list_lanes, reverse_dependencies
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
@@ -44,11 +44,11 @@ def believed_s(profile: Profile, program: Program) -> float:
     """Believed time of a program up to its last backward, without transfers, seconds."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile, chunk_s)
-    return float(profile.simulate(program, duration).max())
+    return float(profile.programs.simulate(program, duration).max())
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class ChunkSegments:
     """The actions of a program, what they wait for, and the groups that the search puts in order.
 
     A *segment* is a forward or backward of a chunk through one stage on each rank (arXiv:2504.14145). Chunks that
@@ -66,7 +66,7 @@ class Segments:
         num_groups: groups of each set ``[sets]``.
     """
 
-    actions: Actions
+    actions: ListedActions
     lane_set: IntArray
     group: IntArray
     element: IntArray
@@ -75,12 +75,12 @@ class Segments:
     per_group: int
 
 
-def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_module: bool = False) -> Segments:
+def build_segments(draft: Program, assignment: Assignment, profile: Profile, by_module: bool = False) -> ChunkSegments:
     """The segments of a program, whatever its own order; ``by_module``: a group's modules are elements of their own."""
     memory = profile.memory
     count = int(draft.first_action[-1])
     # Every block is one lane.
-    _, lane = lanes_of_actions(draft)
+    _, lane = list_lanes(draft)
     change, working = (values[:count] for values in memory.action_bytes(draft))
     extra = np.zeros(draft.layout.num_lanes)
     np.maximum.at(extra, lane, working)
@@ -101,10 +101,10 @@ def segments_of(draft: Program, assignment: Assignment, profile: Profile, by_mod
         packed_durations(draft, profile, chunk_s),
         np.ceil(np.abs(change)).astype(np.int64),
         np.diff(draft.dep_offsets)[:count],
-        *users_of(draft)[:2],
+        *reverse_dependencies(draft)[:2],
         np.floor(room).astype(np.int64),
     )
-    return Segments(
+    return ChunkSegments(
         actions,
         lane_set,
         own_group,

@@ -44,7 +44,7 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     return order
 
 
-class Ends(NamedTuple):
+class StageEnds(NamedTuple):
     """How far a replica's 1F1B is known: ends of the latest forward and the latest backward ``[stages]``."""
 
     forward_s: FloatArray
@@ -105,7 +105,7 @@ def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     Stage s is p - 1 - s forwards ahead of backward 0 and does one forward for each backward from then on.
     """
     stages = forward_s.shape[1]
-    ends = Ends(np.zeros(stages), np.zeros(stages))
+    ends = StageEnds(np.zeros(stages), np.zeros(stages))
     arrived_s = np.zeros(stages)  # Of each microbatch at the stage.
     for stage in range(stages):
         now_s = 0.0
@@ -261,7 +261,7 @@ def module_seconds(shapes: SampleShapes, layout: Layout, profile: Profile) -> Fl
     """Estimated forward seconds of each sample in each module, at the module's own degrees ``[samples, modules]``."""
     seconds = np.zeros((len(shapes), len(layout.modules)))
     for column, module, placed in zip(seconds.T, profile.job.model.modules, layout.modules, strict=True):
-        each = profile.estimate_units(module, shapes, placed.tp, placed.cp)
+        each = profile.estimates.units(module, shapes, placed.tp, placed.cp)
         column[:] = shapes.sum_items(module.units(shapes), each) if module.per_item else each
     return seconds
 
@@ -308,7 +308,7 @@ def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
     length = 1 + max(int(stages.max()) for stages in behind)
     shares = []
     for module, placed, after in zip(profile.job.model.modules, layout.modules, behind, strict=True):
-        fit = profile.forward_fit(module, placed.tp, placed.cp)
+        fit = profile.layers.forward_fit(module, placed.tp, placed.cp)
         kind_s = np.maximum(matmul(fit, [1024.0**2, 1024.0, 1.0]), 0.0)
         stage_s = matmul(module.kind_counts(placed.layers_per_stage), kind_s)
         share = np.zeros((2, length))

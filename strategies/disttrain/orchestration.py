@@ -34,7 +34,7 @@ DECISIVE_SLACK = 2.0 ** (2 - DECISIVE_BITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class GroupLoads:
     """The groups of several problems, ``[problems, groups]`` where nothing else is said.
 
     Attributes:
@@ -51,13 +51,13 @@ class Loads:
     fills: BoolArray
 
 
-def iteration_s(loads: Loads, gpus: FloatArray, num_steps: int) -> FloatArray:
+def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArray:
     """T without its constant M C_lm, for GPUs ``[problems, groups]``; ``[problems]``, not a number where they are."""
     step = loads.gpu_s / gpus
     return np.asarray(step[:, loads.fills].sum(axis=1) + (num_steps - 1) * step.max(axis=1))
 
 
-def solve(loads: Loads, num_gpus: int, num_steps: int) -> FloatArray:
+def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
     """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
 
     All groups together have at most ``num_gpus``; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
@@ -71,7 +71,7 @@ def solve(loads: Loads, num_gpus: int, num_steps: int) -> FloatArray:
     return gpus
 
 
-class Problem(NamedTuple):
+class GroupProblem(NamedTuple):
     """One of several problems; arrays ``[groups]``."""
 
     work: FloatArray
@@ -84,11 +84,11 @@ class Problem(NamedTuple):
 
 @njit()
 def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
-    """The GPUs of least T; arguments as in ``Loads``, ``warms`` 1.0 for groups that fill."""
+    """The GPUs of least T; arguments as in ``GroupLoads``, ``warms`` 1.0 for groups that fill."""
     gpus = np.empty_like(work)
     weight = warms * np.sqrt(work)
     for problem in range(len(work)):
-        one = Problem(work[problem], weight[problem], warms, fewest[problem], most[problem], num_gpus)
+        one = GroupProblem(work[problem], weight[problem], warms, fewest[problem], most[problem], num_gpus)
         _bisect_step(one, np.empty(work.shape[1]), gpus[problem], num_more_steps)
     return gpus
 

@@ -22,7 +22,7 @@ from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import Point
-from .space import Orchestration, SubProblem
+from .orchestrations import Orchestration, SubProblem
 
 type Solution = tuple[SubProblem, Point]
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
@@ -75,7 +75,7 @@ class DistTrainPlanner:
 
     def _draw(self, profile: Profile) -> SampleShapes:
         for _ in range(MAX_DRAWS):
-            samples = profile.draw(self.profile_samples)
+            samples = profile.samples.draw(self.profile_samples)
             if all(len(module.units(samples)) for module in profile.job.model.modules):
                 break
         return samples
@@ -93,7 +93,7 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
         seconds, number, reached = heappop(queue)
         if isinstance(reached, tuple):
             layout = space.place(*reached)
-            step_s = space.profile.step_s(layout) if count_step else 0.0
+            step_s = space.profile.programs.step_s(layout) if count_step else 0.0
             heappush(queue, (decisive(seconds + step_s), number, layout))
             continue
         if isinstance(reached, Layout):

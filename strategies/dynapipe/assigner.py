@@ -23,7 +23,7 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .costs import Costs, believed_costs
+from .costs import SampleCosts, believed_costs
 
 # The sum of all costs in the units of the dynamic program, far below what 64 bits hold.
 RESOLUTION = 1 << 44
@@ -82,7 +82,7 @@ class Cuttable:
         return _ranges(self.cost, self.fixed, self.present, starts, np.append(starts[1:], self.cost.shape[1] - 1))
 
 
-def cuttable(costs: Costs, order: IntArray, num_replicas: int) -> Cuttable:
+def cuttable(costs: SampleCosts, order: IntArray, num_replicas: int) -> Cuttable:
     """The samples in an order, with what ranges of them cost and may hold.
 
     A range takes as much memory as a pipeline of P microbatches leaves each: a P-th of what there is, the limit of the
@@ -237,7 +237,7 @@ class DynaPipeAssigner:
         microbatch[samples] = rows_of(np.append(starts, len(samples)))
         return same_microbatches(profile.job.model, shapes, replica[microbatch], place[microbatch], place[microbatch])
 
-    def _sorted(self, shapes: SampleShapes, profile: Profile, costs: Costs) -> IntArray:
+    def _sorted(self, shapes: SampleShapes, profile: Profile, costs: SampleCosts) -> IntArray:
         """The samples, the longest first; of equal ones the earlier first."""
         if self.order == "arrival":
             return np.arange(len(shapes))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import stages_s
+from entrain_bench.balancing.chunk_estimates import stages_s
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
@@ -24,7 +24,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class SampleCosts:
     """Believed costs of an iteration's samples.
 
     Attributes:
@@ -53,7 +53,7 @@ class Costs:
         return len(self.forward)
 
 
-def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Costs:
+def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> SampleCosts:
     """Costs of the samples under a layout.
 
     Raises:
@@ -92,7 +92,9 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Co
         working[place] = np.maximum(working[place], needs[:, None] * tokens)
         states[place] = lane_states[layout.blocks[index].first_lane()[0]]
     available = np.maximum(profile.job.planning_budget_bytes - states, 0.0)
-    return Costs(np.array(seconds), np.array(fixed), np.array(present), forward, backward, kept, working, available)
+    return SampleCosts(
+        np.array(seconds), np.array(fixed), np.array(present), forward, backward, kept, working, available
+    )
 
 
 def unit_costs(
@@ -101,10 +103,10 @@ def unit_costs(
     """Forward seconds of each unit through the whole module ``[units]``, and of what a microbatch takes once."""
     units = module.units(shapes)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
-    a, b, c = matmul(counts, profile.forward_fit(module, placed.tp, placed.cp))
+    a, b, c = matmul(counts, profile.layers.forward_fit(module, placed.tp, placed.cp))
     lengths = module.lengths(shapes, units).astype(np.float64)
     exact = np.maximum((a * lengths + b) * lengths, 0.0)
-    return np.asarray(exact * profile.error_factor(module, shapes)), max(float(c), 0.0)
+    return np.asarray(exact * profile.estimates.error_factor(module, shapes)), max(float(c), 0.0)
 
 
 def _shares(

@@ -36,7 +36,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from .costs import believed_costs, unit_costs
 
 
-class Order(NamedTuple):
+class PassOrder(NamedTuple):
     """A replica's passes in order.
 
     Attributes:
@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
 @njit()
 def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, most_in_flight):  # type: ignore[no-untyped-def]
-    """Passes of a replica in order (``Order``), for microbatches that enter in this order ``[places]``.
+    """Passes of a replica in order (``PassOrder``), for microbatches that enter in this order ``[places]``.
 
     A microbatch has believed seconds of forward and backward and keeps bytes in between ``[microbatches, stages]``. A
     stage has room for some bytes, one microbatch at least, and for so many microbatches between forward and backward
@@ -166,10 +166,10 @@ class DynaPipeScheduler(Recomputation):
             )
         return self.within_memory(reorder(program, slots), profile)
 
-    def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, Order]:
+    def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
         """Microbatches in the order in which they enter a replica, and the order of their passes."""
         seconds = pipelines.forward_s[replica, :count] + pipelines.backward_s[replica, :count]
-        found: list[tuple[float, IntArray, Order]] = []
+        found: list[tuple[float, IntArray, PassOrder]] = []
         in_order = np.arange(count)
         for microbatches in entries(seconds.max(axis=1), self.classes) if together else [in_order]:
             for order in self._orders(pipelines, replica, microbatches):
@@ -180,7 +180,7 @@ class DynaPipeScheduler(Recomputation):
         _, microbatches, order = min(found, key=lambda each: each[0])
         return microbatches, order
 
-    def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[Order]:
+    def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[PassOrder]:
         """The schedules that are allowed, for microbatches that enter in this order."""
         if self.method != "cyclic":
             yield pipelines.order(replica, microbatches, pipelines.one_each)
@@ -217,7 +217,7 @@ class Pipelines:
 
     def order(
         self, replica: int, microbatches: IntArray, most_in_flight: IntArray | None = None, limited: bool = False
-    ) -> Order:
+    ) -> PassOrder:
         """A replica's cyclic schedule of microbatches that enter in this order, at most so many in flight a stage.
 
         ``limited``: forwards wait for memory.
@@ -226,7 +226,7 @@ class Pipelines:
         flying = np.full(stages, len(microbatches) + 1) if most_in_flight is None else most_in_flight
         room = self.room_bytes[replica] if limited else np.full(stages, np.inf)
         each = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
-        return Order(*cyclic_order(microbatches, *each, room, flying))
+        return PassOrder(*cyclic_order(microbatches, *each, room, flying))
 
 
 def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:

@@ -86,7 +86,7 @@ class EntrainAssigner:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica, encoder microbatch and LLM microbatch of every sample, from estimated workloads."""
         placed = layout.modules[-1]
-        encoder_s, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
+        encoder_s, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp)
         by_encoder = np.argsort(-encoder_s, kind="stable")
         replica = assign_replicas(by_encoder, llm_s, placed.dp)
         # Samples of each replica in order of arrival; all have equally many.

@@ -189,7 +189,7 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
     for i in range(half):
         if matching.defers[i]:
             samples, sizes, last = tables[i]
-            for item in members_of(last, sizes, moved[i, matching.partner[i]]):
+            for item in select_members(last, sizes, moved[i, matching.partner[i]]):
                 llm[samples[item]] = 2 * i + 1
     return encoder, llm
 
@@ -242,7 +242,7 @@ def nearest_reachable(last, target):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def members_of(last, sizes, total):  # type: ignore[no-untyped-def]
+def select_members(last, sizes, total):  # type: ignore[no-untyped-def]
     """Items of the subset with the given reachable sum."""
     members = np.empty(len(sizes), np.int64)
     count = 0

@@ -54,7 +54,7 @@ class DeferringAssigner:
                     f"strategy.assigner.base={type(self.base).__name__}: puts {module.name} items of sample {sample} "
                     "and the sample in different microbatches; deferral needs them in the same one"
                 )
-        _, llm_s = profile.estimate_samples(shapes, placed.tp, placed.cp)
+        _, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp)
         encoder = np.empty(len(shapes), np.int64)
         deferred = np.empty(len(shapes), np.int64)
         with each_replica_alone(placed.dp):

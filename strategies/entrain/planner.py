@@ -78,11 +78,11 @@ class EntrainPlanner:
             raise UserError("layout.pp=1: must be at least 2: one stage for the encoders and one for the LLM")
         if profile.tuning_budget is None:
             stable = {degrees: self._num_samples(profile, degrees) for degrees in usable}
-            draw = profile.draw
+            draw = profile.samples.draw
         else:
             # All fixed jobs share the samples that are stable for the first.
             stable = dict.fromkeys(usable, self._num_samples(profile, self._first(profile, usable)))
-            draw = cache(profile.draw)
+            draw = cache(profile.samples.draw)
 
         def candidates(each: Profile) -> list[Candidate]:
             return by_estimate(self._candidates(each, stable, draw))
@@ -164,6 +164,6 @@ def _mean_layer_s(profile: Profile, samples: SampleShapes, name: str, degrees: D
     """Estimated forward seconds a sample spends in each layer, on average ``[layers]``."""
     module = profile.job.model.module(name)
     lengths = module.lengths(samples, module.units(samples)).astype(np.float64)
-    fit = profile.forward_fit(module, degrees.tp, degrees.cp)
+    fit = profile.layers.forward_fit(module, degrees.tp, degrees.cp)
     per_kind = np.maximum(np.polynomial.polynomial.polyval(lengths, fit.T[::-1]), 0.0).sum(axis=-1) / len(samples)
     return np.asarray(per_kind[module.layer_kind])

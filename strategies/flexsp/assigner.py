@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.grouping import Groups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import SequenceGroups, first_positions, grouped, room_bytes, unit_costs
 from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
@@ -19,7 +19,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 from .cutting import blasted
-from .groups import solved
+from .group_search import solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class FlexibleGroups:
             )
         order = np.argsort(shapes.llm_tokens, kind="stable")
         least = int(np.ceil(decisive(float(bytes_.sum()) / (room * llm.dp))))
-        best: list[tuple[IntArray, Groups]] = []
+        best: list[tuple[IntArray, SequenceGroups]] = []
         best_s = np.inf
         count = least
         last = least + self.trials
@@ -97,7 +97,7 @@ class FlexibleGroups:
         widths: IntArray,
         num_ranks: int,
         room: float,
-    ) -> list[tuple[IntArray, Groups]]:
+    ) -> list[tuple[IntArray, SequenceGroups]]:
         """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
         microbatch = blasted(bytes_[order], count)
         found = []

@@ -11,7 +11,7 @@ from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray, offsets_from_counts
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
-from entrain_bench.program.boundary import is_colocated, ratio_of
+from entrain_bench.program.boundary import find_ratio, is_colocated
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -40,7 +40,7 @@ class BatchSlices:
         replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
         modules = []
         for module, placed in zip(job.model.encoders, encoders, strict=True):
-            ratio = ratio_of(placed, llm)
+            ratio = find_ratio(placed, llm)
             owner = shapes.item_sample[module.units(shapes)]
             group = replica[owner] // ratio.fan_out
             if is_colocated(placed, llm) and llm.pp > 1:

@@ -184,7 +184,7 @@ def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
     return pairs
 
 
-def candidates_of(
+def list_candidates(
     profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
 ) -> Iterator[Candidate]:
     """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
@@ -214,7 +214,7 @@ def candidates_of(
         ]
         none = [False] * len(splits)
         plain = place_pair(job, pair, [layers for layers, _ in splits], none, colocated=colocated)
-        step = profile.step_s(plain)
+        step = profile.programs.step_s(plain)
         choices = product(recompute_choices(job), [False, True] if three_phase and offload else [False])
         for recompute, away in choices:
             scaled = [stage * recompute_factor(again) for (_, stage), again in zip(splits, recompute, strict=True)]
@@ -259,7 +259,7 @@ def average_layer_s(
         return np.zeros(len(module.layers))
     each = max(1, round(float(module.lengths(samples, units).mean())))
     count = max(1, ceil(num_samples * len(units) / len(samples) - 1e-9))
-    times = profile.measure(module, np.full(count, each), tp, cp)
+    times = profile.layers.measure(module, np.full(count, each), tp, cp)
     return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]
 
 
@@ -287,11 +287,11 @@ class ColocatedPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
-        samples = profile.draw(self.profile_samples)
+        samples = profile.samples.draw(self.profile_samples)
 
         def candidates(each: Profile) -> list[Candidate]:
             pairs = colocated_pairs(each.job, self.encoder_tp)
-            return by_estimate(candidates_of(each, samples, pairs, colocated=True, offload=self.offload_encoder))
+            return by_estimate(list_candidates(each, samples, pairs, colocated=True, offload=self.offload_encoder))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 
@@ -324,7 +324,7 @@ class NoncolocatedPlanner:
         if self.encoder_ranks is not None:
             most = profile.job.cluster.num_ranks - 1
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
-        samples = profile.draw(self.profile_samples)
+        samples = profile.samples.draw(self.profile_samples)
         limits = self.encoder_ranks, self.max_encoder_pp, self.encoder_tp
         if not profile.job.free_microbatch_size:
             # The tuner asks for few degrees at a time; that all are too many should be known before.
@@ -332,6 +332,6 @@ class NoncolocatedPlanner:
 
         def candidates(each: Profile) -> list[Candidate]:
             pairs = noncolocated_pairs(each.job, *limits)
-            return by_estimate(candidates_of(each, samples, pairs, colocated=False))
+            return by_estimate(list_candidates(each, samples, pairs, colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)

@@ -7,16 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.grouping import first_positions
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import first_positions
 from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .groups import Group, dev_rounds, main_rounds
+from .group_assignment import Group, dev_rounds, main_rounds
 
 SCHEDULERS = ("dev", "main")
 ENCODERS = ("spread", "shared")

@@ -55,8 +55,8 @@ class OmniBalPlanner:
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest in trials of the partitions with the least 1F1B time of an average microbatch."""
-        samples = profile.draw(self.profile_samples)
-        chosen_later = getattr(make_program, "choose_recomputation", False)
+        samples = profile.samples.draw(self.profile_samples)
+        chosen_later = make_program.chooses_recomputation
 
         def candidates(each: Profile) -> Iterator[Candidate]:
             return rising_candidates(self._drafts(each, samples, chosen_later))
@@ -72,7 +72,7 @@ class OmniBalPlanner:
 
         def place(least_s: float, degrees: Degrees, layers: tuple[int, ...], recompute: tuple[bool, ...]) -> Candidate:
             layout = place_cuts(job, degrees, layers, recompute)
-            return Candidate(least_s + profile.step_s(layout), layout)
+            return Candidate(least_s + profile.programs.step_s(layout), layout)
 
         for degrees, recompute in product(job.degrees(), recompute_choices(job, chosen_later=chosen_later)):
             each = zip(measured(degrees.tp, degrees.cp), recompute, strict=True)

@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from entrain_bench.balancing.grouping import step_assignment
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import step_assignment
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit

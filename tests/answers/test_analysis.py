@@ -40,7 +40,7 @@ def test_token_quantiles_refuse_a_modality_that_nothing_encodes() -> None:
 
 def test_the_share_of_a_batch_is_its_encoder_time_over_its_whole_time() -> None:
     both = profile((10, [400]), (300, []))
-    encoder, llm = both.estimate_samples(samples((10, [400]), (300, [])), 1, 1)
+    encoder, llm = both.estimates.samples(samples((10, [400]), (300, [])), 1, 1)
     assert encoder[1] == 0
     alone = set(np.round(encoder_shares(both, ONE_STAGE_EACH, 1, 50), 12))
     assert alone == {round(encoder[0] / (encoder[0] + llm[0]), 12), 0.0}

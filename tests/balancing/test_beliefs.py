@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.beliefs import packed_iteration_s, sync_after_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s, sync_after_s
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.balancing.zero_bubble import ZeroBubbleH1
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -34,10 +34,10 @@ def test_a_believed_iteration_ends_when_a_simulated_one_does(setting: dict[str, 
     shapes, assignment = uniform_batch(model, 4, dp=2)
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
     prices = profile._truth.price(program)
-    assert profile.iteration_s(program, prices.duration_s) == pytest.approx(profile.trial_s(program), rel=0.01)
+    assert profile.programs.iteration_s(program, prices.duration_s) == pytest.approx(profile.trial_s(program), rel=0.01)
     if not setting:
         least = profile._truth.step_costs.exposed(model.llm, layout.modules[1])
-        assert profile.exposed_steps(layout)[1].sync_s[0] > 2 * least.sync_s[0]
+        assert profile.programs.exposed_steps(layout)[1].sync_s[0] > 2 * least.sync_s[0]
 
 
 @pytest.mark.parametrize("setting", [{}, {"overlap_grad_reduce": False}, {"overlap_param_gather": False}])
@@ -52,10 +52,13 @@ def test_the_step_of_modules_on_the_same_ranks_is_what_it_adds_to_mean_passes(se
     assert job.global_batch // (4 * layout.num_microbatches) == 1
     program = three_phase_program(model, shapes, layout, assignment)
     duration_s = profile._truth.price(program).duration_s
-    added_s = profile.iteration_s(program, duration_s) - profile.simulate(program, duration_s, transfers=True).max()
-    assert profile.step_s(layout) == pytest.approx(added_s, rel=0.02)
-    one_after_the_other = layout.lane_sums([each.sync_s for each in profile.exposed_steps(layout)]).max()
-    assert (profile.lane_steps_s(layout)[1].max() < 0.99 * one_after_the_other) == (
+    added_s = (
+        profile.programs.iteration_s(program, duration_s)
+        - profile.programs.simulate(program, duration_s, transfers=True).max()
+    )
+    assert profile.programs.step_s(layout) == pytest.approx(added_s, rel=0.02)
+    one_after_the_other = layout.lane_sums([each.sync_s for each in profile.programs.exposed_steps(layout)]).max()
+    assert (profile.programs.lane_steps_s(layout)[1].max() < 0.99 * one_after_the_other) == (
         setting != {"overlap_grad_reduce": False}
     )
 
@@ -70,8 +73,8 @@ def test_gathers_of_sharded_weights_are_believed() -> None:
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
     whole = replace(program, layout=Layout(tuple(replace(each, sharded=False) for each in modules), 2))
     passes_s = profile._truth.price(whole).duration_s
-    assert profile.iteration_s(program, passes_s) == pytest.approx(profile.trial_s(program), rel=0.01)
-    assert profile.iteration_s(program, passes_s) > 2 * passes_s[program.is_pass].sum() / 4
+    assert profile.programs.iteration_s(program, passes_s) == pytest.approx(profile.trial_s(program), rel=0.01)
+    assert profile.programs.iteration_s(program, passes_s) > 2 * passes_s[program.is_pass].sum() / 4
 
 
 def test_weight_passes_are_believed() -> None:
@@ -97,7 +100,7 @@ def test_overlapped_synchronisations_go_on_beside_other_modules(overlapped: bool
     shapes, assignment = uniform_batch(model, 4, dp=2)
     program = three_phase_program(model, shapes, layout, assignment)
     after = sync_after_s(program, profile)
-    (encoder,), (first, last) = (each.sync_s for each in profile.exposed_steps(layout))
+    (encoder,), (first, last) = (each.sync_s for each in profile.programs.exposed_steps(layout))
     assert min(encoder, first, last) > 0
     both = encoder + first
     expected = (encoder, first, last) if overlapped else (both, both, last)

@@ -24,11 +24,12 @@ from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE, Job
 from entrain_bench.specs.shapes import SampleShapes
-from support.builders import GIB, chain_layout, profile_of, samples, tiny_job, tiny_model
+from support.builders import GIB, PlainPrograms, chain_layout, profile_of, samples, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=4)
 
 
+@PlainPrograms
 def one_sample_a_microbatch(shapes: SampleShapes, layout: Layout) -> Program:
     dp = layout.modules[-1].dp
     microbatch = np.arange(len(shapes)) // dp
@@ -60,15 +61,16 @@ def test_a_program_is_made_only_where_its_draft_does_not_fit() -> None:
     assert needs[0] < needs[1]
 
     class Drafting:
+        chooses_recomputation = False
+
         def __init__(self, program: Layout, draft: Layout) -> None:
-            self.program, self.drafted, self.made = program, draft, 0
+            self.program = program
+            self.made = 0
+            self.draft = PlainPrograms(lambda shapes, _: one_sample_a_microbatch(shapes, draft))
 
         def __call__(self, shapes: SampleShapes, _: Layout) -> Program:
             self.made += 1
             return one_sample_a_microbatch(shapes, self.program)
-
-        def draft(self, shapes: SampleShapes, _: Layout) -> Program:
-            return one_sample_a_microbatch(shapes, self.drafted)
 
     profile = profile_of(job_with(sum(needs) / 2 / PLANNING_SHARE), shapes)
     fits, rescued, hopeless = Drafting(greedy, thrifty), Drafting(thrifty, greedy), Drafting(greedy, greedy)
@@ -86,6 +88,7 @@ def test_all_batches_are_checked_where_those_that_decide_leave_little() -> None:
     need = float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(shapes.take(np.zeros(8, np.int64)), layout)).max())
     made = []
 
+    @PlainPrograms
     def counted(batch: SampleShapes, layout: Layout) -> Program:
         made.append(batch)
         return one_sample_a_microbatch(batch, layout)
@@ -103,7 +106,7 @@ def test_draws_go_on_after_the_first_batch_that_refuses_a_layout() -> None:
         peaks = []
         drawing = profile_of(job_with(1e15), shapes, seed=seed)
         for _ in range(MEMORY_BATCHES):
-            program = one_sample_a_microbatch(drawing.draw(8), layout)
+            program = one_sample_a_microbatch(drawing.samples.draw(8), layout)
             peaks.append(float(Memory(MODEL).peak_bytes(program).max()))
         first = next(index for index, peak in enumerate(peaks) if peak == max(peaks))
         checked = profile_of(job_with(max(peaks) / PLANNING_SHARE * 0.9999), shapes, seed=seed)
@@ -111,8 +114,8 @@ def test_draws_go_on_after_the_first_batch_that_refuses_a_layout() -> None:
             check_memory(checked, layout, one_sample_a_microbatch)
         again = profile_of(job_with(1e15), shapes, seed=seed)
         for _ in range(first + 1):
-            again.draw(8)
-        assert np.array_equal(checked.draw(8).sample_ids, again.draw(8).sample_ids)
+            again.samples.draw(8)
+        assert np.array_equal(checked.samples.draw(8).sample_ids, again.samples.draw(8).sample_ids)
 
 
 def test_batches_decide_by_their_longest_unit_their_tokens_and_their_microbatches() -> None:
@@ -127,6 +130,7 @@ def test_batches_decide_by_their_longest_unit_their_tokens_and_their_microbatche
 
 
 def test_states_that_do_not_fit_need_no_program() -> None:
+    @PlainPrograms
     def never(_shapes: SampleShapes, _layout: Layout) -> Program:
         raise AssertionError("states alone exceed the budget")
 
@@ -165,7 +169,7 @@ def test_the_fastest_candidate_that_fits_wins() -> None:
 def test_the_best_trial_wins_over_the_best_estimate() -> None:
     profile = profile_of(job_with(16 * GIB), samples((10, [400])))
     layouts = [chain_layout(MODEL, 1, stages, 8) for stages in (1, 2)]
-    batch = profile.draw(8)
+    batch = profile.samples.draw(8)
     slow, fast = sorted(layouts, key=lambda layout: -profile.trial_s(one_sample_a_microbatch(batch, layout)))
     offered = [Candidate(1.0, slow), Candidate(2.0, fast)]
     assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, 1) is slow
@@ -196,6 +200,7 @@ def test_every_free_microbatch_size_gets_as_many_trials() -> None:
     }
     made: list[Layout] = []
 
+    @PlainPrograms
     def make_program(shapes: SampleShapes, layout: Layout) -> Program:
         made.append(layout)
         return one_sample_a_microbatch(shapes, layout)

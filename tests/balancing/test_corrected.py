@@ -11,7 +11,7 @@ from entrain_bench.balancing.corrected import CorrectedAssigner
 from entrain_bench.balancing.correction import Corrector, Observation
 from entrain_bench.balancing.interface import Observer
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.widths import layouts_with_widths
+from entrain_bench.balancing.width_layouts import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
@@ -41,7 +41,7 @@ def learnt(profile: Profile, layout: Layout, iterations: int = 24, slower: float
     corrector = Corrector(cost_s=0.0, window=100)
     strategy = replace(BRAID, assigner=CorrectedAssigner(BRAID.assigner, corrector))
     for iteration in range(iterations):
-        program = strategy.program(profile._source.batch(iteration, 64, 0), layout, profile)
+        program = strategy.program(profile.samples._source.batch(iteration, 64, 0), layout, profile)
         timeline = executor.execute(program)
         times = {"start_s": slower * timeline.start_s, "end_s": slower * timeline.end_s}
         strategy = strategy.observe(replace(timeline, **times), profile)
@@ -55,8 +55,8 @@ def test_a_bias_by_length_is_taken_out_of_all_estimates(kind: str) -> None:
     exact, profile = profile_with(), profile_with(belief_bias=0.3)
     corrected = profile.corrected(learnt(profile, layout_in(kind)))
     for module in MODEL.modules:
-        right = exact.estimate_units(module, SAMPLES, 1, 1)
-        ratios = [own.estimate_units(module, SAMPLES, 1, 1) / right for own in (profile, corrected)]
+        right = exact.estimates.units(module, SAMPLES, 1, 1)
+        ratios = [own.estimates.units(module, SAMPLES, 1, 1) / right for own in (profile, corrected)]
         # A common factor of a module changes no deal.
         mean = [np.average(ratio, weights=right) for ratio in ratios]
         before, after = (
@@ -70,7 +70,7 @@ def test_a_bias_by_length_is_taken_out_of_all_estimates(kind: str) -> None:
 def test_right_estimates_give_the_deals_of_the_base_to_the_last_bit(kind: str, slower: float) -> None:
     profile, layout = profile_with(), layout_in(kind)
     assigner = CorrectedAssigner(BRAID.assigner, learnt(profile, layout, 3, slower))
-    shapes = profile._source.batch(20, 64, 0)
+    shapes = profile.samples._source.batch(20, 64, 0)
     made, expected = (own.assign(shapes, layout, profile).modules for own in (assigner, BRAID.assigner))
     for own, base in zip(made, expected, strict=True):
         assert np.array_equal(own.replica, base.replica)
@@ -88,12 +88,12 @@ def test_units_that_are_believed_to_take_no_time_teach_nothing(actual: float) ->
 
 def test_what_a_profile_is_taught_does_not_change_it() -> None:
     profile, shapes = profile_with(), SAMPLES
-    before = profile.estimate_units(MODEL.llm, shapes, 1, 1).copy()
+    before = profile.estimates.units(MODEL.llm, shapes, 1, 1).copy()
     ratios = dict.fromkeys(range(128, 256), 2.0)
     assert np.array_equal(
-        profile.corrected(Corrector(ratios=ratios)).estimate_units(MODEL.llm, shapes, 1, 1), 2 * before
+        profile.corrected(Corrector(ratios=ratios)).estimates.units(MODEL.llm, shapes, 1, 1), 2 * before
     )
-    assert np.array_equal(profile.estimate_units(MODEL.llm, shapes, 1, 1), before)
+    assert np.array_equal(profile.estimates.units(MODEL.llm, shapes, 1, 1), before)
     assert profile.corrected(Corrector()) is profile
 
 

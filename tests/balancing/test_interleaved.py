@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interleaved import Interleaved, chain_of_turns, interleaved_program, interleaved_slots
+from entrain_bench.balancing.interleaved import Interleaved, find_turns, interleaved_program, interleaved_slots
 from entrain_bench.balancing.schedules import one_f_one_b
 from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.errors import IncompatibleError
@@ -208,7 +208,7 @@ def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
         2,
     )
     check_layout(layout, model, tiny_cluster(1, 2))
-    turns = chain_of_turns(model, layout)
+    turns = find_turns(model, layout)
     assert turns is not None
     assert (turns.num_ranks, turns.turns, [own.tolist() for own in turns.places]) == (2, 2, [[0, 1], [1, 2, 3]])
     shapes, assignment = uniform_batch(model, 2)
@@ -236,12 +236,12 @@ def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
 
 def test_chains_that_do_not_go_round_are_none() -> None:
     model = tiny_model(encoder=2, llm=4)
-    assert chain_of_turns(model, chain_layout(model, 1, 3, 6)) is None
+    assert find_turns(model, chain_layout(model, 1, 3, 6)) is None
     vision, llm = model.modules
     ranks = np.arange(2).reshape(1, 2, 1)
     # Modules with segments of their own on the same ranks (arXiv:2504.14145) do.
-    colocated = chain_of_turns(model, Layout((placed(vision, ranks), placed(llm, ranks)), 2))
+    colocated = find_turns(model, Layout((placed(vision, ranks), placed(llm, ranks)), 2))
     assert colocated is not None
     assert [own.tolist() for own in colocated.places] == [[0, 1], [2, 3]]
     # Three places on two ranks do not.
-    assert chain_of_turns(model, Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [1, 0]])), 2)) is None
+    assert find_turns(model, Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [1, 0]])), 2)) is None

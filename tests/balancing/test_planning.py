@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import (
     chain_bytes,
+    gpus_to_stages,
     partition_layers,
     partitions,
     place_chain,
@@ -22,7 +23,6 @@ from entrain_bench.balancing.planning import (
     recompute_factor,
     slowest_stages_s,
     stage_sums,
-    stages_of_gpus,
 )
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
@@ -133,7 +133,7 @@ def test_less_than_the_least_of_all_is_refused() -> None:
     ],
 )
 def test_gpus_become_stages_in_favour_of_the_llm(gpus: tuple[int, ...], width: int, stages: tuple[int, ...]) -> None:
-    assert stages_of_gpus(gpus, width) == stages
+    assert gpus_to_stages(gpus, width) == stages
 
 
 def test_modules_without_any_work_share_evenly_and_quietly() -> None:
@@ -176,7 +176,7 @@ def test_a_chain_keeps_what_1f1b_has_under_way() -> None:
     model = generating_model()
     profile = profile_of(tiny_job(model, tiny_cluster(1, 4)), samples(*[(50, [40])] * 64))
     layout = place_chain(profile.job, Degrees(1, 1, 4, 1), [(4,), (1, 1, 1, 1), (4,)], (False,) * 3, leading=False)
-    shapes = profile.draw(profile.job.global_batch)
+    shapes = profile.samples.draw(profile.job.global_batch)
     program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
     peak, kept = profile.memory.peak_bytes(program).max(), chain_bytes(profile, shapes, layout)
     # Beside it a pass has what it needs while it runs.

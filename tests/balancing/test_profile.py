@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.packs import smoothed_over_lengths
-from entrain_bench.balancing.profile import PROFILED_TOKENS, Profile
+from entrain_bench.balancing.layer_profile import PROFILED_TOKENS, LayerProfile
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.balancing.unit_estimates import smoothed_over_lengths
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.roofline import PassTimes
@@ -53,7 +54,7 @@ def quadratic(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float, 
     """Make every layer's forward an exact quadratic of its kind: a x^2 + b x + c, part of it communication."""
     coefficients = {"embed": (0.0, 3e-7, 1e-5), "block": (2e-11, 5e-7, 4e-5), "head": (0.0, 9e-7, 0.0)}
 
-    def measure(_profile: Profile, module: ModuleSpec, lengths: IntArray, _tp: int, _cp: int) -> list[PassTimes]:
+    def measure(_layers: LayerProfile, module: ModuleSpec, lengths: IntArray, _tp: int, _cp: int) -> list[PassTimes]:
         x = float(np.sum(lengths))
         times = []
         for kind in module.kinds:
@@ -62,7 +63,7 @@ def quadratic(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float, 
             times.append(PassTimes(0.75 * whole, 0.25 * whole, 9 * whole, 9 * whole))
         return times
 
-    monkeypatch.setattr(Profile, "measure", measure)
+    monkeypatch.setattr(LayerProfile, "measure", measure)
     return coefficients
 
 
@@ -77,7 +78,7 @@ def whole_module(coefficients: dict[str, tuple[float, float, float]], module: Mo
 def test_fit_reproduces_a_quadratic_cost(quadratic: dict[str, tuple[float, float, float]]) -> None:
     profile = profile_of(JOB, SHAPES)
     for module in MODEL.modules:
-        fit = profile.forward_fit(module, 1, 1)
+        fit = profile.layers.forward_fit(module, 1, 1)
         expected = [quadratic[kind.kind] for kind in module.kinds]
         at = np.array([1.0, 100.0, 5000.0, 16384.0])
         for row, (a, b, c) in zip(fit, expected, strict=True):
@@ -87,11 +88,11 @@ def test_fit_reproduces_a_quadratic_cost(quadratic: dict[str, tuple[float, float
 def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[float, float, float]]) -> None:
     profile = profile_of(JOB, SHAPES)
     for module in MODEL.modules:
-        estimate = profile.estimate_units(module, SHAPES, 1, 1)
+        estimate = profile.estimates.units(module, SHAPES, 1, 1)
         lengths = module.lengths(SHAPES, module.units(SHAPES))
         expected = [whole_module(quadratic, module, float(x)) for x in lengths]
         assert estimate == pytest.approx(expected, rel=1e-6)
-    encoder, llm = profile.estimate_samples(SHAPES, 1, 1)
+    encoder, llm = profile.estimates.samples(SHAPES, 1, 1)
     by_hand = [
         whole_module(quadratic, VISION, 400) + whole_module(quadratic, VISION, 64) + whole_module(quadratic, AUDIO, 90),
         0.0,
@@ -104,11 +105,11 @@ def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[floa
 
 def test_fit_is_the_least_squares_of_the_measured_points() -> None:
     profile = profile_of(JOB, SHAPES)
-    fit = profile.forward_fit(LLM, 2, 1)
+    fit = profile.layers.forward_fit(LLM, 2, 1)
     for kind in range(len(LLM.kinds)):
         points = []
         for tokens in PROFILED_TOKENS:
-            times = profile.measure(LLM, np.array([tokens]), 2, 1)[kind]
+            times = profile.layers.measure(LLM, np.array([tokens]), 2, 1)[kind]
             points.append(float((times.forward_s + times.forward_comm_s)[0]))
         expected = np.polynomial.Polynomial.fit(PROFILED_TOKENS, points, 2)(PROFILED_TOKENS)
         assert np.polyval(fit[kind], PROFILED_TOKENS) == pytest.approx(expected, rel=1e-6)
@@ -118,10 +119,10 @@ def test_measurements_are_the_truth_of_one_packed_microbatch() -> None:
     profile = profile_of(JOB, SHAPES)
     lengths = np.array([100, 300, 17])
     truth = CostTruth(MODEL, tiny_cluster())
-    times = profile.measure(LLM, lengths, 1, 1)
+    times = profile.layers.measure(LLM, lengths, 1, 1)
     assert len(times) == len(LLM.kinds)
     # Packed: products see 417 tokens, attention three sequences.
-    alone = [profile.measure(LLM, np.array([length]), 1, 1) for length in lengths]
+    alone = [profile.layers.measure(LLM, np.array([length]), 1, 1) for length in lengths]
     for kind in range(len(LLM.kinds)):
         assert times[kind].forward_s.shape == (1,)
         assert times[kind].forward_s[0] <= sum(one[kind].forward_s[0] for one in alone)
@@ -132,7 +133,7 @@ def test_estimates_are_never_negative() -> None:
     profile = profile_of(JOB, SHAPES)
     tiny = samples(*[(tokens, [tokens]) for tokens in range(1, 200)])
     for module in (VISION, LLM):
-        assert np.all(profile.estimate_units(module, tiny, 1, 1) >= 0.0)
+        assert np.all(profile.estimates.units(module, tiny, 1, 1) >= 0.0)
 
 
 # Errors of belief
@@ -147,17 +148,17 @@ def test_estimates_differ_by_at_most_the_error_and_the_same_way_each_time(seed: 
     exact = profile_of(job, shapes, seed=seed)
     wrong = profile_of(job, shapes, seed=seed, belief_error=error)
     for module in model.modules:
-        true, believed = exact.estimate_units(module, shapes, 1, 1), wrong.estimate_units(module, shapes, 1, 1)
+        true, believed = exact.estimates.units(module, shapes, 1, 1), wrong.estimates.units(module, shapes, 1, 1)
         known = true > 0
         ratio = believed[known] / true[known]
         assert np.all(np.abs(ratio - 1.0) <= error * (1 + 1e-9))
-        assert np.array_equal(believed, wrong.estimate_units(module, shapes, 1, 1))
+        assert np.array_equal(believed, wrong.estimates.units(module, shapes, 1, 1))
         again = profile_of(job, shapes, seed=seed, belief_error=error)
-        again.draw(7)
-        assert np.array_equal(believed, again.estimate_units(module, shapes, 1, 1))
+        again.samples.draw(7)
+        assert np.array_equal(believed, again.estimates.units(module, shapes, 1, 1))
     # The same sample elsewhere in another batch.
     shuffled = np.random.default_rng(other).permutation(40)
-    whole, part = wrong.estimate_samples(shapes, 1, 1), wrong.estimate_samples(shapes.take(shuffled[:11]), 1, 1)
+    whole, part = wrong.estimates.samples(shapes, 1, 1), wrong.estimates.samples(shapes.take(shuffled[:11]), 1, 1)
     for before, after in zip(whole, part, strict=True):
         assert after == pytest.approx(before[shuffled[:11]], rel=1e-12)
 
@@ -166,7 +167,7 @@ def errors(module: str, count: int = 2000, seed: int = 0, model: ModelSpec = MOD
     shapes = shapes_from_lists(["image", "audio"], [(1000, [("image", 4000, 1000), ("audio", 4000, 2000)])] * count)
     job = tiny_job(model)
     spec = model.module(module)
-    believed, true = (profile_of(job, shapes, seed, error).estimate_units(spec, shapes, 1, 1) for error in (0.2, 0.0))
+    believed, true = (profile_of(job, shapes, seed, error).estimates.units(spec, shapes, 1, 1) for error in (0.2, 0.0))
     return np.asarray(believed / true - 1.0)
 
 
@@ -200,7 +201,7 @@ def test_items_of_a_sample_share_its_error() -> None:
     shapes = samples((10, [4000, 2000, 8000]), (10, [4000]))
     job = tiny_job(tiny_model())
     module = job.model.modules[0]
-    wrong, exact = (profile_of(job, shapes, 0, error).estimate_units(module, shapes, 1, 1) for error in (0.2, 0.0))
+    wrong, exact = (profile_of(job, shapes, 0, error).estimates.units(module, shapes, 1, 1) for error in (0.2, 0.0))
     ratio = wrong / exact
     assert ratio[:3] == pytest.approx([ratio[0]] * 3, rel=1e-12)
     assert ratio[3] != pytest.approx(ratio[0], rel=1e-3)
@@ -213,7 +214,7 @@ def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
     shapes = random_samples(np.random.default_rng(1), 200)
 
     def ids(profile: Profile) -> list[int]:
-        return [int(sample) for sample in profile.draw(50).sample_ids]
+        return [int(sample) for sample in profile.samples.draw(50).sample_ids]
 
     one, same, other = (profile_of(JOB, shapes, seed=seed) for seed in (3, 3, 4))
     first = ids(one)
@@ -224,20 +225,20 @@ def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
 
 def test_samples_without_encoder_work_cost_the_encoder_nothing() -> None:
     text: SampleShapes = samples((10, []), (3000, []))
-    encoder, llm = profile_of(JOB, text, belief_error=0.2).estimate_samples(text, 1, 1)
+    encoder, llm = profile_of(JOB, text, belief_error=0.2).estimates.samples(text, 1, 1)
     assert encoder.tolist() == [0.0, 0.0]
     assert llm[1] > llm[0] >= 0.0
 
 
 def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() -> None:
     text = samples((64, []), (64, []), (256, []), (1024, []))
-    exact, wrong = (profile_of(JOB, text, belief_bias=bias).estimate_samples(text, 1, 1)[1] for bias in (0.0, 0.2))
+    exact, wrong = (profile_of(JOB, text, belief_bias=bias).estimates.samples(text, 1, 1)[1] for bias in (0.0, 0.2))
     ratio = wrong / exact - 1
     assert ratio[0] == ratio[1] != 0
     np.testing.assert_allclose(ratio[2], -ratio[0])
     np.testing.assert_allclose(ratio[3], ratio[0])
     assert abs(ratio[0]) <= 0.2
-    other = profile_of(JOB, text, seed=1, belief_bias=0.2).error_factor(JOB.model.llm, text)
+    other = profile_of(JOB, text, seed=1, belief_bias=0.2).estimates.error_factor(JOB.model.llm, text)
     assert not np.allclose(other, wrong / exact)
 
 
@@ -250,14 +251,14 @@ def test_smoothed_estimates_lose_errors_of_samples_and_keep_those_of_lengths() -
         for bias, error in ((0.0, 0.0), (0.3, 0.0), (0.3, 0.3))
     )
     # Not one bit changes where nothing is wrong.
-    assert np.array_equal(exact.smoothed().error_factor(llm, text), exact.error_factor(llm, text))
-    of_length, of_sample = biased.error_factor(llm, text), wrong.error_factor(llm, text)
-    smooth = wrong.smoothed().error_factor(llm, text)
+    assert np.array_equal(exact.smoothed().estimates.error_factor(llm, text), exact.estimates.error_factor(llm, text))
+    of_length, of_sample = biased.estimates.error_factor(llm, text), wrong.estimates.error_factor(llm, text)
+    smooth = wrong.smoothed().estimates.error_factor(llm, text)
     assert np.abs(of_sample / of_length - 1).max() > 0.25
     np.testing.assert_allclose(smooth, of_length, atol=0.06)
     assert len({*smooth.tolist()}) == 4
     # The profile itself is as before.
-    assert np.array_equal(wrong.error_factor(llm, text), of_sample)
+    assert np.array_equal(wrong.estimates.error_factor(llm, text), of_sample)
 
 
 def test_means_over_lengths_are_those_of_neighbors_half_an_octave_apart() -> None:
@@ -273,10 +274,10 @@ def test_means_over_lengths_are_those_of_neighbors_half_an_octave_apart() -> Non
 
 def test_estimates_of_a_batch_are_kept_and_cannot_be_changed() -> None:
     profile = profile_of(JOB, SHAPES)
-    first = profile.estimate_units(LLM, SHAPES, 1, 1)
-    assert profile.estimate_units(LLM, SHAPES, 1, 1) is first
+    first = profile.estimates.units(LLM, SHAPES, 1, 1)
+    assert profile.estimates.units(LLM, SHAPES, 1, 1) is first
     other = SHAPES.take(np.array([1, 0, 2, 3]))
-    assert profile.estimate_units(LLM, other, 1, 1).tolist() == first[[1, 0, 2, 3]].tolist()
+    assert profile.estimates.units(LLM, other, 1, 1).tolist() == first[[1, 0, 2, 3]].tolist()
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1.0
 
@@ -301,10 +302,10 @@ def test_modules_that_share_ranks_hide_a_part_of_their_steps() -> None:
     # Beside each other the optimizers wait for the slowest synchronisation of all.
     apart = [truth.step_costs.exposed(*each) for each in ((vision, beside), (llm, stages))]
     expected = max(max(each.gather_s + each.optimizer_s) for each in apart) + max(max(each.sync_s) for each in apart)
-    assert profile.step_s(Layout((beside, stages), 1)) == pytest.approx(expected, rel=1e-12)
+    assert profile.programs.step_s(Layout((beside, stages), 1)) == pytest.approx(expected, rel=1e-12)
     # On the same ranks a part of each hides beside the other's passes.
-    assert both < profile.step_s(Layout((shared, stages), 1)) < both + max(head, tail)
-    assert both < profile.step_s(Layout((first, stages), 1)) < steps(vision, first)[0] + max(head, tail)
+    assert both < profile.programs.step_s(Layout((shared, stages), 1)) < both + max(head, tail)
+    assert both < profile.programs.step_s(Layout((first, stages), 1)) < steps(vision, first)[0] + max(head, tail)
 
 
 def test_a_trial_is_the_simulation_of_a_program() -> None:
@@ -326,14 +327,14 @@ def test_handovers_are_what_the_truth_charges_for_transfers(p2p: str) -> None:
     layout = chain_layout(model, 1, 2, 4, dp=2)
     shapes, assignment = uniform_batch(model, 4, dp=2)
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    prices, handed = profile._truth.price(program), profile.handovers(program)
+    prices, handed = profile._truth.price(program), profile.programs.handovers(program)
     assert held_s(program, handed.send_s, handed.receive_s) == pytest.approx(prices.hold_s)
     assert handed.delay_s.max() > 0
     if p2p == "blocking":
         assert handed.delay_s == pytest.approx(prices.delay_s)
         # Actions that take as long as they do then end when they do, but for the gather of weights and the steps.
         passes = slice(int(program.first_action[-1]))
-        free = profile.simulate(program, prices.duration_s)[passes]
-        held = profile.simulate(program, prices.duration_s, transfers=True)[passes]
+        free = profile.programs.simulate(program, prices.duration_s)[passes]
+        held = profile.programs.simulate(program, prices.duration_s, transfers=True)[passes]
         assert np.all(held >= free)
         assert held.max() > free.max()

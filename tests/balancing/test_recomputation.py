@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.recomputation import (
-    Lane,
+    LaneOffers,
     greedy,
     keep_what_fits,
     optimal,
@@ -27,7 +27,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program, recompute_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.recomputation import covered_per_stage, remade_kinds
+from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
 from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
@@ -131,7 +131,7 @@ def test_each_layer_adds_its_forward_and_frees_what_it_kept() -> None:
 
 
 @st.composite
-def lanes(draw: st.DrawFn) -> Lane:
+def lanes(draw: st.DrawFn) -> LaneOffers:
     """Up to five intervals whose begins and ends alternate in any way, each of at most two layers."""
     count = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -144,7 +144,7 @@ def lanes(draw: st.DrawFn) -> Lane:
         else:
             last[opened.pop(int(rng.integers(len(opened))))] = entry
         entry += 1
-    return Lane(
+    return LaneOffers(
         first,
         last,
         rng.integers(1, 3, count),
@@ -154,7 +154,7 @@ def lanes(draw: st.DrawFn) -> Lane:
     )
 
 
-def held(lane: Lane, kept: tuple[int, ...]) -> list[int]:
+def held(lane: LaneOffers, kept: tuple[int, ...]) -> list[int]:
     return [
         sum(
             number * int(size)
@@ -167,7 +167,7 @@ def held(lane: Lane, kept: tuple[int, ...]) -> list[int]:
 
 @settings(max_examples=150, deadline=None)
 @given(lanes())
-def test_the_choice_equals_brute_force_and_the_quick_one_fits(lane: Lane) -> None:
+def test_the_choice_equals_brute_force_and_the_quick_one_fits(lane: LaneOffers) -> None:
     best = 0
     for kept in product(*(range(int(most) + 1) for most in lane.most)):
         if all(taken <= spare for taken, spare in zip(held(lane, kept), lane.spare, strict=True)):
@@ -182,7 +182,7 @@ def test_the_choice_equals_brute_force_and_the_quick_one_fits(lane: Lane) -> Non
 
 def test_the_quick_choice_prefers_what_is_held_briefly() -> None:
     # Room for one of: a long interval that saves 3, and two short ones, one after the other, that save 2 each.
-    lane = Lane(
+    lane = LaneOffers(
         np.array([0, 1, 3]), np.array([5, 2, 4]), *(np.array([1, 1, 1]),) * 2, np.array([3, 2, 2]), np.ones(6, int)
     )
     assert greedy(lane).tolist() == optimal(lane, greedy(lane)).tolist() == [0, 1, 1]

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from entrain_bench.balancing.candidates import check_memory
-from entrain_bench.balancing.halving import FINALISTS, LAST, NUM_BATCHES, content_of, tuning_batches
+from entrain_bench.balancing.halving import FINALISTS, LAST, NUM_BATCHES, candidate_key, tuning_batches
 from entrain_bench.balancing.interface import Programs, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.offers import Estimates, Offer, by_turns
+from entrain_bench.balancing.offers import Offer, OfferEstimates, by_turns
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import asked, default_job, fixed_jobs, recomputing, tuned
 from entrain_bench.base.errors import UserError
@@ -105,10 +105,12 @@ def test_a_free_knob_costs_nothing_on_the_tuning_batches(seed: int) -> None:
 
 def test_the_same_job_has_the_same_layout_whatever_else_was_drawn() -> None:
     first, again = profile_for(FREE), profile_for(FREE)
-    drawn = again.tuning_batches(2)
-    again.draw(10)
-    assert again.tuning_batches(2)[1].sample_ids.tolist() == drawn[1].sample_ids.tolist()
-    assert content_of(STRATEGY.plan(first)) == content_of(STRATEGY.plan(profile_for(FREE)))
+    drawn = again.samples.tuning_batches(2, again.job.global_batch)
+    again.samples.draw(10)
+    assert (
+        again.samples.tuning_batches(2, again.job.global_batch)[1].sample_ids.tolist() == drawn[1].sample_ids.tolist()
+    )
+    assert candidate_key(STRATEGY.plan(first)) == candidate_key(STRATEGY.plan(profile_for(FREE)))
 
 
 @pytest.mark.parametrize("budget", [16, 40, 96])
@@ -134,7 +136,7 @@ def test_what_is_tuned_fits_every_drawn_batch() -> None:
     for share in (1.0, 0.02, 0.01):
         profile = profile_for(replace(FREE, memory_budget_bytes=share * GIB))
         layout = STRATEGY.plan(profile)
-        chosen.add(content_of(layout))
+        chosen.add(candidate_key(layout))
         check_memory(profile, layout, Programs(STRATEGY, profile), tuning_batches(profile).drawn)
     assert len(chosen) > 1
 
@@ -142,7 +144,7 @@ def test_what_is_tuned_fits_every_drawn_batch() -> None:
 def test_own_trials_are_as_before_and_rules_of_thumb_are_not_tuned() -> None:
     thumb = replace(STRATEGY, planner=RigidPlanner(placement="first_stage"))
     fixed = requested(tp=1, size=1)
-    assert content_of(thumb.plan(profile_for(fixed))) == content_of(thumb.plan(profile_for(fixed, None)))
+    assert candidate_key(thumb.plan(profile_for(fixed))) == candidate_key(thumb.plan(profile_for(fixed, None)))
 
 
 def test_the_best_of_every_value_come_before_the_second_best() -> None:
@@ -163,7 +165,7 @@ def test_simulations_correct_estimates_of_the_same_values() -> None:
     knobs = [(first, second) for first in range(4) for second in range(5)]
     offers = [Offer(1.0 + second / 10, (first, second), None) for first, second in knobs]
     true_s = [offer.estimated_s * (3.0 if first == 0 else 1.0) for offer, (first, _) in zip(offers, knobs, strict=True)]
-    estimates = Estimates.of(offers)
+    estimates = OfferEstimates.of(offers)
     some = [0, 6, 12, 18]
     expected = estimates.corrected(some, [true_s[index] for index in some])
     assert expected[:5].min() > expected[5:].max()

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.planning import rank_of_places
+from entrain_bench.balancing.planning import place_ranks
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import ZeroBubbleH1, ZeroBubbleV, valley_of
+from entrain_bench.balancing.zero_bubble import ZeroBubbleH1, ZeroBubbleV, find_valley
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
@@ -52,7 +52,7 @@ def h1_program(num_stages: int, num_microbatches: int, encoder_stages: int = 0, 
 
 def v_layout(model: ModelSpec, num_ranks: int, num_microbatches: int, dp: int = 1, encoder_stages: int = 0) -> Layout:
     """One rank a block and a block or more a place; encoders on the first places, or on the first of the LLM's."""
-    ranks = np.arange(dp * num_ranks).reshape(dp, num_ranks, 1)[:, rank_of_places(num_ranks, 2, "v")]
+    ranks = np.arange(dp * num_ranks).reshape(dp, num_ranks, 1)[:, place_ranks(num_ranks, 2, "v")]
     modules = [
         placed(module, ranks[:, : max(1, encoder_stages)] if module.is_encoder else ranks[:, encoder_stages:])
         for module in model.modules
@@ -236,7 +236,7 @@ def test_any_batch_runs_to_the_end(seed: int, ranks: int, microbatches: int, dp:
     layouts = [v_layout(model, ranks, microbatches, dp, encoder_stages)]
     layouts += [chain_layout(model, encoder_stages, ranks, microbatches, dp)] if encoder_stages else []
     for layout in layouts:
-        assert (valley_of(model, layout) is not None) == (layout is layouts[0])
+        assert (find_valley(model, layout) is not None) == (layout is layouts[0])
         scheduler = ZeroBubbleV() if layout is layouts[0] else ZeroBubbleH1()
         program = scheduler.schedule(shapes, layout, assignment, profile)
         check_program(program)

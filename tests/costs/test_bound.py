@@ -12,7 +12,7 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
-from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -167,7 +167,7 @@ def test_the_busiest_lane_waits_to_be_reached_works_and_is_waited_for(text: bool
     bounds = []
     for module, own, fill, drain, step in zip(GENERATING.modules, layout.modules, fills, drains, steps, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
-        loads = loads_of(module, lengths, np.array([0, len(lengths)]))
+        loads = compute_loads(module, lengths, np.array([0, len(lengths)]))
         work = TRUTH.layer_times.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[
             0
         ]
@@ -233,7 +233,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
     work = 0.0
     for module in model.modules:
         lengths = module.lengths(shapes, module.units(shapes))
-        loads = loads_of(module, lengths, np.array([0, len(lengths)]))
+        loads = compute_loads(module, lengths, np.array([0, len(lengths)]))
         counts = module.kind_counts([len(module.layers)])
         work += float(one.layer_times.stages_s(module, loads, counts, 1, 1, False).total_s.sum())
     assert cluster_bound_s(one, shapes, least_gpu_s(one, shapes)) == pytest.approx(work, rel=1e-12)
@@ -242,7 +242,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
     path = 0.0
     for module in model.modules:
         lengths = module.lengths(shapes, module.units(shapes)[:1])
-        loads, counts = loads_of(module, lengths), module.kind_counts([len(module.layers)])
+        loads, counts = compute_loads(module, lengths), module.kind_counts([len(module.layers)])
         widths = [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4, 8, 16, 32) if tp * cp <= 32]
         path += min(float(many.layer_times.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
     assert cluster_bound_s(many, shapes, least_gpu_s(many, shapes)) == pytest.approx(max(path, work / 32), rel=1e-12)
@@ -261,7 +261,7 @@ def test_some_replica_of_every_assignment_has_the_heaviest_units(lengths: list[i
     # Work of every set of units in one pack, on both stages; the least busiest replica over all assignments.
     sets = [[unit for unit in range(len(lengths)) if 1 << unit & number] for number in range(2 ** len(lengths))]
     offsets = offsets_from_counts(np.array([len(units) for units in sets]))
-    loads = loads_of(model.llm, np.array([lengths[unit] for units in sets for unit in units]), offsets)
+    loads = compute_loads(model.llm, np.array([lengths[unit] for units in sets for unit in units]), offsets)
     counts = model.llm.kind_counts(place.layers_per_stage)
     work = truth.layer_times.stages_s(model.llm, loads, counts, 1, 1, False).total_s
     work[0] = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
-from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.specs.cluster import LinkTier
 from entrain_bench.specs.framework import FrameworkOptions
@@ -25,7 +25,7 @@ def seconds(times: Any) -> float:
 
 def test_communication_of_a_layer_by_hand() -> None:
     # 100 tokens of 128 x 2 bytes: 25600 bytes. Pairs: 1e-6 s and 1e9 bytes/s; node: 2e-6 s and 5e8; network: 1e-5, 1e8.
-    block, loads = LLM.kinds[1], loads_of(LLM, np.array([100]))
+    block, loads = LLM.kinds[1], compute_loads(LLM, np.array([100]))
 
     def comm(tp: int, cp: int) -> tuple[float, float]:
         times = Roofline(CLUSTER).layer_s(block, loads, tp, cp)
@@ -63,14 +63,14 @@ QKV, MLP = (2 * (12800 + 100 * n + 128 * n) / 1e9 for n in (16, 32))
 def test_products_hide_tensor_parallel_communication_of_backward(
     framework: FrameworkOptions, forward: float, backward: float
 ) -> None:
-    loads = loads_of(LLM, np.array([100]))
+    loads = compute_loads(LLM, np.array([100]))
     times = Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1)
     assert seconds(times.forward_comm_s) == pytest.approx(forward, rel=1e-12)
     assert seconds(times.backward_comm_s) == pytest.approx(backward, rel=1e-12)
 
 
 def test_no_more_communication_hides_than_there_is_compute() -> None:
-    loads = loads_of(LLM, np.array([100]))
+    loads = compute_loads(LLM, np.array([100]))
     times = Roofline(CLUSTER, FrameworkOptions(tp_overlap=1.0)).layer_s(LLM.kinds[1], loads, 16, 1)
     assert seconds(times.forward_s + times.forward_comm_s) == pytest.approx(4 * WIDE, rel=1e-12)
     assert seconds(times.backward_s + times.backward_comm_s) == pytest.approx(6 * WIDE, rel=1e-12)
@@ -85,7 +85,7 @@ def test_no_more_communication_hides_than_there_is_compute() -> None:
 
 @pytest.mark.parametrize("kind", range(3))
 def test_a_split_backward_leaves_one_product_for_each_to_the_weight_pass(kind: int) -> None:
-    layer, loads = LLM.kinds[kind], loads_of(LLM, np.array([100]))
+    layer, loads = LLM.kinds[kind], compute_loads(LLM, np.array([100]))
     whole, split = (Roofline(CLUSTER).layer_s(layer, loads, 1, 1, flag) for flag in (False, True))
     assert whole.weight_s is None
     assert split.weight_s is not None
@@ -109,7 +109,7 @@ def test_a_split_backward_leaves_one_product_for_each_to_the_weight_pass(kind: i
     ids=["sequence parallel", "all-reduced"],
 )
 def test_a_split_backward_hides_less_communication(framework: FrameworkOptions, backward: float) -> None:
-    loads = loads_of(LLM, np.array([100]))
+    loads = compute_loads(LLM, np.array([100]))
     whole, split = (Roofline(CLUSTER, framework).layer_s(LLM.kinds[1], loads, 16, 1, flag) for flag in (False, True))
     assert seconds(split.backward_comm_s) == pytest.approx(backward, rel=1e-12)
     exposed = seconds(split.backward_comm_s - whole.backward_comm_s)

@@ -7,7 +7,7 @@ import pytest
 
 from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.base.arrays import FloatArray, rows_of
-from entrain_bench.costs.edges import edges_of, held_s, moved_s
+from entrain_bench.costs.edges import derive_edges, held_s, moved_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import same_microbatches
@@ -128,7 +128,7 @@ def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
 
 def test_the_truth_holds_lanes_for_links_and_latency_if_transfers_block() -> None:
     cluster, program = tiny_cluster(), two_ranks(MODEL, 2)
-    edges = edges_of(program, cluster, FrameworkOptions())
+    edges = derive_edges(program, cluster, FrameworkOptions())
     prices = CostTruth(MODEL, cluster, FrameworkOptions(p2p="blocking")).price(program)
     assert prices.transfers is None
     assert prices.delay_s.tolist() == (edges.link_s + edges.fixed_s).tolist()

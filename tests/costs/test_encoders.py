@@ -7,8 +7,8 @@ import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
-from entrain_bench.costs.edges import edges_of
-from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.edges import derive_edges
+from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
@@ -28,7 +28,7 @@ WHOLE_STATES = FrameworkOptions(encoder_sp=False)
 
 def layer_seconds(framework: FrameworkOptions, module: ModuleSpec, tp: int, cp: int) -> list[list[float]]:
     """The four columns of every kind of layer on one pack."""
-    times = Roofline(CLUSTER, framework).layers_s(module, loads_of(module, np.array([100, 260])), tp, cp)
+    times = Roofline(CLUSTER, framework).layers_s(module, compute_loads(module, np.array([100, 260])), tp, cp)
     return [[*own.forward_s, *own.forward_comm_s, *own.backward_s, *own.backward_comm_s] for own in times]
 
 
@@ -78,7 +78,7 @@ def test_a_stage_of_an_encoder_sends_what_each_of_its_ranks_has(framework: Frame
     shapes, zero = samples((10, [400])), np.zeros(1, np.int64)
     assignment = same_microbatches(MODEL, shapes, zero, zero, zero)
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    edges = edges_of(program, CLUSTER, framework)
+    edges = derive_edges(program, CLUSTER, framework)
     inside = edges.travels & (edges.source < 2) & (edges.target < 2)
     # 400 tokens of 64 bf16 values each way, inside a node; 100 LLM tokens of 128 to the other, all pairs of ranks.
     assert edges.link_s[inside] == pytest.approx([400 * 64 * 2 / parts / 5e8] * 2, rel=1e-12)

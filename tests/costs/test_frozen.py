@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.bound import lower_bound_s
-from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
@@ -47,7 +47,7 @@ def test_an_encoder_keeps_learning_in_its_projector_alone() -> None:
 
 def test_frozen_blocks_run_forward_alone_or_half_the_products_of_a_backward() -> None:
     roofline, llm = Roofline(CLUSTER), MODEL.llm
-    loads = loads_of(llm, np.array([300, 500]), np.array([0, 2]))
+    loads = compute_loads(llm, np.array([300, 500]), np.array([0, 2]))
     (block,) = (kind for kind in llm.kinds if kind.kind == "block")
     full, half, none = (
         roofline.layer_s(layer, loads, 1, 1) for layer in (block, block.frozen(True), block.frozen(False))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import create_profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
@@ -63,7 +63,7 @@ def test_noise_is_charged_and_no_strategy_sees_it() -> None:
     assert np.all(charged.comm_s <= charged.duration_s)
     times = [Simulator(truth, 1e12).execute(made).iteration_time_s for truth in (exact, noisy)]
     assert times[0] != times[1]
-    trials = {Profile(job, truth, ListSource(made.shapes), 0).trial_s(made) for truth in (exact, noisy)}
+    trials = {create_profile(job, truth, ListSource(made.shapes), 0).trial_s(made) for truth in (exact, noisy)}
     assert trials == {times[0]}
 
 

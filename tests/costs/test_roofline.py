@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.costs.loads import loads_of, score_area
+from entrain_bench.costs.loads import compute_loads, score_area
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
@@ -188,7 +188,7 @@ def test_a_llama_block_by_hand() -> None:
     elementwise = 100 * 2 * (1280 + 384 + 768) / 1e9
     area = 128 * (128 + 128) / 2
     ahead, back = 4 * 128 * area / 5e11, 2.5 * 4 * 128 * area / 4e11
-    times = Roofline(CLUSTER).layer_s(block, loads_of(LLM, np.array([100])), 1, 1)
+    times = Roofline(CLUSTER).layer_s(block, compute_loads(LLM, np.array([100])), 1, 1)
     assert seconds(times.forward_s) == pytest.approx(gemm + elementwise + ahead, rel=1e-12)
     assert seconds(times.backward_s) == pytest.approx(2 * gemm + 2 * elementwise + back, rel=1e-12)
     assert seconds(times.forward_comm_s) == seconds(times.backward_comm_s) == 0.0
@@ -196,7 +196,7 @@ def test_a_llama_block_by_hand() -> None:
 
 
 def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
-    loads = loads_of(LLM, np.array([100]))
+    loads = compute_loads(LLM, np.array([100]))
     split, whole = (
         seconds(
             Roofline(CLUSTER, FrameworkOptions(sequence_parallel=flag)).layer_s(LLM.kinds[1], loads, 2, 1).forward_s
@@ -211,7 +211,9 @@ def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
 @pytest.mark.parametrize(("kind", "passes"), [("embed", (1, 0)), ("head", (0, 1))])
 def test_ends_of_the_llm_sum_over_tensor_parallel_ranks(kind: str, passes: tuple[int, int], split: bool) -> None:
     framework = FrameworkOptions(sequence_parallel=split)
-    times = Roofline(COMPUTE_BOUND, framework).layer_s(layer_of("llm", kind)[1], loads_of(LLM, np.array([1])), 16, 1)
+    times = Roofline(COMPUTE_BOUND, framework).layer_s(
+        layer_of("llm", kind)[1], compute_loads(LLM, np.array([1])), 16, 1
+    )
     one = 15 * 1e-5 + 256 * 15 / 16 / 1e8
     ahead, back = seconds(times.forward_comm_s), seconds(times.backward_comm_s)
     # A gather before the head, in backward another and a scatter; the embedding's sums are scattered, and gathered.
@@ -248,7 +250,7 @@ def packed(cluster: ClusterSpec, module: str, kind: str, chunks: list[list[int]]
     spec, layer = layer_of(module, kind)
     flat = np.array([length for chunk in chunks for length in chunk])
     offsets = np.cumsum([0, *map(len, chunks)])
-    return Roofline(cluster).layer_s(layer, loads_of(spec, flat, offsets), tp, cp)
+    return Roofline(cluster).layer_s(layer, compute_loads(spec, flat, offsets), tp, cp)
 
 
 COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "total_s")
@@ -315,7 +317,7 @@ def test_tensor_parallelism_halves_large_products(gemm: Gemm) -> None:
 
 def test_context_parallelism_halves_large_work() -> None:
     block = LLM.kinds[1]
-    loads = loads_of(LLM, np.array([1 << 17]))
+    loads = compute_loads(LLM, np.array([1 << 17]))
     one, two = (Roofline(CLUSTER).layer_s(block, loads, 1, cp) for cp in (1, 2))
     assert seconds(two.forward_s) / seconds(one.forward_s) == pytest.approx(0.5, rel=0.01)
 
@@ -323,7 +325,7 @@ def test_context_parallelism_halves_large_work() -> None:
 @pytest.mark.parametrize("module", WINDOWED.modules, ids=lambda module: module.name)
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 2)])
 def test_recomputation_adds_exactly_one_forward_of_the_blocks_to_backward(module: ModuleSpec, tp: int, cp: int) -> None:
-    loads = loads_of(module, np.array([100, 700, 3000]))
+    loads = compute_loads(module, np.array([100, 700, 3000]))
     counts = module.kind_counts((1, len(module.layers) - 1))
     plain, again = (Roofline(CLUSTER).stages_s(module, loads, counts, tp, cp, flag) for flag in (False, True))
     inner = counts * np.array(["block" in kind.kind for kind in module.kinds])
@@ -336,7 +338,7 @@ def test_recomputation_adds_exactly_one_forward_of_the_blocks_to_backward(module
 
 def test_stage_times_are_the_sums_of_their_layers() -> None:
     vision = WINDOWED.module("vision")
-    loads = loads_of(vision, np.array([90, 1000]))
+    loads = compute_loads(vision, np.array([90, 1000]))
     layers = (2, 3, 1)
     stages = Roofline(CLUSTER).stages_s(vision, loads, vision.kind_counts(layers), 2, 1, False)
     each = [Roofline(CLUSTER).layer_s(layer, loads, 2, 1) for layer in vision.layers]

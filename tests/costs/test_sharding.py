@@ -21,7 +21,7 @@ from entrain_bench.costs.sharding import (
     gathered_bytes,
     layer_parameters,
     layer_traffic,
-    layers_of,
+    price_layers,
     sharded_modules,
 )
 from entrain_bench.costs.truth import CostTruth
@@ -160,7 +160,7 @@ def test_passes_take_what_a_walk_through_their_layers_takes(
 def test_one_replica_gathers_nothing() -> None:
     program = two_microbatches(1)
     truth = CostTruth(MODEL, CLUSTER, FrameworkOptions())
-    layers_s = {index: layers_of(program, index, truth.layer_times) for index in sharded_modules(program)}
+    layers_s = {index: price_layers(program, index, truth.layer_times) for index in sharded_modules(program)}
     assert len(layers_s) == 2
     assert not exposed_s(program, layers_s, CLUSTER, FrameworkOptions()).any()
     assert collective_passes(program).tolist() == [-1] * program.num_actions

@@ -14,7 +14,7 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, broadcast_s
-from entrain_bench.costs.loads import Loads, loads_of
+from entrain_bench.costs.loads import Loads, compute_loads
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
@@ -31,7 +31,7 @@ from support.builders import placed, tiny_cluster, tiny_model, uniform_batch
 CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
 MODEL = tiny_model()
 LLM = MODEL.llm
-LOADS = loads_of(LLM, np.array([100]))
+LOADS = compute_loads(LLM, np.array([100]))
 BLOCK = LLM.kinds[1]
 
 

@@ -10,8 +10,8 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.edges import edges_of
-from entrain_bench.costs.transfers import Transfers, both, transfers_between_blocks
+from entrain_bench.costs.edges import derive_edges
+from entrain_bench.costs.transfers import LinkTransfers, both, transfers_between_blocks
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
@@ -42,7 +42,7 @@ def crossing(program: Program) -> IntArray:
     return np.flatnonzero(program.module[program.dep_actions] != program.module[rows_of(program.dep_offsets)])
 
 
-def relay_of(program: Program, link_s: float | FloatArray) -> Transfers:
+def relay_of(program: Program, link_s: float | FloatArray) -> LinkTransfers:
     """A gather and a scatter by microbatch and direction, one dependency at a time ``[gathers]``."""
     targets = rows_of(program.dep_offsets)
     labels: dict[int, tuple[int, Pass]] = {}
@@ -54,7 +54,7 @@ def relay_of(program: Program, link_s: float | FloatArray) -> Transfers:
     names = sorted(set(labels.values()))
     count, gather = len(names), np.full(len(program.dep_actions), -1)
     gather[list(labels)] = [names.index(label) for label in labels.values()]
-    return Transfers(
+    return LinkTransfers(
         first=gather,
         last=np.where(gather >= 0, gather + count, -1),
         follows=as_ints([-1] * count + [*range(count)]),
@@ -104,7 +104,7 @@ def test_a_gather_starts_when_the_last_replica_is_done() -> None:
     assert wait[replicas].tolist() == [8.0, 4.0]
 
 
-def gathered(program: Program, relay: Transfers) -> Program:
+def gathered(program: Program, relay: LinkTransfers) -> Program:
     """The program whose actions wait for all sources of the transfers they need."""
     rows = []
     for action in range(program.num_actions):
@@ -115,7 +115,7 @@ def gathered(program: Program, relay: Transfers) -> Program:
 
 
 def relayed_reference(
-    program: Program, duration: FloatArray, delay: FloatArray, relay: Transfers, contention: bool = True
+    program: Program, duration: FloatArray, delay: FloatArray, relay: LinkTransfers, contention: bool = True
 ) -> tuple[list[float], list[float], list[float]]:
     """Times by repetition: place actions with the arrivals found so far, then serve transfers by readiness.
 
@@ -370,7 +370,7 @@ def test_overlapped_transfers_of_the_truth_queue_and_take_latency_besides() -> N
     assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
     program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
     truth = CostTruth(MODEL, cluster, FrameworkOptions(overlap_param_gather=False, p2p="overlapped"))
-    prices, edges = truth.price(program), edges_of(program, cluster, truth.framework)
+    prices, edges = truth.price(program), derive_edges(program, cluster, truth.framework)
     travels = program.dep_bytes > 0
     assert prices.transfers is not None
     assert not prices.hold_s.any()

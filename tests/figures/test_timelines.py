@@ -12,15 +12,15 @@ import pytest
 from entrain_bench.answers.labels import ORDER
 from entrain_bench.answers.tables import Runs
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures import memory_over_time, schedule_gantt
-from entrain_bench.figures.schedule_gantt import replica_lanes
+from entrain_bench.figures import memory_over_time
+from entrain_bench.figures._lanes import replica_lanes, slowest_replica
 from entrain_bench.records.records import Results
 from support.figures import GIB, MODELS, TRACES, actions, drawn, table, views, written
 
 
 def test_the_gantt_shows_the_slowest_replica_and_its_deferred_parts() -> None:
     frame = actions(["first"], ["coco"])
-    shown = schedule_gantt.slowest_replica(frame[frame["model"] == MODELS[0]])
+    shown = slowest_replica(frame[frame["model"] == MODELS[0]])
     assert set(shown["replica"]) == {1, -1}
     assert sorted(shown["lane"].unique()) == [0, 1, 2, 3]
     assert set(shown[shown["deferred"]]["part"]) == {1}
@@ -36,7 +36,7 @@ def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatc
     frame = pd.DataFrame(passes, columns=["lane", "replica", "start_s", "end_s", "group"])
     labels = {"strategy": "first", "side": "llm", "module": "llm", "stage": 0, "part": 0, "pass": "forward"}
     frame = frame.assign(**labels, microbatch=frame["replica"], rank=frame["lane"], num_ranks=1)
-    figure, shown = drawn("schedule_gantt", Runs(table(["first"], TRACES[:1]), frame))
+    figure, shown, _ = drawn("schedule_gantt", Runs(table(["first"], TRACES[:1]), frame))
     assert shown["group"].tolist() == ["ranks 2-3 cp2"] * 2 + ["rank 2", "rank 3"]
     texts = written(figure, monkeypatch)
     assert {"Rank 2", "Rank 3", "cp2"} <= set(texts)
@@ -45,7 +45,7 @@ def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatc
 
 def test_the_gantt_says_why_a_strategy_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first", "second"], status=lambda *case: "failed" if case[0] == "second" else "ok")
-    figure, _ = drawn("schedule_gantt", Runs(data, actions(["first"], TRACES[:1])))
+    figure, _, _ = drawn("schedule_gantt", Runs(data, actions(["first"], TRACES[:1])))
     assert "failed: told so" in " ".join(" ".join(written(figure, monkeypatch)).split())
     with pytest.raises(UserError, match="timeline"):
         drawn("schedule_gantt", Runs(data, pd.DataFrame(columns=["strategy", "workload", "model"])))
@@ -78,8 +78,8 @@ def test_rows_of_the_memory_figure_are_panels_beside_their_strategy(monkeypatch:
     rows: Any = {"usual": ["first", "second"], "small": ["first"]}
     data = memory_over_time.load(rows, Results(Path()))
     assert dict.fromkeys(data.table["strategy"]) == dict.fromkeys(["first", "first, small", "second"])
-    figure, shown = drawn("memory_over_time", data)
-    assert [panel.get_title(loc="left") for panel in figure.axes[:3]] == ["First", "First, small", "The second"]
+    figure, shown, _ = drawn("memory_over_time", data)
+    assert [panel.get_title() for panel in figure.axes[:3]] == ["First", "First, small", "The second"]
     assert set(shown["strategy"]) == {"first", "first, small", "second"}
 
 
@@ -98,6 +98,6 @@ def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() ->
 def test_a_schedule_that_could_not_be_trained_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     data = views(TRACES[:1])
     failed = data.table.assign(status=["ok", "failed"], reason=["", "no ranks here"])
-    figure, shown = drawn("measured_gantt", Runs(failed, data.actions[data.actions["view"] == "simulate"]))
+    figure, shown, _ = drawn("measured_gantt", Runs(failed, data.actions[data.actions["view"] == "simulate"]))
     assert written(figure, monkeypatch).count("failed: no ranks here") == 2
     assert set(shown["view"]) == {"simulate"}

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.figures.twins import labels_of, speedups, stated_labels
+from entrain_bench.figures.twins import labels_of_traces, speedups
 
 COLUMNS = ["strategy", "side", "seed", "iteration_time_s", "status"]
 
@@ -43,13 +43,5 @@ def test_a_strategy_without_a_result_on_one_side_is_left_out() -> None:
 
 
 def test_traces_have_the_labels_of_the_workloads_that_read_them() -> None:
-    files = [
-        "coco_captions_val2017_by_image.parquet",
-        "opencqa_ocr.parquet",
-        "chartqa_test_by_image.parquet",
-        "mine_2.parquet",
-    ]
-    stated = stated_labels()
-    table = pd.DataFrame({"trace": [file.removesuffix(".parquet") for file in files] * 2})
-    table["trace_label"] = [stated.get(file, "") for file in files] * 2
-    assert [*labels_of(table).values()] == ["COCO", "OpenCQA OCR", "ChartQA", "Mine"]
+    traces = ["coco_captions_val2017_by_image", "opencqa_ocr", "chartqa_test_by_image", "mine_2"]
+    assert [*labels_of_traces(traces).values()] == ["COCO", "OpenCQA OCR", "ChartQA", "Mine 2"]

@@ -11,7 +11,7 @@ import pytest
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs import loads, roofline, sharding, steps, truth
-from entrain_bench.costs.transfers import Transfers
+from entrain_bench.costs.transfers import LinkTransfers
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.cluster import ClusterSpec
@@ -48,7 +48,9 @@ def weights_are_there_from_the_start(patch: pytest.MonkeyPatch) -> None:
 def all_tiers_are_one_link(patch: pytest.MonkeyPatch) -> None:
     queue = truth.transfers_between_blocks
 
-    def same_links(layout: Layout, source: IntArray, target: IntArray, tier: IntArray, link_s: FloatArray) -> Transfers:
+    def same_links(
+        layout: Layout, source: IntArray, target: IntArray, tier: IntArray, link_s: FloatArray
+    ) -> LinkTransfers:
         return queue(layout, source, target, 0 * tier, link_s)
 
     patch.setattr(truth, "transfers_between_blocks", same_links)

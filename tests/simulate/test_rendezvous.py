@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from entrain_bench.answers.strategy_facts import strategy_facts
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.config.compose import compose
-from entrain_bench.conformance.suite import transfers_of
+from entrain_bench.conformance.suite import find_transfer_rule
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.simulate.rendezvous import AHEAD, BATCHED, RULES, SEPARATE, semantics_of
+from entrain_bench.simulate.rendezvous import AHEAD, BATCHED, RULES, SEPARATE, find_receive_rule
 from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import chain_layout, tiny_cluster, uniform_batch
 from support.programs import MODEL, handmade_layout, random_program, swap_entries
@@ -48,7 +48,7 @@ def chain(stages: int, microbatches: int, warmup: int | None = None) -> Program:
 
 
 def of(program: Program) -> str:
-    return semantics_of(program, CLUSTER, FRAMEWORK)
+    return find_receive_rule(program, CLUSTER, FRAMEWORK)
 
 
 def reordered(program: Program, lane: int, order: list[int]) -> Program:
@@ -164,7 +164,7 @@ def ranks_of(program: Program, action: int) -> frozenset[int]:
 
 @pytest.mark.parametrize("name", each_strategy())
 def test_strategies_need_the_transfers_that_their_facts_state(name: str) -> None:
-    found = {transfers_of(compose(f"strategy={name}", *COMMON, *job, *own_dp(name))) for job in JOBS}
+    found = {find_transfer_rule(compose(f"strategy={name}", *COMMON, *job, *own_dp(name))) for job in JOBS}
     (stated,) = (facts.transfers for facts in strategy_facts() if facts.name == name)
     assert max(found, key=RULES.index) == stated
 

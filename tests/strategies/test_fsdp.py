@@ -12,7 +12,7 @@ from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.sharding import collective_passes, layers_of, passes_of
+from entrain_bench.costs.sharding import collective_passes, price_layers, price_passes
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.job import Job
@@ -56,7 +56,7 @@ def test_a_small_batch_makes_smaller_microbatches() -> None:
     layout = strategy.plan(profile)
     assert layout.modules[-1].dp == 4
     assert layout.num_microbatches == 1
-    shapes = profile.draw(job.global_batch)
+    shapes = profile.samples.draw(job.global_batch)
     assert np.bincount(strategy.program(shapes, layout, profile).chunks[-1].replica).tolist() == [1, 1, 1, 1]
 
 
@@ -105,8 +105,8 @@ def test_ties_layer_by_layer_would_add_little_to_ties_pass_by_pass() -> None:
     program, _ = Feed(made, layout, 0).program(Feed(made, layout, 0).batch(0))
     group, by_layer, by_pass = collective_passes(program), 0.0, 0.0
     for index in range(len(layout.modules)):
-        layers_s = layers_of(program, index, made.truth.layer_times)
-        for passes in passes_of(program, index, layers_s, made.truth.cluster):
+        layers_s = price_layers(program, index, made.truth.layer_times)
+        for passes in price_passes(program, index, layers_s, made.truth.cluster):
             beside = np.append(passes.ready_s[1:], 0.0) + np.append(0.0, passes.left_s[:-1])
             seconds, mine = np.maximum(passes.compute_s, beside), group[passes.actions]
             for each in np.unique(mine):
@@ -125,7 +125,7 @@ def spread(values: IntArray, replica: IntArray, row: IntArray) -> float:
 def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None:
     job, profile, strategy = setting("strategy=veomni", "layout.tp=1", "layout.cp=1")
     layout, plain = strategy.plan(profile), setting("strategy=fsdp")[2]
-    shapes = profile.draw(job.global_batch)
+    shapes = profile.samples.draw(job.global_batch)
     ours, arrived = (each.assigner.assign(shapes, layout, profile) for each in (strategy, plain))
     np.testing.assert_array_equal(ours.modules[-1].replica, arrived.modules[-1].replica)
     np.testing.assert_array_equal(ours.modules[0].microbatch, arrived.modules[0].microbatch)
@@ -141,6 +141,6 @@ def test_veomni_needs_one_dp() -> None:
     )
     found = layout.strategy.plan(layout.profile)
     with pytest.raises(IncompatibleError, match="dp=4, llm has dp=1"):
-        EncoderBalance().assign(profile.draw(job.global_batch), found, profile)
+        EncoderBalance().assign(profile.samples.draw(job.global_batch), found, profile)
     with pytest.raises(UserError, match=r"strategy.assigner.cost_exponent=3: must be 1 or 2"):
         EncoderBalance(cost_exponent=3)

@@ -14,7 +14,7 @@ from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import valley_of
+from entrain_bench.balancing.zero_bubble import find_valley
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
@@ -25,9 +25,10 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.megatron import ArrivalOrder, Costs, MegatronPlanner
+from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner
 from support.builders import (
     GIB,
+    PlainPrograms,
     chain_layout,
     no_delay,
     passes,
@@ -112,7 +113,7 @@ def test_the_average_microbatch_by_hand() -> None:
     profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
     vision, llm = average_layer_s(profile, shapes, 1, 1)
     for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
-        times = profile.measure(module, np.array(lengths), 1, 1)
+        times = profile.layers.measure(module, np.array(lengths), 1, 1)
         expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
         assert costs.tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -136,7 +137,7 @@ def splits(costs: list[float], stages: int) -> list[list[float]]:
 
 def best_stages(profile: Profile, degrees: Degrees, placement: str) -> float:
     """Least 1F1B time of average microbatches over every split and allowed placement, without recomputation."""
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), degrees.tp, degrees.cp))
     count = profile.job.num_microbatches(degrees.dp)
     found = []
     if placement != "leading_stages":
@@ -167,7 +168,7 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     leading = int(llm.ranks.min()) > 0
     assert placement == "auto" or leading == (placement == "leading_stages")
     degrees = Degrees(llm.tp, llm.cp, llm.pp + vision.pp * leading, llm.dp)
-    costs = [c.tolist() for c in average_layer_s(profile, profile.draw(4), degrees.tp, degrees.cp)]
+    costs = [c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), degrees.tp, degrees.cp)]
     times = []
     for cost, place in zip(costs, (vision, llm), strict=True):
         bounds = np.cumsum((0, *place.layers_per_stage))
@@ -175,7 +176,7 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     chain = [*times[0], *times[1]] if leading else [times[0][0] + times[1][0], *times[1][1:]]
     seconds = sum(chain) + (layout.num_microbatches - 1) * max(chain)
     # The step at the end of the iteration differs between placements; it is small against the tolerance here.
-    steps = profile.step_s(layout)
+    steps = profile.programs.step_s(layout)
     assert seconds <= best_stages(profile, degrees, placement) * (1 + 1e-9) + steps
     assert [vision.recompute, llm.recompute] == [False, False]
 
@@ -189,7 +190,7 @@ def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: i
     costs = [rng.integers(0, 9, len(module.layers)).astype(float) for module in model.modules]
     found = [
         [*map(len, layers)]
-        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, Costs(model, tuple(costs)))
+        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, LayerCosts(model, tuple(costs)))
         if leading
     ]
     slowest = {
@@ -228,7 +229,7 @@ def test_zb_v_goes_down_the_ranks_and_back_up(placement: str) -> None:
     job = tiny_job(model, tiny_cluster(1, 4), request=LayoutRequest(tp=1, cp=1, dp=1), microbatch_size=1)
     profile = profile_of(job, samples(ROW))
     layout = plan_with(MegatronPlanner(placement, profile_samples=4, schedules=["zb_v"]), profile)
-    valley = valley_of(model, layout)
+    valley = find_valley(model, layout)
     assert valley is not None
     assert layout.split_backward
     vision, llm = layout.modules
@@ -244,13 +245,17 @@ def test_zb_v_goes_down_the_ranks_and_back_up(placement: str) -> None:
 def test_trials_decide_among_schedules_each_with_as_many() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     # All samples are alike, so a profiled batch is as any other.
-    batch, names = profile._source.batch(0, profile.job.global_batch, 0), ["1f1b", "interleaved", "zb_h1", "zb_v"]
+    batch, names = (
+        profile.samples._source.batch(0, profile.job.global_batch, 0),
+        ["1f1b", "interleaved", "zb_h1", "zb_v"],
+    )
 
     def plan(chosen: list[str]) -> tuple[float, set[str]]:
         """Seconds of the layout that is taken, and the layouts that were looked at."""
         planner, asked = MegatronPlanner(profile_samples=4, num_trials=2, schedules=chosen), set[str]()
         programs = Programs(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
 
+        @PlainPrograms
         def make_program(shapes: SampleShapes, layout: Layout) -> Program:
             asked.add(layout_to_json(layout))
             return programs(shapes, layout)
@@ -267,7 +272,7 @@ def test_trials_decide_among_schedules_each_with_as_many() -> None:
 def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     layouts = [plan_with(MegatronPlanner("first_stage", 4, 1, split), profile) for split in ("balanced", "uniform")]
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.draw(4), 1, 1))
+    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), 1, 1))
     slowest = []
     for layout in layouts:
         bounds = np.cumsum((0, *layout.modules[1].layers_per_stage))
@@ -317,7 +322,7 @@ def test_planned_iterations_run_within_the_budget() -> None:
     job = tiny_job(MODEL, tiny_cluster(1, 8))
     profile = profile_of(job, shapes)
     layout = plan_with(MegatronPlanner(profile_samples=64), profile)
-    batch = profile._source.batch(0, job.global_batch, 0)
+    batch = profile.samples._source.batch(0, job.global_batch, 0)
     assignment = ArrivalOrder().assign(batch, layout, profile)
     program = OneForwardOneBackward().schedule(batch, layout, assignment, profile)
     timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
@@ -376,7 +381,7 @@ def test_tp_that_does_not_divide_the_heads_is_named() -> None:
 def test_stages_but_for_the_ends_are_the_fastest_of_all_that_have_as_many_layers(stages: int) -> None:
     model = tiny_model(encoder=3, llm=8)
     rng = np.random.default_rng(stages)
-    costs = Costs(model, (rng.random(5), rng.random(10)))
+    costs = LayerCosts(model, (rng.random(5), rng.random(10)))
     loaded = costs.llm_s.copy()
     loaded[0] += costs.layer_s[0].sum()
     every = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.balancing.actions import BACKWARD, Actions, Wish, room_for
+from entrain_bench.balancing.actions import BACKWARD, ListedActions, Wish, room_for
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.balancing.profile import Profile
@@ -15,9 +15,9 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.layout import (
+from entrain_bench_strategies.braid.braid_layouts import (
     Shape,
-    Work,
+    ShapeWork,
     place,
     split_layers,
 )
@@ -45,7 +45,7 @@ def actions_of(
     of_llm: Sequence[int] | int = 0,
     kept: Sequence[tuple[int, float]] | None = None,
     backward: Sequence[int] | None = None,
-) -> Actions:
+) -> ListedActions:
     """Actions.
 
     Args:
@@ -65,7 +65,7 @@ def actions_of(
     station = np.arange(num_lanes)
     for lanes, _, _ in rows:
         station[np.isin(station, station[[*lanes]])] = station[[*lanes]].min()
-    return Actions(
+    return ListedActions(
         offsets_from_counts(np.array([len(lanes) for lanes, _, _ in rows])),
         np.concatenate([np.array(lanes, np.int64) for lanes, _, _ in rows]),
         np.array([int(back) for _, back, _ in rows]),
@@ -88,7 +88,7 @@ def actions_of(
 
 
 def scheduled(
-    actions: Actions,
+    actions: ListedActions,
     group: Sequence[int],
     priority: Sequence[float],
     alternate: bool = True,
@@ -103,7 +103,7 @@ def scheduled(
     return place, end_s, forced
 
 
-def timed(actions: Actions, order: Sequence[int]) -> float:
+def timed(actions: ListedActions, order: Sequence[int]) -> float:
     """End of the actions in an order that keeps to their dependencies."""
     num_lanes = len(actions.room_bytes)
     done, last = [0.0] * num_lanes, [-1] * num_lanes
@@ -124,7 +124,7 @@ def timed(actions: Actions, order: Sequence[int]) -> float:
     return float(end)
 
 
-def orders(actions: Actions) -> Iterator[list[int]]:
+def orders(actions: ListedActions) -> Iterator[list[int]]:
     """Every order that keeps to the dependencies."""
     missing = actions.num_waits.copy()
 
@@ -141,7 +141,7 @@ def orders(actions: Actions) -> Iterator[list[int]]:
     yield from longer([])
 
 
-def most_held(actions: Actions, order: Sequence[int]) -> int:
+def most_held(actions: ListedActions, order: Sequence[int]) -> int:
     """Most bytes that a lane holds."""
     held, most = np.zeros(len(actions.room_bytes), np.int64), 0
     for action in order:
@@ -151,7 +151,7 @@ def most_held(actions: Actions, order: Sequence[int]) -> int:
     return most
 
 
-def lanes_of(actions: Actions, action: int) -> IntArray:
+def lanes_of(actions: ListedActions, action: int) -> IntArray:
     """Lanes of an action."""
     return actions.lanes[actions.lane_offsets[action] : actions.lane_offsets[action + 1]]
 
@@ -174,4 +174,4 @@ def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
 
 
 def layout_of(profile: Profile, wanted: Shape) -> Layout:
-    return place(profile.job, wanted, split_layers(Work(profile, profile.draw(64), 0.05), wanted)[0])
+    return place(profile.job, wanted, split_layers(ShapeWork(profile, profile.samples.draw(64), 0.05), wanted)[0])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Planner, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.truth import CostTruth
@@ -162,11 +162,26 @@ class ListSource:
         return self.shapes.take(rng.integers(0, len(self.shapes), num_samples))
 
 
+@dataclass(frozen=True)
+class PlainPrograms:
+    """The ``MakeProgram`` of a function, without a draft; a decorator."""
+
+    make: Callable[[SampleShapes, Layout], Program]
+    chooses_recomputation: bool = False
+
+    @property
+    def draft(self) -> PlainPrograms:
+        return self
+
+    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
+        return self.make(shapes, layout)
+
+
 def profile_of(
     job: Job, shapes: SampleShapes, seed: int = 0, belief_error: float = 0.0, belief_bias: float = 0.0
 ) -> Profile:
     truth = CostTruth(job.model, job.cluster, job.framework)
-    return Profile(job, truth, ListSource(shapes), seed, belief_error, belief_bias)
+    return create_profile(job, truth, ListSource(shapes), seed, belief_error, belief_bias)
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:

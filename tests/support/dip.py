@@ -14,7 +14,7 @@ from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.assigner import sub_microbatches
-from entrain_bench_strategies.dip.segments import Segments, believed_s, segments_of
+from entrain_bench_strategies.dip.segments import ChunkSegments, believed_s, build_segments
 from support.builders import (
     placed,
     profile_of,
@@ -58,12 +58,12 @@ def colocated(stages: int, dp: int = 1, num_microbatches: int = 4, chunks: int =
     return Layout(tuple(placed(module, ranks) for module in MODEL.modules), num_microbatches)
 
 
-def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Segments:
+def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> ChunkSegments:
     profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
-    return segments_of(program_of(layout, shapes, assignment), assignment, profile)
+    return build_segments(program_of(layout, shapes, assignment), assignment, profile)
 
 
-def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Single:
+def actions_of(found: ChunkSegments, priority: FloatArray, group: IntArray) -> Single:
     """The interleaver's input for segments, with these priorities and groups."""
     return Single(
         found.actions.lanes,
@@ -78,7 +78,7 @@ def actions_of(found: Segments, priority: FloatArray, group: IntArray) -> Single
     )
 
 
-def ends_of(found: Segments, place: IntArray) -> FloatArray:
+def ends_of(found: ChunkSegments, place: IntArray) -> FloatArray:
     """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
     group, set_of = place[found.group], found.lane_set[found.actions.lanes]
     order = np.lexsort((found.rank, group))
@@ -97,7 +97,7 @@ def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Ass
     return believed_s(profile_of(tiny_job(MODEL), shapes), program)
 
 
-def makespan_of(found: Segments, order: IntArray) -> float:
+def makespan_of(found: ChunkSegments, order: IntArray) -> float:
     """End of the only set if its elements, a module's part of a group each, are in this order."""
     place = np.argsort(order)
     groups = list(dict.fromkeys((order // found.per_group).tolist()))

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from entrain_bench.answers.tables import Runs
-from entrain_bench.figures._style import styled
+from entrain_bench.figures._style import Picture, styled
 from entrain_bench.records.time_shares import TIME_SHARES
 
 TRACES, MODELS = ["chartqa", "opencqa_ocr", "coco", "mathvision", "sroie"], ["qwen25vl_llama3_1b", "qwen25vl_llama3_3b"]
@@ -222,7 +222,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "workload_ratio": lambda: shares(traces),
         "allocations": lambda: allocated(traces[:6]),
         "iteration_time": lambda: table(strategies, traces[:5]),
-        "forward_variability": lambda: Runs(table(strategies, traces[:5]), actions(strategies, traces[:5])),
+        "forward_variability": lambda: table(strategies, traces[:5]),
         "schedule_gantt": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
         "measured_gantt": lambda: views(traces[:1]),
         "memory_over_time": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
@@ -242,9 +242,9 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     return made[name]()
 
 
-def drawn(name: str, data: Any) -> tuple[Figure, pd.DataFrame]:
+def drawn(name: str, data: Any) -> Picture:
     with styled():
-        made: tuple[Figure, pd.DataFrame] = importlib.import_module(f"entrain_bench.figures.{name}").draw(data)
+        made: Picture = importlib.import_module(f"entrain_bench.figures.{name}").draw(data)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.actions import BACKWARD, FORWARD, Wish, room_for, single_lane_actions
-from entrain_bench.balancing.groups import members_of
+from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.listing import list_schedule
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 
@@ -35,7 +35,7 @@ def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple
         *(actions.num_waits, actions.user_offsets, actions.user_actions, room_bytes),
     )
     slot, end_s, forced = np.zeros(count, np.int64), np.zeros(count), 0
-    for one, own in enumerate(members_of(lane_set[actions.lane], 1 + int(lane_set.max()))):
+    for one, own in enumerate(split_by_label(lane_set[actions.lane], 1 + int(lane_set.max()))):
         if not len(own):
             continue
         part, turn = whole.of(own, np.flatnonzero(lane_set == one)), np.zeros(len(own), np.int64)

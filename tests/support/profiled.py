@@ -10,7 +10,7 @@ import numpy as np
 
 from entrain_bench.costs.profiled.file import write_profile
 from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
-from entrain_bench.costs.profiled.points import (
+from entrain_bench.costs.profiled.timed_points import (
     CollectivePoint,
     Constants,
     DeviceProfile,

@@ -19,7 +19,7 @@ LEAST_SCORES = 4096.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PiecewiseLine:
     """A piecewise linear function that never falls: constant below the first knot, with the last slope above the last.
 
     Attributes:
@@ -83,8 +83,8 @@ class Curve:
         segment_s: seconds per sequence, or per window.
     """
 
-    products: Line
-    attention: Line | None = None
+    products: PiecewiseLine
+    attention: PiecewiseLine | None = None
     segment_s: float = 0.0
 
     def at(self, tokens: FloatArray, scores: FloatArray, segments: FloatArray) -> FloatArray:

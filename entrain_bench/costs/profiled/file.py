@@ -10,7 +10,7 @@ from typing import Any
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.costs.profiled.points import (
+from entrain_bench.costs.profiled.timed_points import (
     CollectivePoint,
     Constants,
     DeviceProfile,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.profiled.curve import Curve, Line, knots_of_scores, rises
+from entrain_bench.costs.profiled.curve import Curve, PiecewiseLine, knots_of_scores, rises
 from entrain_bench.costs.profiled.fitting import fit_factors
-from entrain_bench.costs.profiled.points import DeviceProfile, StagePoint
+from entrain_bench.costs.profiled.timed_points import DeviceProfile, StagePoint
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModuleSpec
 
@@ -91,9 +91,11 @@ class _Group:
         factors = fit_factors(parts, self.seconds(name))
         ends = np.cumsum([len(places), len(marks) - 1, 1])
         products, attention, (segment_s,), stage = np.split(factors, ends)
-        attending = Line(marks, np.append(0.0, np.cumsum(attention))) if len(marks) > 1 else None
+        attending = PiecewiseLine(marks, np.append(0.0, np.cumsum(attention))) if len(marks) > 1 else None
         beside = np.cumsum(stage) if self.is_stacked else np.zeros(len(places))
-        return Curve(Line(places, np.cumsum(products)), attending, float(segment_s)), Curve(Line(places, beside))
+        return Curve(PiecewiseLine(places, np.cumsum(products)), attending, float(segment_s)), Curve(
+            PiecewiseLine(places, beside)
+        )
 
 
 def score_elements(attention: Attention, lengths: IntArray) -> FloatArray:
@@ -120,7 +122,7 @@ def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pac
     return segments * (1.0 + attention.causal)
 
 
-def curves_of(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[GroupKey, LayerCurves]:
+def fit_curves(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[GroupKey, LayerCurves]:
     """Return the curves of all measured layer kinds."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}
 

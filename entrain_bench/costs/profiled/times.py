@@ -9,19 +9,19 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order, sum_rows
 from entrain_bench.base.errors import UserError
-from entrain_bench.costs.loads import Loads, busiest_area, labelled_of, most_labelled, packed
+from entrain_bench.costs.loads import Loads, busiest_area, count_labelled, most_labelled, packed
 from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
     GroupKey,
     LayerCurves,
-    curves_of,
+    fit_curves,
     held_segments,
     num_segments,
     score_elements,
 )
-from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.costs.roofline import (
     ATTENTION_BACKWARD,
     GEMM_BACKWARD,
@@ -87,7 +87,7 @@ class ProfiledTimes:
             raise UserError(f"{where}: was measured with head_tokens={heads}. Set the same here, or profile again")
         for module in model.modules:
             profile.subject.check_module(module, where)
-        curves = curves_of(profile, model.modules)
+        curves = fit_curves(profile, model.modules)
         measured = {key[:2] for key in curves}
         for module in model.modules:
             for layer in module.kinds:
@@ -113,7 +113,7 @@ class ProfiledTimes:
         labelled: IntArray | None = None,
     ) -> Loads:
         """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
-        areas = labelled_of(module, lengths, labelled)
+        areas = count_labelled(module, lengths, labelled)
         segments = dict[str, FloatArray]()
         for layer in module.kinds:
             if layer.attention:

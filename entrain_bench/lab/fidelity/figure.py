@@ -7,15 +7,16 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from entrain_bench.figures import _style as style
+from entrain_bench.figures._forms import marker_of
 from entrain_bench.figures._style import FAINT, GRID, INK, Colour
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
 
 NUM_NAMED = 3
+SMALL_PT = 5.0
 MISSED = "#d55e00"
 QUANTITIES = {
     "iteration_error": "Iteration",
@@ -27,11 +28,11 @@ QUANTITIES = {
 }
 
 
-def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> style.Picture:
     """Left: a mark a program. Middle: a mark a pair of strategies. Right: a mark a program and quantity."""
     # In the order in which other figures show them.
     colours = style.strategy_colours({name: place for place, name in enumerate((*STRATEGIES, *SPLIT))})
-    markers = style.marker_of(rows["num_ranks"].unique())
+    markers = marker_of(rows["num_ranks"].unique())
     figure, (times, gains, errors) = style.panels(1, 3, style.DOUBLE_COLUMN_IN, 3.0)
     _draw_times(times, rows, colours, markers)
     _draw_gains(gains, pairs, markers)
@@ -44,12 +45,11 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]
     style.legend_above(figure, handles)
     error = rows["iteration_error"].abs().median()
     missed = int(pairs["sign_error"].sum())
-    style.say(
-        figure,
+    message = (
         f"Predicted iteration times differ from measured ones by {error:.1%} in the median over {len(rows)} programs; "
-        f"the order is wrong in {missed} of {len(pairs)} pairs of strategies.",
+        f"the order is wrong in {missed} of {len(pairs)} pairs of strategies."
     )
-    return figure, pairs
+    return style.Picture(figure, pairs, message)
 
 
 def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], markers: dict[str, str]) -> None:
@@ -108,8 +108,6 @@ def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: s
     worst = rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
     for number, row in enumerate(worst.to_dict("records"), start=1):
         point = (row[places[0]], row[places[1]])
-        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=style.SMALL_PT)
+        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
         lines.append(f"{number} {text.format_map(row)} {row[error]:+.0%}")
-    panel.text(
-        0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=style.SMALL_PT, ha="right", va="bottom"
-    )
+    panel.text(0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

@@ -28,7 +28,7 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate.place import place_program, timeline_of
+from entrain_bench.simulate.place import make_timeline, place_program
 from entrain_bench.simulate.steps import place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
@@ -123,7 +123,7 @@ def _placed(one: FidelityProgram, prices: Prices, truth: CostTruth, cores: Seque
     program = one.program
     memory = truth.memory.over_program(one.program)
     if one.num_ranks <= len(cores):
-        return timeline_of(program, prices, memory)
+        return make_timeline(program, prices, memory)
     return place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
 
 

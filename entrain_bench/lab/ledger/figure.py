@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from entrain_bench.base.arrays import FloatArray
@@ -21,7 +20,7 @@ HEIGHT_IN = 2.7
 MARK: Mapping[str, Any] = {"marker": "o", "ms": 2.5, "ls": "", "alpha": 0.5}
 
 
-def draw(rows: pd.DataFrame, names: Mapping[str, str]) -> tuple[Figure, pd.DataFrame]:
+def draw(rows: pd.DataFrame, names: Mapping[str, str]) -> style.Picture:
     """Left: a mark a run, on logarithmic axes. Right: the ratios of each source, in increasing order.
 
     Args:
@@ -43,8 +42,8 @@ def draw(rows: pd.DataFrame, names: Mapping[str, str]) -> tuple[Figure, pd.DataF
     ]
     style.legend_above(figure, handles)
     near = float((timed["ratio"].sub(1.0).abs() <= NEAR).mean())
-    style.say(figure, f"{near:.0%} of {len(timed):,} published times are within {NEAR:.0%} of their predicted range")
-    return figure, timed
+    message = f"{near:.0%} of {len(timed):,} published times are within {NEAR:.0%} of their predicted range."
+    return style.Picture(figure, timed, message)
 
 
 def _draw_times(panel: Axes, timed: pd.DataFrame, colours: Mapping[str, Colour]) -> None:

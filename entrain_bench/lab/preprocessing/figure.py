@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from entrain_bench.answers.statistics import mean_interval, ratio_interval
-from entrain_bench.figures._bars import interval_handle
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, FAINT, FONT_PT, INK, legend_above, palette, panels, say
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, Picture, legend_above, palette, panels
 from entrain_bench.lab.preprocessing.measure import BATCH, NUM_RANKS, Prepared
 from entrain_bench.train.settings import PREPROCESSING
 
@@ -54,7 +52,7 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
+def draw(table: pd.DataFrame, cores: int) -> Picture:
     """Draw a panel per quantity, with a group of bars per image size."""
     figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.45)
     colours = palette(PREPROCESSING)
@@ -74,22 +72,19 @@ def draw(table: pd.DataFrame, cores: int) -> tuple[Figure, pd.DataFrame]:
         panel.grid(visible=False, axis="x")
         panel.set(title=title, ylim=(0, None))
     handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
-    handles += interval_handle(table.rename(columns={"repetitions": "num_ok"}))
     legend_above(figure, handles)
     largest = table[table["size"] == [*sizes][-1]].set_index("preprocessing")["iteration_time_s_ratio"]
     best = str(largest.idxmin())
     gain = f"{LABELS[best].lower()} is fastest, {1 / largest[best]:.2f}x over the rank itself"
     said = gain if best != COMPARED_WITH else "nothing is faster than the rank itself"
-    say(figure, f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}.")
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
-    figure.supxlabel(
-        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); {BATCH} images per iteration; "
-        f"left: bytes of an image and CPU time to decode it;\n"
-        f"middle, right: ratios to the rank itself, with its seconds; {table['repetitions'].min()} repetitions",
-        fontsize=FONT_PT - 1,
-        color=FAINT,
+    message = (
+        f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}. "
+        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); {BATCH} images per iteration. "
+        "Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, with its "
+        f"seconds; {table['repetitions'].min()} repetitions, 95% intervals."
     )
-    return figure, table
+    return Picture(figure, table, message)
 
 
 def _note(rows: pd.DataFrame, name: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from statistics import median
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator
-from entrain_bench.simulate.place import timeline_of
+from entrain_bench.simulate.place import make_timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.settings import DEVICES
 
@@ -153,6 +154,8 @@ class Emulator:
     ``experiments/harness/emulate.yaml`` explains the settings. ``measured`` grows with every program.
     """
 
+    trains: ClassVar[Literal[False]] = False
+
     truth: CostTruth
     memory_budget_bytes: float
     device: str = "auto"
@@ -187,7 +190,7 @@ class Emulator:
             for _, cp in placed.degrees:
                 self.truth.framework.check_executable(module, cp, "emulate")
         memory = Simulator(self.truth, self.memory_budget_bytes).check_memory(program)
-        return timeline_of(program, self.price(program), memory)
+        return make_timeline(program, self.price(program), memory)
 
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""

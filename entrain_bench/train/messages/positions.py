@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_durations
+from entrain_bench.balancing.chunk_estimates import packed_durations
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.costs.edges import held_s
@@ -36,7 +36,7 @@ def order_of_actions(program: Program, seconds: FloatArray | None = None) -> Int
 def believed_order(program: Program, profile: Profile) -> IntArray:
     """``order_of_actions`` if passes and the transfers that hold their ranks take as long as the profile estimates."""
     seconds = np.zeros(program.num_actions)
-    handed = profile.handovers(program)
+    handed = profile.programs.handovers(program)
     seconds[: program.first_action[-1]] = packed_durations(program, profile)
     return order_of_actions(program, seconds + held_s(program, handed.send_s, handed.receive_s))
 

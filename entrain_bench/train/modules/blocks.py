@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.numerics import activation_of
+from entrain_bench.specs.numerics import find_activation
 from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
@@ -46,7 +46,7 @@ def transformer_config(
     if config.linear_bias and not config.qkv_bias:
         where = f"model.modules.{module.name}.linear_bias=true"
         raise IncompatibleError(f"{where}: training needs qkv_bias=true with it")
-    if config.gated_mlp and activation_of(config) != "silu":
+    if config.gated_mlp and find_activation(config) != "silu":
         raise IncompatibleError(
             f"model.modules.{module.name}.activation={config.activation}: must be silu to train gated blocks"
         )
@@ -58,7 +58,7 @@ def transformer_config(
         kv_channels=config.head_dim,
         ffn_hidden_size=config.ffn_hidden_size,
         gated_linear_unit=config.gated_mlp,
-        activation_func=_ACTIVATIONS[activation_of(config)],
+        activation_func=_ACTIVATIONS[find_activation(config)],
         add_bias_linear=config.linear_bias,
         add_qkv_bias=config.qkv_bias,
         normalization="LayerNorm" if config.norm_bias else "RMSNorm",

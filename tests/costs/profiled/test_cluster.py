@@ -8,8 +8,8 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
-from entrain_bench.costs.profiled.cluster import cluster_with_times, fitted_link
-from entrain_bench.costs.profiled.points import CollectivePoint
+from entrain_bench.costs.profiled.profiled_cluster import cluster_with_times, fitted_link
+from entrain_bench.costs.profiled.timed_points import CollectivePoint
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier

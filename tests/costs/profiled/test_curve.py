@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.costs.profiled.curve import Curve, Line, knots_of_scores, rises
+from entrain_bench.costs.profiled.curve import Curve, PiecewiseLine, knots_of_scores, rises
 
-LINE = Line(np.array([10.0, 20.0, 40.0]), np.array([5.0, 6.0, 12.0]))
+LINE = PiecewiseLine(np.array([10.0, 20.0, 40.0]), np.array([5.0, 6.0, 12.0]))
 
 
-def at(line: Line, *places: float) -> list[float]:
+def at(line: PiecewiseLine, *places: float) -> list[float]:
     return line.at(np.array(places)).tolist()
 
 
@@ -23,20 +23,20 @@ def test_it_is_constant_below_the_first_and_goes_on_beyond_the_last() -> None:
 
 
 def test_one_knot_is_a_constant_and_beyond_it_a_proportion() -> None:
-    assert at(Line(np.array([10.0]), np.array([3.0])), 5, 10, 20) == [3.0, 3.0, 6.0]
+    assert at(PiecewiseLine(np.array([10.0]), np.array([3.0])), 5, 10, 20) == [3.0, 3.0, 6.0]
 
 
 def test_the_least_rate_is_at_a_knot_or_the_last_slope() -> None:
     # 5 / 10, 6 / 20, 12 / 40; the last slope is (12 - 6) / 20.
     assert LINE.least_rate(beyond=False) == 0.3
-    assert Line(LINE.knots, np.array([5.0, 6.0, 7.0])).least_rate(beyond=True) == pytest.approx(0.05)
+    assert PiecewiseLine(LINE.knots, np.array([5.0, 6.0, 7.0])).least_rate(beyond=True) == pytest.approx(0.05)
 
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**31))
 def test_no_place_has_a_lower_rate(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    line = Line(np.cumsum(1 + rng.integers(0, 9, 5)).astype(float), np.cumsum(rng.random(5)))
+    line = PiecewiseLine(np.cumsum(1 + rng.integers(0, 9, 5)).astype(float), np.cumsum(rng.random(5)))
     inside = np.linspace(line.knots[0], line.knots[-1], 101)
     assert (line.at(inside) / inside >= line.least_rate(beyond=False) - 1e-12).all()
     outside = inside * 3
@@ -52,7 +52,7 @@ def test_rises_add_up_to_the_lines_through_their_knots() -> None:
 
 
 def test_the_terms_add_up_and_no_tokens_take_no_time() -> None:
-    curve = Curve(LINE, Line(np.array([0.0, 100.0]), np.array([0.0, 2.0])), 0.25)
+    curve = Curve(LINE, PiecewiseLine(np.array([0.0, 100.0]), np.array([0.0, 2.0])), 0.25)
     seconds = curve.at(np.array([15.0, 0.0]), np.array([50.0, 0.0]), np.array([4.0, 0.0]))
     assert seconds.tolist() == [5.5 + 1.0 + 1.0, 0.0]
 

@@ -12,7 +12,7 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile, to_bytes, write_profile
-from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.profiled.layers import residuals
-from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.run.cells import compose_cells

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.figures._style import message_of, styled
+from entrain_bench.figures._style import styled
 from entrain_bench.lab.ledger.book import load_book
 from entrain_bench.lab.ledger.entries import Entry, Outcome, Range, entries_of, outcomes_of
 from entrain_bench.lab.ledger.figure import draw
@@ -126,8 +126,8 @@ def test_tables_have_a_row_a_source_and_one_of_all() -> None:
 
 def test_the_figure_states_the_share_that_is_near() -> None:
     with styled():
-        figure, table = draw(frame_of([outcome(9.5, 9.5), outcome(8, 8), outcome(10, 10)]), {"mine": "Mine"})
-        assert message_of(figure) == "67% of 3 published times are within 10% of their predicted range"
+        _, table, message = draw(frame_of([outcome(9.5, 9.5), outcome(8, 8), outcome(10, 10)]), {"mine": "Mine"})
+        assert message == "67% of 3 published times are within 10% of their predicted range."
         assert len(table) == 3
         assert "reason" in draw(frame_of([Outcome(outcome(1, 1).row, "x")]), {})[1]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.base.arrays import IntArray
@@ -21,13 +21,13 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.assigner import deal_chunks, places_of, spread_chunks, two_columns
-from entrain_bench_strategies.braid.layout import (
-    Work,
+from entrain_bench_strategies.braid.assigner import deal_chunks, find_places, spread_chunks, two_columns
+from entrain_bench_strategies.braid.braid_layouts import (
+    ShapeWork,
     encoder_degrees,
+    list_shapes,
     llm_places,
     place,
-    shapes_of,
     split_layers,
 )
 from entrain_bench_strategies.braid.planner import WORST
@@ -80,22 +80,22 @@ def test_a_stage_of_an_encoder_takes_several_blocks_and_the_llm_only_some() -> N
 
 def test_no_shape_is_faster_than_its_least_time() -> None:
     profile = profile_for()
-    work = Work(profile, profile.draw(64), 0.05)
-    for one in shapes_of(profile.job, [(False, False)], BraidPlanner()):
+    work = ShapeWork(profile, profile.samples.draw(64), 0.05)
+    for one in list_shapes(profile.job, [(False, False)], BraidPlanner()):
         assert split_layers(work, one)[1] >= work.least_s(one) * (1 - 1e-9)
         assert work.least_s(one) >= work.longest_s(one)
 
 
 def test_layouts_are_rated_in_order_and_none_of_the_best_is_missed() -> None:
     profile, planner = profile_for(), BraidPlanner(microbatches=(1,))
-    work = Work(profile, profile.draw(64), 0.05)
+    work = ShapeWork(profile, profile.samples.draw(64), 0.05)
     rated = [*planner.rated(profile, work, recompute_later=True)]
     all_s = []
-    for one in shapes_of(profile.job, [(False, False)], planner):
+    for one in list_shapes(profile.job, [(False, False)], planner):
         layers, busiest_s = split_layers(work, one)
         layout = place(profile.job, one, layers)
         check_layout(layout, profile.job.model, profile.job.cluster)
-        all_s.append(max(busiest_s, work.longest_s(one)) + profile.step_s(layout))
+        all_s.append(max(busiest_s, work.longest_s(one)) + profile.programs.step_s(layout))
     near = sorted(each for each in all_s if each <= WORST * min(all_s))
     assert 1 < len(near) < len(all_s)
     assert [each.estimated_s for each in rated] == pytest.approx(near, rel=1e-8)
@@ -121,7 +121,7 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     ]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
     assert llm_places(job, Degrees(1, 1, 4, 2), own=False) == [(4, 1)]
-    found = [*shapes_of(job, [(False, False)], BraidPlanner())]
+    found = [*list_shapes(job, [(False, False)], BraidPlanner())]
     assert len(found) == len({*found})
     for one in found:
         width = one.degrees.tp * one.degrees.cp
@@ -158,11 +158,11 @@ def test_the_llm_comes_with_the_last_encoder_chunk_of_its_microbatch() -> None:
     # Microbatch 0 of replica 0 has two chunks, so its LLM's place is 1; without items there is one place.
     replica, microbatch = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0])
     items = np.array([0, 1, 2]), np.array([0, 1, 0])
-    first, middle = places_of(replica, microbatch, [items])
+    first, middle = find_places(replica, microbatch, [items])
     assert first.tolist() == [0, 0, 2, 0]
     assert middle.tolist() == [1, 1, 2, 0]
     # A generator's two chunks take the LLM's place and the one behind it.
-    first, middle = places_of(replica, microbatch, [items], [items])
+    first, middle = find_places(replica, microbatch, [items], [items])
     assert first.tolist() == [0, 0, 3, 0]
     assert middle.tolist() == [1, 1, 3, 0]
 
@@ -238,7 +238,7 @@ def test_what_a_generator_makes_waits_for_its_sample() -> None:
 def test_a_chain_has_encoders_on_its_first_block_and_generators_on_its_last() -> None:
     profile = profile_for(GENERATING)
     wanted = shape(tp=1, pp=4, recompute=(False,) * 3, chain=True)
-    work = Work(profile, profile.draw(64), 0.05)
+    work = ShapeWork(profile, profile.samples.draw(64), 0.05)
     layers, busiest_s = split_layers(work, wanted)
     encoder, llm, generator = place(profile.job, wanted, layers).modules
     assert encoder.ranks.tolist() == [[[0]], [[4]]]
@@ -256,7 +256,7 @@ def test_a_chain_of_equal_samples_without_room_is_no_slower_than_1f1b(count: int
     model = tiny_model(encoder=2, llm=14)
     profile = profile_of(tiny_job(model, tiny_cluster(2, 4)), samples(*[(300, [400])] * 64))
     layout = layout_of(profile, shape(tp=1, pp=4, chain=True, num_microbatches=count))
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     state = profile.memory.lane_state_bytes(layout).max()
     needed = profile.memory.peak_bytes(Interleaved().schedule(shapes, layout, assignment, profile)).max()
@@ -272,7 +272,7 @@ def test_a_chain_of_equal_samples_without_room_is_no_slower_than_1f1b(count: int
 def test_a_chain_with_a_generator_without_room_is_scheduled_where_1f1b_deadlocks(room: float) -> None:
     profile = profile_for(GENERATING)
     layout = layout_of(profile, shape(tp=1, pp=2, dp=1, recompute=(False,) * 3, chain=True, num_microbatches=4))
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     with pytest.raises(DeadlockError):
         packed_iteration_s(Interleaved().schedule(shapes, layout, assignment, profile), profile)
@@ -301,7 +301,7 @@ GENERATING = generating_model()
 def test_it_plans_for_any_number_of_encoders(model: object) -> None:
     profile = profile_for(model)
     layout = BRAID.plan(profile)
-    check_program(BRAID.program(profile.draw(32), layout, profile))
+    check_program(BRAID.program(profile.samples.draw(32), layout, profile))
 
 
 @pytest.mark.wide
@@ -317,10 +317,11 @@ def test_it_keeps_to_the_degrees_that_are_asked_for(request_: dict[str, int]) ->
 def test_memory_makes_it_recompute_or_refuse() -> None:
     profile = profile_for(dp=2, tp=1)
     needed = max(
-        profile.memory.peak_bytes(BRAID.program(profile.draw(32), BRAID.plan(profile), profile)).max() for _ in range(2)
+        profile.memory.peak_bytes(BRAID.program(profile.samples.draw(32), BRAID.plan(profile), profile)).max()
+        for _ in range(2)
     )
     tight = profile.for_job(replace(profile.job, memory_budget_bytes=0.6 * needed))
-    program = BRAID.program(tight.draw(32), BRAID.plan(tight), tight)
+    program = BRAID.program(tight.samples.draw(32), BRAID.plan(tight), tight)
     assert tight.memory.peak_bytes(program).max() <= tight.job.memory_budget_bytes
     with pytest.raises(UserError, match="more than planners may use of the budget"):
         BRAID.plan(profile.for_job(replace(profile.job, memory_budget_bytes=1e5)))
@@ -332,7 +333,7 @@ def test_searches_keep_what_a_tight_memory_has_room_for(monkeypatch: pytest.Monk
     monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", 1e-12)
     profile = profile_for(dp=2, tp=1)
     layout = layout_of(profile, shape(tp=1, pp=4, encoder_tp=1, segments=4))
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
 
     def believed_s(share: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.actions import Actions
+from entrain_bench.balancing.actions import ListedActions
 from support.braid import Row, actions_of, lanes_of, most_held, orders, scheduled, timed
 
 F, B = False, True
@@ -95,7 +95,7 @@ def test_activations_are_kept_where_there_is_room_beside_what_was_let_in(room: i
 
 
 @st.composite
-def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int], list[float]]:
+def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[ListedActions, list[int], list[float]]:
     """Groups of forwards and their backwards over chains of lanes, some of them wide."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_lanes, num_groups = int(rng.integers(1, 4)), int(rng.integers(1, most_groups + 1))
@@ -142,7 +142,7 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[Actions, list[int
 
 @given(random_actions(most_groups=12), st.booleans(), st.booleans())
 def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
-    case: tuple[Actions, list[int], list[float]], alternate: bool, holds: bool
+    case: tuple[ListedActions, list[int], list[float]], alternate: bool, holds: bool
 ) -> None:
     actions, groups, priority = case
     # All lanes have some of the LLM, the last group.
@@ -163,7 +163,7 @@ def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
 
 @settings(deadline=None)
 @given(random_actions(most_groups=12))
-def test_keeping_activations_never_blocks_anything(case: tuple[Actions, list[int], list[float]]) -> None:
+def test_keeping_activations_never_blocks_anything(case: tuple[ListedActions, list[int], list[float]]) -> None:
     actions, groups, priority = case
     # What is kept saves no time here: the order may be another one, and is as long as it says.
     more = 2 * actions.size_bytes
@@ -176,7 +176,7 @@ def test_keeping_activations_never_blocks_anything(case: tuple[Actions, list[int
 
 @settings(max_examples=25)
 @given(random_actions(most_groups=2))
-def test_no_schedule_beats_brute_force_and_most_are_near(case: tuple[Actions, list[int], list[float]]) -> None:
+def test_no_schedule_beats_brute_force_and_most_are_near(case: tuple[ListedActions, list[int], list[float]]) -> None:
     actions, groups, priority = case
     room = actions.room_bytes.max()
     best = min(timed(actions, order) for order in orders(actions) if most_held(actions, order) <= room)

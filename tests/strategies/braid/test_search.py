@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
-from entrain_bench_strategies.braid.replicas import replicas_of
+from entrain_bench_strategies.braid.replicas import split_replicas
 from entrain_bench_strategies.braid.scheduler import (
     Choice,
     Rules,
@@ -23,10 +23,10 @@ from support.braid import BRAID, layout_of, profile_for, shape
 def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    searches = [Search(replica, Rules(leads)) for replica in replicas_of(program, assignment, profile)]
+    searches = [Search(replica, Rules(leads)) for replica in split_replicas(program, assignment, profile)]
     improve(searches, rollouts)
     return [one.end_s for one in searches]
 
@@ -43,10 +43,10 @@ def test_more_rollouts_are_never_slower_and_go_to_the_slowest() -> None:
 def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    searches = [Search(replica, Rules((0,))) for replica in replicas_of(program, assignment, profile)]
+    searches = [Search(replica, Rules((0,))) for replica in split_replicas(program, assignment, profile)]
     longest_s, most = max(one.end_s for one in searches), max(len(one.replica.own) for one in searches)
     assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
     # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
@@ -68,16 +68,16 @@ def test_moves_keep_all_groups() -> None:
 def test_seeds_are_orders_of_all_groups() -> None:
     profile = profile_for()
     layout = layout_of(profile, shape())
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    for replica in replicas_of(program, assignment, profile):
+    for replica in split_replicas(program, assignment, profile):
         for choice in first_choices(replica, Rules((0,))):
             assert sorted(choice.order) == [*range(len(replica.load_s))]
 
 
 def test_what_it_believes_is_about_what_it_takes() -> None:
     profile = profile_for()
-    shapes = profile.draw(32)
+    shapes = profile.samples.draw(32)
     program = BRAID.program(shapes, layout_of(profile, shape(encoder_tp=1, segments=2)), profile)
     assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.beliefs import packed_iteration_s
-from entrain_bench.balancing.widths import layouts_with_widths, packed_program, widths_of
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
+from entrain_bench.balancing.width_layouts import group_widths, layouts_with_widths, packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program import Pass
@@ -18,9 +18,9 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid import BraidPlanner, planner
-from entrain_bench_strategies.braid.deal import Deal, dealt, labelled, priced, work_of
-from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, packs_of
-from entrain_bench_strategies.braid.planner import evenly_s, has_room, part_of
+from entrain_bench_strategies.braid.deal import Deal, dealt, estimate_work, labelled, priced
+from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, place_packs
+from entrain_bench_strategies.braid.planner import evenly_s, has_room, shrink_job
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -122,7 +122,7 @@ def packed(room: float, first: int) -> list[list[list[int]]]:
     """Packs by place, of a sample on ranks 0 and 1, two on rank 0 and three on 1, which keep 4, 2, 3, 1, 2 and 3."""
     deal = Deal(np.array([2, 1, 1, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1]), 0.0)
     bytes_ = np.array([4.0, 2.0, 3.0, 1.0, 2.0, 3.0])
-    place = packs_of(deal, bytes_, bytes_, np.full(6, 0.5), room, first)
+    place = place_packs(deal, bytes_, bytes_, np.full(6, 0.5), room, first)
     packs = [[0], [1, 2], [3, 4, 5]]
     assert np.unique(place).tolist() == [*range(place.max() + 1)]
     found = [[[one for one in own if place[one] == each] for own in packs] for each in range(place.max() + 1)]
@@ -211,7 +211,7 @@ def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_
     own = setting()
     layout = next(layouts_with_widths(own.job))
     shapes = own.source.batch(0, 32, 0)
-    work = work_of(shapes, layout, own.profile)
+    work = estimate_work(shapes, layout, own.profile)
     # Groups are numbered by degree, a hundred each; the pack is on ranks 4 to 7.
     deal, first_group = Deal(np.full(32, 4), np.full(32, 4), 0.0), 100 * np.arange(len(work.width))
     replica, number = labelled(work, np.arange(6), np.array([0, 6]), deal, np.array([7]), first_group)
@@ -231,7 +231,7 @@ def test_memory_short_samples_recompute_before_they_exceed_it() -> None:
     own = setting("workload=mathvision", "model=tiny")
     layout = next(layouts_with_widths(own.job))
     shapes = own.source.batch(0, 32, 0)
-    work, widths = work_of(shapes, layout, own.profile), widths_of(layout)
+    work, widths = estimate_work(shapes, layout, own.profile), group_widths(layout)
     ample_s, *parts = priced(work, widths, len(shapes), np.inf)
     need = parts[0] + parts[1]
     room = float(np.median(need[0]))
@@ -278,11 +278,11 @@ def test_pipelines_are_planned_where_groups_would_leave_ranks_idle() -> None:
 def test_a_part_of_a_large_job_says_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
     own = setting("model=qwen25vl_llama3_1b", "workload=mathvision", "cluster=a40x64", "global_batch=512")
     whole, even_s = BraidPlanner()._with_widths(own.planning)
-    assert part_of(own.planning) is own.planning
+    assert shrink_job(own.planning) is own.planning
     monkeypatch.setattr(planner, "MANY", 128)
-    assert part_of(own.planning) is own.planning, "it has too few ranks"
+    assert shrink_job(own.planning) is own.planning, "it has too few ranks"
     monkeypatch.setattr(planner, "PART", 16)
-    part = part_of(own.planning)
+    part = shrink_job(own.planning)
     assert (part.job.cluster.num_ranks, part.job.global_batch) == (16, 128)
     some, some_even_s = BraidPlanner()._with_widths(own.planning)
     assert some[0].layout.content == whole[0].layout.content
@@ -295,11 +295,11 @@ def test_a_part_holds_what_the_whole_holds(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(planner, "PART", 16)
     # Requested replicas have no counterpart in a part.
     big = "global_batch=16384"
-    assert part_of(setting(big, "cluster=a40x64").planning).job.cluster.num_ranks == 16
-    assert part_of(setting(big, "cluster=a40x64", "layout.dp=4").planning).job.cluster.num_ranks == 64
+    assert shrink_job(setting(big, "cluster=a40x64").planning).job.cluster.num_ranks == 16
+    assert shrink_job(setting(big, "cluster=a40x64", "layout.dp=4").planning).job.cluster.num_ranks == 64
     # States of 70B fit 32 ranks, not 16.
     own = setting(big, "model=llavaov_llama3_70b", "workload=dflop_mixed", "cluster=h100x64")
-    assert part_of(own.planning).job.cluster.num_ranks == 32
+    assert shrink_job(own.planning).job.cluster.num_ranks == 32
 
 
 def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:

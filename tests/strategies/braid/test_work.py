@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.braid.work import cuts, shares_of, split_evenly
+from entrain_bench_strategies.braid.work import cuts, level_shares, split_evenly
 
 
 def test_encoder_work_fills_up_what_the_llm_leaves() -> None:
     # Three copies of one stage on lanes with 0, 2 and 9 seconds; 6 seconds of work: to a level of 4 on the first two.
-    shares, level = shares_of(np.array([[[0.0], [2.0], [9.0]]]), np.array([[6.0]]))
+    shares, level = level_shares(np.array([[[0.0], [2.0], [9.0]]]), np.array([[6.0]]))
     assert shares[0] == pytest.approx([4 / 6, 2 / 6, 0.0])
     assert level[0] == pytest.approx(4.0)
 
 
 def test_the_slower_stage_of_a_copy_limits_it() -> None:
     # Work of 4 and 1 seconds on two stages; lanes of the first copy have 0 and 0, of the second 1 and 3.5.
-    shares, level = shares_of(np.array([[[0.0, 0.0], [1.0, 3.5]]]), np.array([[4.0, 1.0]]))
+    shares, level = level_shares(np.array([[[0.0, 0.0], [1.0, 3.5]]]), np.array([[4.0, 1.0]]))
     busy = np.array([[0.0, 0.0], [1.0, 3.5]]) + shares[0][:, None] * [4.0, 1.0]
     assert level[0] == pytest.approx(busy.max())
     assert shares.sum() == pytest.approx(1.0)
 
 
 def test_no_work_is_shared_out_evenly_or_not_at_all() -> None:
-    shares, level = shares_of(np.array([[[1.0], [1.0]]]), np.array([[0.0]]))
+    shares, level = level_shares(np.array([[[1.0], [1.0]]]), np.array([[0.0]]))
     assert shares[0] == pytest.approx([0.5, 0.5])
     assert level[0] == 1.0
 
@@ -38,7 +38,7 @@ def test_no_work_is_shared_out_evenly_or_not_at_all() -> None:
 def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
     rng = np.random.default_rng(seed)
     base, cost = rng.random((1, 4, 2)) * 5, rng.random((1, 2)) * 10 + 0.1
-    shares, level = shares_of(base, cost)
+    shares, level = level_shares(base, cost)
     busy = (base + shares[:, :, None] * cost[:, None])[0]
     assert shares.sum() == pytest.approx(1.0)
     assert np.all(shares >= 0)

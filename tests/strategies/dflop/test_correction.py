@@ -109,7 +109,7 @@ def setting(belief_bias: float) -> tuple[Profile, Layout]:
 
 
 def execute(strategy: Strategy, profile: Profile, layout: Layout, iteration: int) -> Timeline:
-    program = strategy.program(profile._source.batch(iteration, 96, 0), layout, profile)
+    program = strategy.program(profile.samples._source.batch(iteration, 96, 0), layout, profile)
     return Simulator(CostTruth(MODEL, profile.job.cluster), profile.job.memory_budget_bytes).execute(program)
 
 
@@ -123,7 +123,7 @@ def test_a_length_bias_of_the_estimates_is_learnt_from_timelines() -> None:
     corrector = strategy.assigner.correction
     assert corrector is not None
     assert corrector.active
-    shapes = profile._source.batch(20, 96, 0)
+    shapes = profile.samples._source.batch(20, 96, 0)
     llm, where = MODEL.llm, layout.modules[1]
     right = unit_s(llm, shapes, where, 8, exact)
     wrong = unit_s(llm, shapes, where, 8, profile)
@@ -135,7 +135,7 @@ def test_a_length_bias_of_the_estimates_is_learnt_from_timelines() -> None:
 def test_correction_improves_the_balance_of_executed_microbatches() -> None:
     profile, layout = setting(0.3)
     exact, _ = setting(0.0)
-    shapes = profile._source.batch(20, 96, 0)
+    shapes = profile.samples._source.batch(20, 96, 0)
     strategy = Strategy("dflop", DflopPlanner(), DflopAssigner(0.0), OneForwardOneBackward())
     worst = []
     for learns in (False, True):

@@ -15,14 +15,14 @@ from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
-from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
-from entrain_bench_strategies.dflop.space import (
+from entrain_bench_strategies.dflop.plan_space import (
     DflopDegrees,
     accepted_plans,
     enumerate_degrees,
     microbatches,
     walking_order,
 )
+from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)

@@ -21,7 +21,7 @@ from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.search import ROOT, best_slots, exploration, learn, new_tree, propose
-from entrain_bench_strategies.dip.segments import believed_s, chunk_s, segments_of
+from entrain_bench_strategies.dip.segments import believed_s, build_segments, chunk_s
 from support.builders import (
     chain_layout,
     labels,
@@ -189,7 +189,7 @@ def test_chunks_shorten_fill_and_drain() -> None:
         ranks = np.tile(np.arange(2).reshape(1, 2, 1), (1, chunks, 1))
         layout = Layout((placed(llm_only.llm, ranks),), 8)
         profile = profile_of(tiny_job(llm_only, budget_bytes=1e12), shapes)
-        found = segments_of(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
+        found = build_segments(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
         even_s = np.where(found.actions.is_backward, 4.0, 2.0) / chunks
         even = replace(found, actions=found.actions._replace(duration_s=even_s))
         ends.append(float(ends_of(even, np.arange(8)).max()))
@@ -229,7 +229,7 @@ def test_modalities_have_priorities_of_their_own() -> None:
     shapes, assignment = uniform_batch(MODEL, 2)
     layout, profile = colocated(1), profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
     draft = program_of(layout, shapes, assignment, search_rounds=0)
-    found = segments_of(draft, assignment, profile, by_module=True)
+    found = build_segments(draft, assignment, profile, by_module=True)
     assert found.per_group == 2
     forward = [draft.forward_actions(index)[:, 0] for index in range(2)]
     assert [found.element[own].tolist() for own in forward] == [[0, 2], [1, 3]]
@@ -255,7 +255,7 @@ def test_believed_stage_times_add_up_to_the_estimates_and_recomputation_costs_a_
     chunks = program_of(colocated(2), shapes, assignment).chunks[-1]
     for recompute, factor in ((False, 2.0), (True, 3.0)):
         forward, backward = chunk_s(llm, placed(llm, [[[0], [1]]], recompute=recompute), shapes, chunks, profile)
-        assert forward.sum() == pytest.approx(profile.estimate_units(llm, shapes, 1, 1).sum())
+        assert forward.sum() == pytest.approx(profile.estimates.units(llm, shapes, 1, 1).sum())
         assert backward == pytest.approx(factor * forward)
 
 

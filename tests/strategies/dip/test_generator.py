@@ -21,7 +21,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
 from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, measured_layer_s
-from entrain_bench_strategies.dip.segments import chunk_s, segments_of
+from entrain_bench_strategies.dip.segments import build_segments, chunk_s
 from support.builders import labels, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.disttrain import generating
 
@@ -86,7 +86,7 @@ def test_a_microbatch_is_one_group_with_what_encodes_and_generates_its_items() -
     layout, assignment = on_all_ranks(2), cut_by(shapes, 1, (1, 2))
     program = scheduled(layout, shapes, assignment)
     profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
-    found = segments_of(program, assignment, profile)
+    found = build_segments(program, assignment, profile)
     # Groups come by the LLM microbatch that they serve: three, the last one of text alone.
     assert found.num_groups.tolist() == [3]
     groups = [found.group[program.forward_actions(index)][:, 0] for index in range(3)]
@@ -95,7 +95,7 @@ def test_a_microbatch_is_one_group_with_what_encodes_and_generates_its_items() -
     assert ranks[0][:3].max() < ranks[1][0] < ranks[2][:2].min()
     backs = [found.rank[program.backward_actions(index)][:, 0] for index in range(3)]
     assert backs[2][:2].max() < backs[1][0] < backs[0][:3].min()
-    by_module = segments_of(program, assignment, profile, by_module=True)
+    by_module = build_segments(program, assignment, profile, by_module=True)
     assert by_module.per_group == 3
 
 
@@ -106,7 +106,7 @@ def test_believed_times_of_a_generator_add_up_where_samples_have_several_items()
     program = scheduled(layout, shapes, cut_by(shapes, 1, (4, 3)))
     forward, backward = chunk_s(OUT, layout.modules[2], shapes, program.chunks[2], profile)
     # Two sub-microbatches of two items, all of one length.
-    each = profile.estimate_units(OUT, shapes, 1, 1)
+    each = profile.estimates.units(OUT, shapes, 1, 1)
     assert forward.shape == (2, 2)
     assert forward.sum(axis=1) == pytest.approx([2 * each[0]] * 2, rel=1e-9)
     assert backward == pytest.approx(2 * forward, rel=1e-9)

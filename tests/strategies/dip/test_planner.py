@@ -84,7 +84,7 @@ def test_efficient_items_is_the_smallest_that_reaches_the_share_of_the_peak(each
     found = efficient_items(profile, module, samples((10, [each, each])), 1, 1, 0.95)
 
     def rate(items: int) -> float:
-        times = profile.measure(module, np.full(items, each), 1, 1)
+        times = profile.layers.measure(module, np.full(items, each), 1, 1)
         return items / sum(float(times[kind].total_s[0]) for kind in module.layer_kind)
 
     peak = max(rate(2**i) for i in range(max(1, (131_072 // each).bit_length())))
@@ -148,7 +148,7 @@ def test_chunks_per_rank_follow_the_latencies() -> None:
     times = []
     for module, count, tokens in ((vision, efficient_items(profile, vision, shapes, 1, 1, 0.95), 1600), (llm, 3, None)):
         each = tokens or round(float(shapes.llm_tokens.mean()))
-        measured = profile.measure(module, np.full(count, each), 1, 1)
+        measured = profile.layers.measure(module, np.full(count, each), 1, 1)
         times.append(sum(float(measured[kind].total_s[0]) for kind in module.layer_kind))
     ratio = int(times[1] / times[0])
     assert 1 < ratio < 20

@@ -69,7 +69,7 @@ def test_intra_reordering_evens_the_encoder_work_out(intra: str, carry: bool) ->
     """Over the batch; without carrying loads over, over each microbatch of all ranks."""
     shapes = random_samples(np.random.default_rng(3), 64, longest=4000)
     layout, profile = disjoint(4, 4, 8), profile_of(tiny_job(MODEL, global_batch=64), shapes)
-    encoder, _ = profile.estimate_samples(shapes, 1, 1)
+    encoder, _ = profile.estimates.samples(shapes, 1, 1)
     alone = intra == "microbatch" and not carry
     spread = []
     for assigner in (DistTrainAssigner("none", inter=False), DistTrainAssigner(intra, inter=False, carry=carry)):
@@ -86,7 +86,7 @@ def test_more_encoder_replicas_than_the_llms_are_balanced_one_by_one() -> None:
     spread = []
     for scope in ("none", "global_batch"):
         labels = DistTrainAssigner(scope).assign(shapes, layout, profile).modules[0]
-        work = np.bincount(labels.replica, weights=profile.estimate_units(MODEL.modules[0], shapes, 1, 1), minlength=4)
+        work = np.bincount(labels.replica, weights=profile.estimates.units(MODEL.modules[0], shapes, 1, 1), minlength=4)
         spread.append(np.ptp(work))
     assert spread[1] < 0.2 * spread[0]
 

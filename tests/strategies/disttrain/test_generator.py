@@ -27,7 +27,7 @@ from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
-from entrain_bench_strategies.disttrain.space import Orchestration, SubProblem
+from entrain_bench_strategies.disttrain.orchestrations import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from entrain_bench_workloads.packed import PackedWorkload
@@ -171,7 +171,7 @@ def test_systems_with_generators_run(strategy: Strategy) -> None:
 def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     # One step of a microbatch of two samples: the LLM keeps one of 8 GPUs, the others are shared as the roots of works.
     profile = profile_of(tiny_job(MODEL, tiny_cluster(), global_batch=2), samples((500, [400])))
-    space = Orchestration(profile, profile.draw(1))
+    space = Orchestration(profile, profile.samples.draw(1))
     encoder_s, llm_s, generator_s = (2 * space.unit_s(group, 1) for group in range(3))
     expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
     assert space.solve([SubProblem(1, (1, 1, 1), (False,) * 3)])[0] == pytest.approx(expected, rel=1e-12)

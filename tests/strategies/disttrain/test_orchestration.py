@@ -20,9 +20,16 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.disttrain import DistTrainPlanner
-from entrain_bench_strategies.disttrain.orchestration import Loads, Options, Point, best_integers, iteration_s, solve
+from entrain_bench_strategies.disttrain.orchestration import (
+    GroupLoads,
+    Options,
+    Point,
+    best_integers,
+    iteration_s,
+    solve,
+)
+from entrain_bench_strategies.disttrain.orchestrations import Orchestration, SubProblem
 from entrain_bench_strategies.disttrain.planner import candidates, points
-from entrain_bench_strategies.disttrain.space import Orchestration, SubProblem
 from support.builders import (
     profile_of,
     samples,
@@ -41,9 +48,9 @@ class GroupLoad(NamedTuple):
     fills: bool = True
 
 
-def together(groups: Sequence[GroupLoad]) -> Loads:
+def together(groups: Sequence[GroupLoad]) -> GroupLoads:
     gpu_s, fewest, most, fills = np.array(groups, np.float64).T
-    return Loads(gpu_s[None], fewest[None], most[None], fills > 0)
+    return GroupLoads(gpu_s[None], fewest[None], most[None], fills > 0)
 
 
 def solved(groups: Sequence[GroupLoad], num_gpus: int, num_steps: int) -> FloatArray | None:
@@ -163,7 +170,7 @@ def first_point_s(space: Orchestration, problems: list[SubProblem], keep: int = 
 def test_rounding_finds_the_best_integers(row: tuple[int, list[int]], request_: dict[str, int]) -> None:
     """Best-first search over bounded sub-problems against every TP, DP and PP."""
     profile = profile_for(row, **request_)
-    space = Orchestration(profile, profile.draw(1))
+    space = Orchestration(profile, profile.samples.draw(1))
     found = min(first_point_s(space, problems) for problems in space.problems())
     best = np.inf
     size = profile.job.microbatch_size
@@ -183,7 +190,7 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
     def space(**request: int) -> Orchestration:
         job = tiny_job(MODEL, tiny_cluster(), global_batch=48, microbatch_size=6, request=LayoutRequest(**request))
         profile = profile_of(job, samples((2000, [200])))
-        return Orchestration(profile, profile.draw(1), bound=LayoutRequest())
+        return Orchestration(profile, profile.samples.draw(1), bound=LayoutRequest())
 
     free = space()
     assert free.backbone_dps() == [1, 2, 4, 8]
@@ -197,7 +204,7 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
 
 def test_a_sub_problem_is_bounded_by_perfect_division() -> None:
     profile = profile_for((2000, [200]))
-    space = Orchestration(profile, profile.draw(1))
+    space = Orchestration(profile, profile.samples.draw(1))
     # 4 LLM replicas of TP 2, recomputed, encoders of TP 1; microbatches of 2 samples, 8 GPUs, 32 / (4 x 2) steps.
     vision_s, llm_s = space.unit_s(0, 1), space.unit_s(1, 2) * 4 / 3
     step_s = (1 * 4 * 2 * vision_s + 2 * 4 * 2 * llm_s) / 8
@@ -210,7 +217,7 @@ def test_no_point_is_below_the_bounds(budget: float) -> None:
     """Perfect division, and the convex program with the memory of states; with activations the latter is no lower."""
     job = tiny_job(generating(), tiny_cluster(1, 8), budget_bytes=budget * 2**30)
     profile = profile_of(job, samples((2000, [200])))
-    space = Orchestration(profile, profile.draw(1))
+    space = Orchestration(profile, profile.samples.draw(1))
     num_points = 0
     for problems in space.problems():
         states_s, held_s = space.solve(problems)
@@ -229,7 +236,7 @@ def test_no_point_is_below_the_bounds(budget: float) -> None:
 def test_candidates_come_in_the_order_of_a_search_that_leaves_nothing_out() -> None:
     """Every sub-problem rounded, every layout placed: of each backbone the next by rising optimum, then T, is next."""
     profile = profile_of(tiny_job(generating(), tiny_cluster(1, 8)), samples((2000, [200, 900])))
-    space = Orchestration(profile, profile.draw(1))
+    space = Orchestration(profile, profile.samples.draw(1))
     waiting = []
     for problems in space.problems():
         optima = decisive(np.maximum(space.least_s(problems), space.solve(problems)[1]))
@@ -237,7 +244,7 @@ def test_candidates_come_in_the_order_of_a_search_that_leaves_nothing_out() -> N
         for problem, optimum in zip(problems, optima, strict=True):
             for seconds, point in space.rounded(problem, 3) if np.isfinite(optimum) else ():
                 layout = space.place(problem, point)
-                estimate = decisive(seconds + profile.step_s(layout))
+                estimate = decisive(seconds + profile.programs.step_s(layout))
                 some.append((max(float(optimum), seconds), seconds, estimate, layout))
         waiting.append(sorted(some, key=lambda entry: entry[:2]))
     expected = []
@@ -267,7 +274,7 @@ def test_few_of_the_sub_problems_of_1280_gpus_are_looked_at() -> None:
             placed.append(problem)
             return super().place(problem, point)
 
-    space = Counted(profile, profile.draw(1))
+    space = Counted(profile, profile.samples.draw(1))
     next(candidates(space, 3, True))
     assert sum(map(len, space.problems())) == 31 * 4**3 * 2**3
     assert len(rounded) < 5000

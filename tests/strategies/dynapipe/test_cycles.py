@@ -18,7 +18,7 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner, DynaPipeScheduler
-from entrain_bench_strategies.dynapipe.scheduler import Order, _pipelines, cyclic_order, entries, time_classes
+from entrain_bench_strategies.dynapipe.scheduler import PassOrder, _pipelines, cyclic_order, entries, time_classes
 from support.builders import (
     chain_layout,
     durations,
@@ -40,17 +40,17 @@ FREE = 10**6
 
 def order_of(
     forward_s: FloatArray, backward_s: FloatArray, kept: FloatArray, room: FloatArray, flying: IntArray
-) -> Order:
-    return Order(*cyclic_order(np.arange(len(forward_s)), forward_s, backward_s, kept, room, flying))
+) -> PassOrder:
+    return PassOrder(*cyclic_order(np.arange(len(forward_s)), forward_s, backward_s, kept, room, flying))
 
 
-def unlimited(count: int, stages: int, flying: IntArray | None = None) -> Order:
+def unlimited(count: int, stages: int, flying: IntArray | None = None) -> PassOrder:
     ones = np.ones((count, stages))
     most = np.full(stages, FREE) if flying is None else flying
     return order_of(ones, 2 * ones, ones, np.full(stages, np.inf), most)
 
 
-def lane(order: Order, stage: int) -> str:
+def lane(order: PassOrder, stage: int) -> str:
     steps = {int(slot): f"F{place}" for place, slot in enumerate(order.forward[:, stage])}
     steps |= {int(slot): f"B{place}" for place, slot in enumerate(order.backward[:, stage])}
     return " ".join(steps[slot] for slot in range(len(steps)))

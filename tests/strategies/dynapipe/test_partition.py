@@ -15,7 +15,7 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
 from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
-from entrain_bench_strategies.dynapipe.costs import Costs, believed_costs
+from entrain_bench_strategies.dynapipe.costs import SampleCosts, believed_costs
 from support.builders import (
     av_samples,
     chain_layout,
@@ -88,7 +88,7 @@ def test_under_a_limit_the_sum_is_the_least(rng: np.random.Generator, count: int
     assert int(ranges.of_ranges(found).sum()) == min(sums)
 
 
-def module_s(costs: Costs, owner: IntArray, count: int) -> FloatArray:
+def module_s(costs: SampleCosts, owner: IntArray, count: int) -> FloatArray:
     """Forward seconds of each module in each of ``count`` microbatches, by that of each sample ``[modules, count]``."""
     rows = []
     for seconds, fixed, here in zip(costs.sample_s, costs.fixed_s, costs.present, strict=True):
@@ -121,7 +121,7 @@ def test_a_microbatch_costs_what_its_samples_take_and_what_it_takes_once() -> No
     costs = believed_costs(profile, shapes, layout)
     vision, llm = MODEL.modules
     for index, module in enumerate((vision, llm)):
-        alone = profile.estimate_units(module, shapes, 1, 1)
+        alone = profile.estimates.units(module, shapes, 1, 1)
         units = module.units(shapes)
         # A unit alone is its part and what a microbatch takes once.
         each = np.bincount(module.owners(shapes, units), alone - costs.fixed_s[index], minlength=3)

@@ -191,7 +191,7 @@ def test_deferral_evens_out_llm_work_of_a_skewed_batch() -> None:
     spread_of = {}
     for defer in (False, True):
         _, _, llm, profile = assigned(shapes, 1, 16, defer)
-        _, llm_s = profile.estimate_samples(shapes, 1, 1)
+        _, llm_s = profile.estimates.samples(shapes, 1, 1)
         spread_of[defer] = np.bincount(llm, weights=llm_s)
     assert spread_of[True].max() < spread_of[False].max()
     assert spread_of[True].std() < spread_of[False].std()

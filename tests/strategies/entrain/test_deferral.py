@@ -17,8 +17,8 @@ from entrain_bench_strategies.entrain.deferral import (
     defer_pairwise,
     falling_order,
     maximum_matching,
-    members_of,
     nearest_reachable,
+    select_members,
     subset_sums,
 )
 from support.builders import as_ints
@@ -46,7 +46,7 @@ def test_the_chosen_subset_is_the_nearest_of_all(sizes: list[int], targets: list
         distance = min(abs(target - other) for other in sums)
         assert abs(target - total) == distance
         assert total == min(other for other in sums if abs(target - other) == distance)
-        members = members_of(last, array, total).tolist()
+        members = select_members(last, array, total).tolist()
         assert len(set(members)) == len(members)
         assert sum(sizes[i] for i in members) == total
         assert weight[total] == pytest.approx(sum(weights[i] for i in members))

@@ -61,7 +61,7 @@ def test_encoder_microbatches_stay_and_the_heaviest_llm_microbatch_gets_no_heavi
     profile = profile_of(tiny_job(MODEL, global_batch=16, microbatch_size=2), shapes)
     layout = chain_layout(MODEL, 1, 1, 8)
     found = DeferringAssigner(ArrivalOrder()).assign(shapes, layout, profile).modules
-    _, llm_s = profile.estimate_samples(shapes, 1, 1)
+    _, llm_s = profile.estimates.samples(shapes, 1, 1)
     of_item = shapes.item_sample[MODEL.modules[0].units(shapes)]
     encoder = np.full(16, -1)
     encoder[of_item] = found[0].microbatch

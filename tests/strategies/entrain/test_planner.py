@@ -59,10 +59,10 @@ def test_the_stable_number_really_is_stable() -> None:
     planner = EntrainPlanner(max_samples=1 << 20)
     number = planner.stable_samples(profile, DEGREES)
     fresh = profile_for(ENCODER_HEAVY, LLM_HEAVY, (500, [2000]), seed=77)
-    seen = [allocate_stages(fresh, fresh.draw(number), DEGREES) for _ in range(200)]
+    seen = [allocate_stages(fresh, fresh.samples.draw(number), DEGREES) for _ in range(200)]
     share = max(seen.count(allocation) for allocation in set(seen)) / len(seen)
     assert share >= 0.9
-    halves = [allocate_stages(fresh, fresh.draw(max(1, number // 8)), DEGREES) for _ in range(200)]
+    halves = [allocate_stages(fresh, fresh.samples.draw(max(1, number // 8)), DEGREES) for _ in range(200)]
     assert len(set(halves)) > 1
 
 
@@ -103,7 +103,7 @@ def test_a_global_batch_below_the_stable_number_is_warned_about(
 def test_allocation_is_proportional_to_the_estimated_work(seed: int, pp: int) -> None:
     shapes = random_samples(np.random.default_rng(seed), 5, longest=8000)
     profile = profile_of(tiny_job(MODEL), shapes)
-    encoder, llm = (float(part.sum()) for part in profile.estimate_samples(shapes, 1, 1))
+    encoder, llm = (float(part.sum()) for part in profile.estimates.samples(shapes, 1, 1))
     stages = allocate_stages(profile, shapes, Degrees(1, 1, pp, 1))
     due = pp * encoder / (encoder + llm)
     assert sum(stages) == pp
@@ -119,7 +119,7 @@ def test_gpus_are_rounded_and_then_floored_to_stages(seed: int, width: tuple[int
     tp, cp = width
     shapes = random_samples(np.random.default_rng(seed), 5, longest=8000)
     profile = profile_of(tiny_job(MODEL), shapes)
-    encoder, llm = (float(part.sum()) for part in profile.estimate_samples(shapes, tp, cp))
+    encoder, llm = (float(part.sum()) for part in profile.estimates.samples(shapes, tp, cp))
     gpus = allocate_gpus(profile, shapes, Degrees(tp, cp, 4, 1))
     due = 4 * tp * cp * encoder / (encoder + llm)
     nearest = min(range(tp * cp, 3 * tp * cp + 1), key=lambda count: abs(count - due))
@@ -138,7 +138,7 @@ def test_algorithm_1_compares_gpus_where_stages_agree() -> None:
         gpus, _ = allocate_gpus(profile_for(row), samples(row), degrees)
         by_gpus.setdefault(gpus, row)
     profile = profile_for(by_gpus[6], by_gpus[7])
-    assert {allocate_stages(profile, profile.draw(1), degrees) for _ in range(20)} == {(3, 5)}
+    assert {allocate_stages(profile, profile.samples.draw(1), degrees) for _ in range(20)} == {(3, 5)}
     assert EntrainPlanner(max_samples=1).stable_samples(profile_for(by_gpus[6]), degrees) == 1
     assert EntrainPlanner().stable_samples(profile, degrees) > 1
 
@@ -150,7 +150,7 @@ def mean_layer_s(profile: Profile, shapes: SampleShapes, name: str, degrees: Deg
     """Estimated forward of a microbatch in every layer, from the fit alone."""
     module = profile.job.model.module(name)
     lengths = module.lengths(shapes, module.units(shapes)).astype(float)
-    fit = profile.forward_fit(module, degrees.tp, degrees.cp)
+    fit = profile.layers.forward_fit(module, degrees.tp, degrees.cp)
     each = [sum(max(float(np.polyval(row, x)), 0.0) for x in lengths) / len(shapes) for row in fit]
     return [each[kind] * profile.job.microbatch_size for kind in module.layer_kind]
 
@@ -309,7 +309,7 @@ def test_memory_pressure_turns_on_recomputation_and_then_fails_saying_what_is_mi
 def test_under_any_budget_the_plan_is_the_fastest_candidate_that_fits(row: tuple[int, list[int]]) -> None:
     candidates = []
     roomy = profile_for(row, tp=1, cp=1)
-    batch = roomy.draw(roomy.job.global_batch)
+    batch = roomy.samples.draw(roomy.job.global_batch)
     for degrees in [d for d in roomy.job.degrees() if d.pp > 1]:
         stages = allocate_stages(roomy, samples(row), degrees)
         costs = [np.array(mean_layer_s(roomy, samples(row), name, degrees)) for name in ("vision", "llm")]
@@ -343,7 +343,7 @@ def test_every_planned_layout_fits_the_batches_it_was_checked_with() -> None:
     profile = profile_of(job, shapes)
     layout = plan_with(EntrainPlanner(profile_samples=32), profile)
     memory = Memory(MODEL, job.framework)
-    batch = profile.draw(job.global_batch)
+    batch = profile.samples.draw(job.global_batch)
     assignment = EntrainAssigner().assign(batch, layout, profile)
     program = EntrainScheduler(eager="none").schedule(batch, layout, assignment, profile)
     # A fresh batch may exceed the margin but hardly the budget.

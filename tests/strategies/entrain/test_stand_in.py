@@ -16,7 +16,7 @@ def test_k_eff_is_near_k_on_the_capped_trace_only(workload: str, least: int, mos
     found = []
     for iteration in range(4):
         shapes = setting.source.batch(iteration, 512, seed=0)
-        encoder_s, llm_s = setting.profile.estimate_samples(shapes, 2, 1)
+        encoder_s, llm_s = setting.profile.estimates.samples(shapes, 2, 1)
         replica = assign_replicas(np.argsort(-encoder_s, kind="stable"), llm_s, 4)
         found += effective_microbatches(encoder_s[np.argsort(replica, kind="stable").reshape(4, -1)], 32).tolist()
     # Figure 15 of arXiv:2605.27918 shows about 30 microbatches of K = 32.

@@ -7,14 +7,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.grouping import grouped
+from entrain_bench.balancing.rank_groups import grouped
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench_strategies.flexsp.assigner import sample_costs
 from entrain_bench_strategies.flexsp.cutting import blasted, bucketed
-from entrain_bench_strategies.flexsp.groups import solved
+from entrain_bench_strategies.flexsp.group_search import solved
 
 WIDTHS = np.array([1, 2, 4])
 SMALL = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "workload=synthetic", "layout.tp=1")
@@ -95,7 +95,7 @@ def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
     made = setting()
     layout = made.strategy.plan(made.profile)
     assert all(placed.sharded and placed.widths for placed in layout.modules)
-    shapes = made.profile.draw(16)
+    shapes = made.profile.samples.draw(16)
     program = made.strategy.program(shapes, layout, made.profile)
     llm, rows = layout.modules[-1], program.chunks[-1]
     width = np.array([cp for _, cp in llm.degrees])[llm.degree_of_copy[rows.replica]]
@@ -106,7 +106,7 @@ def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
 def test_a_sample_costs_less_on_more_ranks_but_more_in_all() -> None:
     made = setting()
     layout = made.strategy.plan(made.profile)
-    shapes = made.profile.draw(16)
+    shapes = made.profile.samples.draw(16)
     seconds, bytes_ = sample_costs(shapes, layout, made.profile)
     assert np.all(bytes_ > 0)
     widths = np.array([cp for _, cp in layout.modules[-1].degrees])

@@ -22,10 +22,10 @@ from entrain_bench_strategies.hetero import (
 from entrain_bench_strategies.hetero.planner import (
     Pair,
     average_layer_s,
-    candidates_of,
     colocated_pairs,
     estimate_s,
     island_sizes,
+    list_candidates,
     noncolocated_pairs,
 )
 from support.builders import (
@@ -122,14 +122,14 @@ def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) 
     share = 2 / 8 * 16 if colocated else 1
     layers = average_layer_s(profile, vision, shapes, share, 1, 1), average_layer_s(profile, language, shapes, 1, 1, 1)
     seen = set()
-    for candidate in candidates_of(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True):
+    for candidate in list_candidates(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True):
         vision_at, language_at = candidate.layout.modules
         stages = [
             np.array([each[:cut].sum(), each[cut:].sum()][: at.pp]) * (4 / 3 if at.recompute else 1)
             for each, at in zip(layers, candidate.layout.modules, strict=True)
             for cut in [at.layers_per_stage[0]]
         ]
-        seconds = estimate_s(stages[0], stages[1], 16, colocated=colocated) + profile.step_s(candidate.layout)
+        seconds = estimate_s(stages[0], stages[1], 16, colocated=colocated) + profile.programs.step_s(candidate.layout)
         # The encoder's weights leave and return over a host link of 1e8 bytes/s.
         away = 2 * 2 * vision.parameters / 1e8 if vision_at.offload else 0.0
         assert candidate.estimated_s == pytest.approx(seconds + away, rel=1e-12)
@@ -142,17 +142,17 @@ def test_encoders_that_share_ranks_take_turns() -> None:
     job = tiny_job(AV_MODEL, tiny_cluster(1, 8), microbatch_size=1)
     shapes = shapes_from_lists(["image", "audio"], [(300, [("image", 400, 100), ("audio", 700, 90)])])
     profile, one = profile_of(job, shapes), Degrees(tp=1, cp=1, pp=1, dp=4)
-    first = next(iter(candidates_of(profile, shapes, [Pair(one, one)], colocated=False)))
+    first = next(iter(list_candidates(profile, shapes, [Pair(one, one)], colocated=False)))
     vision_s, audio_s, llm_s = (average_layer_s(profile, m, shapes, 1, 1, 1).sum() for m in AV_MODEL.modules)
     passes_s = vision_s + audio_s + llm_s + 7 * max(vision_s + audio_s, llm_s)
-    assert first.estimated_s == pytest.approx(passes_s + profile.step_s(first.layout), rel=1e-12)
+    assert first.estimated_s == pytest.approx(passes_s + profile.programs.step_s(first.layout), rel=1e-12)
 
 
 def test_the_fullest_slice_is_measured() -> None:
     profile, shapes = profile_for(), samples((10, [100, 300]), (20, [200]))
     vision = MODEL.modules[0]
     # 1.5 items a sample: 1.5 samples hold 2.25 items, the fullest slice 3 of 200 tokens.
-    expected = [float(profile.measure(vision, np.full(3, 200), 2, 1)[k].total_s[0]) for k in vision.layer_kind]
+    expected = [float(profile.layers.measure(vision, np.full(3, 200), 2, 1)[k].total_s[0]) for k in vision.layer_kind]
     assert average_layer_s(profile, vision, shapes, 1.5, 2, 1).tolist() == pytest.approx(expected, rel=1e-12)
     assert average_layer_s(profile, vision, samples((10, [])), 1.5, 2, 1).tolist() == [0.0] * 4
 

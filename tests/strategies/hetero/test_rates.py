@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrain_bench.costs.loads import loads_of
+from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
@@ -18,7 +18,7 @@ def rate(model: str, tp: int) -> float:
     (cell,) = compose_cells(["strategy=megatron", f"model={model}", "cluster=h100x64", "workload=uniform_mix"])
     job = prepare(cell.config).job
     encoder = job.model.encoders[0]
-    loads = loads_of(encoder, np.full(IMAGES, TOKENS), np.array([0, IMAGES]))
+    loads = compute_loads(encoder, np.full(IMAGES, TOKENS), np.array([0, IMAGES]))
     kinds = [float(times.total_s[0]) for times in Roofline(job.cluster).layers_s(encoder, loads, tp, 1)]
     seconds = sum(kinds[kind] for kind in encoder.layer_kind)
     parameters = sum(layer.parameters for layer in encoder.layers[:-1])

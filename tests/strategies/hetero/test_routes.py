@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.schedules import three_phase_program
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
-from entrain_bench.program.boundary import ratio_of
+from entrain_bench.program.boundary import find_ratio
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
@@ -63,7 +63,7 @@ def test_fan_in_joins_neighbours_on_the_llm_replicas_ranks() -> None:
 
 def test_fan_out_slices_one_encoder_replica_among_neighbours() -> None:
     layout = pair_layout(Degrees(4, 1, 1, 2), Degrees(2, 1, 1, 4), colocated=True)
-    assert (ratio_of(*layout.modules).fan_in, ratio_of(*layout.modules).fan_out) == (1, 2)
+    assert (find_ratio(*layout.modules).fan_in, find_ratio(*layout.modules).fan_out) == (1, 2)
     assignment = BatchSlices().assign(samples(*[(10, [40])] * 8), layout, profile_for())
     assert feeds(assignment) == {(0, 0), (0, 1), (1, 2), (1, 3)}
     program = program_of(layout, 8)
@@ -78,7 +78,7 @@ def test_fan_out_slices_one_encoder_replica_among_neighbours() -> None:
 def test_ratios_that_are_no_integers_are_refused() -> None:
     layout = Layout((placed(MODEL.modules[0], [[[r]] for r in range(3)]), placed(MODEL.llm, [[[3]], [[4]]])), 1)
     with pytest.raises(IncompatibleError, match=r"dp=3.*dp=2"):
-        ratio_of(*layout.modules)
+        find_ratio(*layout.modules)
     with pytest.raises(IncompatibleError, match="one to be a multiple of the other"):
         BatchSlices().assign(samples(ROW, ROW), layout, profile_for())
 

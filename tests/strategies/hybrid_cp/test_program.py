@@ -63,7 +63,7 @@ def test_items_of_a_pack_are_dealt_out_to_its_group_or_shared_by_it() -> None:
 def test_every_rank_has_one_pack_a_round_in_1f1b(pp: int) -> None:
     profile, strategy = setting(*FREE)
     layout = layout_of(profile, pp)
-    program = strategy.program(profile.draw(16), layout, profile)
+    program = strategy.program(profile.samples.draw(16), layout, profile)
     llm = program.layout.modules[-1]
     rounds = 1 + int(program.chunks[-1].microbatch.max())
     width = np.array([cp for _, cp in llm.degrees])[llm.degree_of_copy[program.chunks[-1].replica]]
@@ -82,8 +82,8 @@ def test_every_rank_has_one_pack_a_round_in_1f1b(pp: int) -> None:
 def test_main_needs_one_stage_and_runs_samples_alone() -> None:
     profile, strategy = setting(*FREE, "strategy.assigner.scheduler=main")
     with pytest.raises(IncompatibleError, match=r"layout\.pp=2: must be 1 with strategy\.assigner\.scheduler=main"):
-        strategy.program(profile.draw(16), layout_of(profile, 2), profile)
-    program = strategy.program(profile.draw(16), layout_of(profile), profile)
+        strategy.program(profile.samples.draw(16), layout_of(profile, 2), profile)
+    program = strategy.program(profile.samples.draw(16), layout_of(profile), profile)
     assert len(program.chunks[-1]) == 16
     assert {placed.pp for placed in strategy.plan(profile).modules} == {1}
 
@@ -91,10 +91,10 @@ def test_main_needs_one_stage_and_runs_samples_alone() -> None:
 def test_tokens_of_a_round_follow_from_the_rounds_unless_they_are_given() -> None:
     profile, _ = setting(*FREE)
     layout = layout_of(profile)
-    tokens = int(profile.tuning_batches(1)[0].llm_tokens.sum())
+    tokens = int(profile.samples.tuning_batches(1, profile.job.global_batch)[0].llm_tokens.sum())
     assert mean_tokens(profile, layout) == -(-tokens // 8)
     few, many = (
-        setting(*FREE, f"strategy.assigner.max_tokens={most}")[1].program(profile.draw(16), layout, profile)
+        setting(*FREE, f"strategy.assigner.max_tokens={most}")[1].program(profile.samples.draw(16), layout, profile)
         for most in (10**6, 1)
     )
     assert few.chunks[-1].microbatch.max() < many.chunks[-1].microbatch.max()
@@ -117,7 +117,7 @@ def test_parts_that_know_no_widths_are_refused(part: str, other: str) -> None:
     with pytest.raises(
         IncompatibleError, match=rf"strategy/{part}: \w+ knows replicas of fixed degrees, but vision has"
     ):
-        strategy.program(profile.draw(16), layout_of(profile), profile)
+        strategy.program(profile.samples.draw(16), layout_of(profile), profile)
 
 
 def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:
@@ -126,4 +126,4 @@ def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:
         strategy.plan(profile)
     profile, strategy = setting(*FREE, "cluster.num_nodes=3")
     with pytest.raises(IncompatibleError, match="DP x CP is 12, must be a power of two"):
-        strategy.program(profile.draw(16), layout_of(profile), profile)
+        strategy.program(profile.samples.draw(16), layout_of(profile), profile)

@@ -86,7 +86,7 @@ def test_trials_decide_between_near_partitions(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_most_even_partitions_are_rated() -> None:
     _, profile = planned(OmniBalPlanner(num_trials=1))
-    samples = profile.draw(16)
+    samples = profile.samples.draw(16)
     rated = [draft.place().layout for draft in OmniBalPlanner()._drafts(profile, samples, True)]
     chain_s = np.concatenate(average_layer_s(profile, samples, 1, 1))
     near = near_partitions(chain_s, 4, radius=2)

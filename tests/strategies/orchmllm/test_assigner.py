@@ -19,7 +19,7 @@ def setting(*overrides: str) -> RunContext:
 
 def assigned(made: RunContext) -> tuple[SampleShapes, Assignment]:
     layout = made.strategy.plan(made.profile)
-    shapes = made.profile.draw(made.job.global_batch)
+    shapes = made.profile.samples.draw(made.job.global_batch)
     return shapes, made.strategy.assigner.assign(shapes, layout, made.profile)
 
 
@@ -62,7 +62,7 @@ def test_rearrangement_leaves_balance_alone_and_keeps_more_on_its_node() -> None
 def test_a_padded_module_must_be_one_of_the_models() -> None:
     made = setting("strategy.assigner.padded=[pictures]")
     layout = setting("strategy=fsdp").strategy.plan(made.profile)
-    drawn = made.profile.draw(64)
+    drawn = made.profile.samples.draw(64)
     with pytest.raises(UserError, match=r"strategy.assigner.padded=pictures"):
         made.strategy.assigner.assign(drawn, layout, made.profile)
     shapes, padded = assigned(setting("strategy.assigner.padded=[audio]"))

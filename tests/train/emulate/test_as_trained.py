@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.costs.profiled.file import write_profile
-from entrain_bench.costs.profiled.points import DeviceProfile
+from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.lab.fidelity.programs import COMMON, IMAGE, first_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare

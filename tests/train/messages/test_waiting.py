@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.base.arrays import IntArray, rows_of
 from entrain_bench.config.compose import compose
-from entrain_bench.costs.edges import edges_of
+from entrain_bench.costs.edges import derive_edges
 from entrain_bench.program import Program
 from entrain_bench.run.experiment import Feed, RunContext, prepare
 from entrain_bench.train.messages.positions import believed_order, order_of_actions
@@ -54,7 +54,7 @@ def passes_s(setting: RunContext, program: Program, order: IntArray | None) -> f
             after[action].append((count + entry - 1, 0.0))
     for sender, receiver, seconds in zip(source.tolist(), target.tolist(), prices.delay_s.tolist(), strict=True):
         after[receiver].append((sender, duration[sender] + seconds))
-    travels = edges_of(program, setting.truth.cluster, setting.job.framework).travels
+    travels = derive_edges(program, setting.truth.cluster, setting.job.framework).travels
     for edge in np.flatnonzero(travels).tolist() if order is not None else ():
         assert order is not None
         holders, takers = ({int(lane[at]) for at in entries[int(side[edge])]} for side in (source, target))

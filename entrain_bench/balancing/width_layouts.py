@@ -96,7 +96,7 @@ def splits(module: ModuleSpec, tp: int) -> bool:
     return all(size % tp == 0 for size in module.sharded_sizes.values())
 
 
-def widths_of(layout: Layout) -> IntArray:
+def group_widths(layout: Layout) -> IntArray:
     """Ranks of the groups that packs may have, narrow to wide: those that every module can fill."""
     own = [{tp * cp for tp, cp in placed.degrees} for placed in layout.modules]
     narrowest = max(min(each) for each in own)

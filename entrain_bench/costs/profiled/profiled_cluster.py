@@ -13,7 +13,7 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.costs.profiled.file import digest, read_profile
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN
-from entrain_bench.costs.profiled.points import STATISTICS, CollectivePoint, Constants, DeviceProfile
+from entrain_bench.costs.profiled.timed_points import STATISTICS, CollectivePoint, Constants, DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.beliefs import packed_units_s
+from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import check_plane, group_numbers
 from entrain_bench.base.arithmetic import decisive, matmul
@@ -32,7 +32,7 @@ FILLED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class SequenceGroups:
     """Groups of a microbatch.
 
     Attributes:
@@ -46,7 +46,9 @@ class Groups:
     makespan_s: float
 
 
-def grouped(seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room: float) -> Groups | None:
+def grouped(
+    seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room: float
+) -> SequenceGroups | None:
     """Groups whose slowest is fast, without a solver; None if the sequences do not fit in memory.
 
     For a makespan, sequences by falling time take the first group, narrow ones first, that has time and memory for
@@ -88,10 +90,10 @@ def grouped(seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks
     return measured(width, group, seconds, widths)
 
 
-def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntArray) -> Groups:
+def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntArray) -> SequenceGroups:
     """Groups of the given widths and sequences, with their makespan."""
     own = seconds[np.searchsorted(widths, width[group]), np.arange(len(group))]
-    return Groups(width, group, float(np.bincount(group, own).max(initial=0.0)))
+    return SequenceGroups(width, group, float(np.bincount(group, own).max(initial=0.0)))
 
 
 @njit()
@@ -208,7 +210,7 @@ def unit_costs(
     for tp, cp in placed.degrees:
         forward, backward = packed_units_s(module, shapes, tp, cp, profile)
         seconds.append(matmul(forward + backward, kinds) + matmul(forward, again))
-        pack_s.append(float(matmul(profile.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds)))
+        pack_s.append(float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds)))
     kept, working = profile.memory.token_bytes(module, placed)
     bytes_ = np.asarray(module.lengths(shapes, module.units(shapes)), np.float64) * float(kept[0] + working[0])
     return np.stack(seconds), bytes_, np.array(pack_s)

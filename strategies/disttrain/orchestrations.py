@@ -26,7 +26,7 @@ from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.shapes import SampleShapes
 
-from .orchestration import Loads, Options, Point, best_integers, iteration_s, solve
+from .orchestration import GroupLoads, Options, Point, best_integers, iteration_s, solve
 
 # What is worked out once for all sub-problems.
 LOOKED_UP = ("layer_s", "splits", "stage_s", "unit_s", "dps", "options", "state_bytes", "held_bytes", "needed_gpus")
@@ -85,7 +85,7 @@ class Orchestration:
             shapes = self.samples.take(batch)
             lengths = spec.lengths(shapes, spec.units(shapes))
             if len(lengths):
-                times = self.profile.measure(spec, lengths, tp, self.cp)
+                times = self.profile.layers.measure(spec, lengths, tp, self.cp)
                 seconds += [float(t.total_s[0]) for t in times]
         return np.asarray(seconds[spec.layer_kind] / batches.size)
 
@@ -222,7 +222,7 @@ class Orchestration:
 
         def solved(chosen: IntArray, activations: bool) -> tuple[FloatArray, FloatArray]:
             """GPUs and T of the chosen problems, not numbers if there are not enough."""
-            loads = Loads(works[chosen], self.fewest(problems, activations)[chosen], most[chosen], fills)
+            loads = GroupLoads(works[chosen], self.fewest(problems, activations)[chosen], most[chosen], fills)
             gpus = solve(loads, num_ranks, num_steps)
             more_s = iteration_s(loads, gpus, num_steps)
             return gpus, works[chosen, self.backbone] / self.width(problems[0]) + more_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -23,8 +23,29 @@ from entrain_bench.specs.shapes import SampleShapes
 
 from .work import chunk_layers_s, chunk_tokens, split_evenly, unit_layers_s
 
-if TYPE_CHECKING:
-    from .planner import BraidPlanner
+
+class ShapeOptions(Protocol):
+    """The options of ``BraidPlanner`` that decide on shapes."""
+
+    @property
+    def encoder_degrees(self) -> bool:
+        """Whether encoders have TP and CP of their own."""
+        ...
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Numbers of LLM blocks that a stage of an encoder may take in addition to one."""
+        ...
+
+    @property
+    def encoder_copies(self) -> bool:
+        """Whether a replica may hold several copies of an encoder."""
+        ...
+
+    @property
+    def llm_stages(self) -> bool:
+        """Whether the LLM may have fewer stages than a replica has blocks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +100,7 @@ def others(model: ModelSpec) -> dict[int, ModuleSpec]:
     return {index: module for index, module in enumerate(model.modules) if index != model.llm_index}
 
 
-def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterator[tuple[int, int]]:
+def encoder_degrees(job: Job, degrees: Degrees, planner: ShapeOptions) -> Iterator[tuple[int, int]]:
     """TP and CP that encoders may have, that of the LLM first.
 
     Those of a block of the LLM, or of a part of it; then those of several blocks, for items that would keep one block
@@ -121,7 +142,7 @@ class _ModuleWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ShapeWork:
     """Estimated work of each module in an iteration.
 
     Attributes:
@@ -191,7 +212,7 @@ class Work:
         return max(float(total), self.longest_s(shape))
 
 
-def split_layers(work: Work, shape: Shape) -> tuple[list[tuple[int, ...]], float]:
+def split_layers(work: ShapeWork, shape: Shape) -> tuple[list[tuple[int, ...]], float]:
     """Split every module evenly: layers of every module's stages, and believed seconds on the busiest rank.
 
     Copies of encoders level their work in a replica.
@@ -257,7 +278,7 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
     return [*dict.fromkeys(found)]
 
 
-def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPlanner) -> Iterator[Shape]:
+def list_shapes(job: Job, choices: Sequence[tuple[bool, ...]], planner: ShapeOptions) -> Iterator[Shape]:
     """Every shape of a job's degrees and of some choices of recomputation, with the microbatches of its size."""
     model = job.model
     fewest = min((len(module.layers) for module in others(model).values()), default=0)
@@ -275,7 +296,7 @@ def shapes_of(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPlann
                 yield Shape(degrees, tp, cp, segments, count, stride, again, microbatches)
 
 
-def chains_of(job: Job, choices: Sequence[tuple[bool, ...]]) -> Iterator[Shape]:
+def list_chains(job: Job, choices: Sequence[tuple[bool, ...]]) -> Iterator[Shape]:
     """Every shape whose encoders are on the first of a replica's blocks and whose generators are on the last.
 
     A copy of either then takes memory on one block instead of all.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from ortools.sat.python import cp_model
 
-from entrain_bench.balancing.grouping import GOOD, Groups, measured
+from entrain_bench.balancing.rank_groups import GOOD, SequenceGroups, measured
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 
@@ -20,7 +20,7 @@ UNITS = 10_000
 
 
 def solved(
-    start: Groups,
+    start: SequenceGroups,
     seconds: FloatArray,
     bytes_: FloatArray,
     widths: IntArray,
@@ -28,7 +28,7 @@ def solved(
     room: float,
     num_buckets: int,
     work: float,
-) -> Groups:
+) -> SequenceGroups:
     """The better of ``start`` and what the mixed-integer program over buckets finds within its work.
 
     Args:

@@ -12,14 +12,14 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 
 
-def users_of(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
+def reverse_dependencies(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
     """The dependencies in reverse: what waits for each forward and backward, CSR, and each row's dependency."""
     edge = np.argsort(draft.dep_actions, kind="stable")
     counts = np.bincount(draft.dep_actions, minlength=int(draft.first_action[-1]))
     return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
 
 
-def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
+def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:
     """Lanes of every forward and backward, CSR."""
     offsets = []
     lanes = []
@@ -31,7 +31,7 @@ def lanes_of_actions(draft: Program) -> tuple[IntArray, IntArray]:
     return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
 
 
-def members_of(label: IntArray, num_labels: int) -> list[IntArray]:
+def split_by_label(label: IntArray, num_labels: int) -> list[IntArray]:
     """Return the indices with each label, in rising order, one array per label."""
     bounds = np.cumsum(np.bincount(label, minlength=num_labels))[:-1]
     return np.split(np.argsort(label, kind="stable"), bounds)
@@ -58,7 +58,7 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
     return label
 
 
-def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
+def find_consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
     """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
     label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
     first = []
@@ -72,7 +72,7 @@ def consumers_of(draft: Program, assignment: Assignment) -> tuple[IntArray, IntA
     return np.concatenate(first), np.concatenate(last)
 
 
-def groups_of(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
+def number_groups(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
     """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch.
 
     A component is a microbatch with its encoders' chunks; for every chunk it is known with its first LLM microbatch and
@@ -130,7 +130,7 @@ def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, n
     chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
     chunk_set = np.zeros(first_chunk[-1], np.int64)
     chunk_set[chunk] = action_set
-    first_llm, last_llm = consumers_of(draft, assignment)
-    group, group_set = groups_of(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    first_llm, last_llm = find_consumers(draft, assignment)
+    group, group_set = number_groups(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
     first_group = offsets_from_counts(np.bincount(group_set, minlength=num_sets))
     return ChunkGroups(chunk, chunk_set, group, ranks_in_groups(group, first_llm, last_llm), first_group)

@@ -12,7 +12,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputation import covered_per_stage, remade_kinds
+from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -22,7 +22,9 @@ def covered_layer_s(
 ) -> FloatArray:
     """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
     if placed.widths:
-        return of_groups(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[0]
+        return estimate_by_group(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[
+            0
+        ]
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
     counts = module.kind_counts(placed.layers_per_stage)
     kinds = _kinds_s(module, placed, shapes, profile)
@@ -31,7 +33,7 @@ def covered_layer_s(
     return np.asarray(forward * (matmul(covered, kinds) / matmul(counts, kinds) / number))
 
 
-def of_groups(
+def estimate_by_group(
     placed: ModuleLayout, chunks: Chunks, values: Callable[[ModuleLayout], tuple[FloatArray, ...]]
 ) -> tuple[FloatArray, ...]:
     """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
@@ -47,9 +49,9 @@ def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, pro
     def made() -> FloatArray:
         units = module.units(shapes)
         mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
-        return np.maximum(matmul(profile.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+        return np.maximum(matmul(profile.layers.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
 
-    return profile.kept(shapes, ("kinds", module.name, placed.tp, placed.cp), made)
+    return profile.estimates.remember(shapes, ("kinds", module.name, placed.tp, placed.cp), made)
 
 
 def stages_s(
@@ -64,7 +66,7 @@ def stages_s(
     """
     units = module.units(shapes)
     seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
-    seconds[units] = profile.estimate_units(module, shapes, placed.tp, placed.cp)
+    seconds[units] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
     kinds = _kinds_s(module, placed, shapes, profile)
     stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
@@ -83,10 +85,10 @@ def packed_units_s(
     """
 
     def made() -> FloatArray:
-        added = profile.pack_times(module, tp, cp, split).of(module.lengths(shapes, module.units(shapes)))
-        return np.asarray(added * profile.error_factor(module, shapes)[:, None])
+        added = profile.layers.pack_times(module, tp, cp, split).of(module.lengths(shapes, module.units(shapes)))
+        return np.asarray(added * profile.estimates.error_factor(module, shapes)[:, None])
 
-    return profile.kept(shapes, ("packed", module.name, tp, cp, split), made)
+    return profile.estimates.remember(shapes, ("packed", module.name, tp, cp, split), made)
 
 
 def packed_chunks_s(
@@ -106,10 +108,10 @@ def packed_chunks_s(
     come third.
     """
     if placed.widths:
-        return of_groups(
+        return estimate_by_group(
             placed, chunks, lambda own: packed_chunks_s(module, own, shapes, chunks, profile, remade, split)
         )
-    times = profile.pack_times(module, placed.tp, placed.cp, split)
+    times = profile.layers.pack_times(module, placed.tp, placed.cp, split)
     seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
     seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)
     sums = np.stack(
@@ -145,7 +147,7 @@ def packed_iteration_s(program: Program, profile: Profile) -> float:
     """Estimated seconds of a program: its passes by ``packed_durations``, with all else that they do not hide."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile)
-    return profile.iteration_s(program, duration)
+    return profile.programs.iteration_s(program, duration)
 
 
 def sync_after_s(program: Program, profile: Profile) -> FloatArray:
@@ -156,7 +158,7 @@ def sync_after_s(program: Program, profile: Profile) -> FloatArray:
     """
     layout = program.layout
     after = np.zeros(int(program.first_action[-1]))
-    exposed = [each.sync_s for each in profile.exposed_steps(layout)]
+    exposed = [each.sync_s for each in profile.programs.exposed_steps(layout)]
     if not profile.job.framework.overlap_grad_reduce:
         lanes_s = layout.lane_sums(exposed)
         exposed = [
