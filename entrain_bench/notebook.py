@@ -21,7 +21,7 @@ from entrain_bench.answers.console_table import Column, value_columns
 from entrain_bench.answers.sentences import problems, sentences
 from entrain_bench.answers.text import load_template, seconds
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import add_config_dir
+from entrain_bench.config.sources import add_config_dir
 from entrain_bench.figures import _ranks, _standings
 from entrain_bench.figures._lanes import colours_of, draw_lanes, slowest_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, styled

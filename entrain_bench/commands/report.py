@@ -11,8 +11,8 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import Pictures
 from entrain_bench.commands.watch import say
-from entrain_bench.config.command_line import add_config_dir
 from entrain_bench.config.grammar import Folder, Request, Verb, own
+from entrain_bench.config.sources import add_config_dir
 from entrain_bench.records.records import Results
 
 SHARE = "report.png"

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import yaml
 
 from entrain_bench.answers.documents.definition import override_key
 from entrain_bench.answers.documents.published import PublishedCell, cell_fields, our_names
 from entrain_bench.answers.documents.sides import ClaimSetting
 from entrain_bench.base.errors import unknown_choice
-from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.config.compose import compose
+from entrain_bench.config.tree import choices
 
 # The cluster of a run without further overrides.
 DEFAULT_CLUSTER = "a40x64"
@@ -51,15 +49,8 @@ def cluster_facts(overrides: Sequence[str]) -> ClusterFacts:
 
 @cache
 def _cluster(name: str) -> tuple[int, int, float]:
-    folder = config_tree() / "cluster"
-    stated = yaml.safe_load((folder / f"{name}.yaml").read_text())
-    merged: dict[str, Any] = {}
-    for entry in stated["defaults"]:
-        if isinstance(entry, dict):
-            ((group, choice),) = entry.items()
-            merged |= yaml.safe_load((folder / group.lstrip("/") / f"{choice}.yaml").read_text())
-    merged |= stated
-    return int(merged["gpus_per_node"]), int(merged["num_nodes"]), float(merged["device"]["memory_bytes"])
+    cluster = compose(f"cluster={name}").cluster
+    return int(cluster["gpus_per_node"]), int(cluster["num_nodes"]), float(cluster["device"]["memory_bytes"])
 
 
 def mismatches(
