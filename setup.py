@@ -18,7 +18,7 @@ setup(
     ],
     package_data={
         "entrain_bench.answers.documents": ["templates/*"],
-        "entrain_bench.answers.report": ["templates/*"],
+        "entrain_bench.answers": ["templates/*"],
         "entrain_bench_experiments": ["**/*.yaml", "*.csv", "published/*", "ledger/*"],
         "entrain_bench_workloads": ["traces/*"],
     },

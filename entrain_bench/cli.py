@@ -7,11 +7,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, ExecutionError, UserError, explain, is_unwritable
-from entrain_bench.commands.help import help_text, takes, verbs
-from entrain_bench.config.grammar import CONFIG_DIR, HELP, RUN, VERSION, read, split, verb_of
+from entrain_bench.commands import SUMMARIES
+from entrain_bench.config.line import CONFIG_DIR, HELP, RUN, VERSION, split, verb_of
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -59,20 +58,26 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    name, line = verb_of(split(arguments), verbs())
+    name, line = verb_of(split(arguments), SUMMARIES)
     if VERSION in line.options:
         print(_version())
         return 0
     if HELP in line.options:
+        from entrain_bench.commands.help import help_text
+
         topic = line.options[HELP] or ("" if name == RUN else name)
         print(help_text(topic, line.options.get(CONFIG_DIR)))
         return 0
+    from entrain_bench.config.grammar import read
+
     command = importlib.import_module(f"entrain_bench.commands.{name}")
-    code: int = command.main(read(line, name, takes(name)))
+    code: int = command.main(read(line, name, command.VERB))
     return code
 
 
 def _version() -> str:
+    from importlib.metadata import version
+
     from entrain_bench.records.environment import current_commit
 
     commit = str(current_commit())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.console_table import value_columns
+from entrain_bench.answers.console_table import Column, value_columns
 from entrain_bench.answers.sentences import problems, sentences
-from entrain_bench.answers.text import seconds
+from entrain_bench.answers.text import load_template, seconds
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import add_config_dir
+from entrain_bench.config.sources import add_config_dir
 from entrain_bench.figures import _ranks, _standings
 from entrain_bench.figures._lanes import colours_of, draw_lanes, slowest_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, styled
@@ -116,93 +115,80 @@ def load(results_dir: str = "results") -> View:
     return show(records)
 
 
-def show(found: RunResult | Timeline | Sequence[Record]) -> View:
+def show(result: RunResult | Timeline | Sequence[Record]) -> View:
     """Return records, what ``run_experiment`` returns, or a timeline as notebooks show it."""
-    if isinstance(found, RunResult):
-        return _run(found)
-    if isinstance(found, Timeline):
-        return _timeline(found)
-    return _runs(found)
+    if isinstance(result, RunResult):
+        return _run(result)
+    if isinstance(result, Timeline):
+        return _timeline(result)
+    return _runs(result)
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Let a notebook show what ``run_experiment`` and executors return (``%load_ext entrain_bench.notebook``)."""
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in (RunResult, Timeline):
-        formatter.for_type(kind, lambda found: show(found).html)
+        formatter.for_type(kind, lambda result: show(result).html)
 
 
 def _runs(records: Sequence[Record]) -> View:
     answer = Answer.of(records)
     rows = answer.results
     labels = answer.varying or ["strategy"]
-    columns = [(column.heading, column.cells) for column in value_columns(rows, answer.baseline)] if rows else []
-    named = [(label, [row.group.labels[label] for row in rows]) for label in labels]
-    said = [*sentences(answer), *problems(rows, labels)]
-    heading = [name for name, _ in (*named, *columns)]
-    cells = [values for _, values in (*named, *columns)]
-    lines = [*zip(*cells, strict=True)]
-    best = [place for place, row in enumerate(rows) if row.best]
-    shown = _table(heading, lines, len(labels), best)
+    columns = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
+    columns += value_columns(rows, answer.baseline) if rows else []
+    heading = [column.heading for column in columns]
+    lines = [*zip(*(column.cells for column in columns), strict=True)]
+    told = [*sentences(answer), *problems(rows, labels)]
+    shown = [[{"text": cell, "strong": row.best} for cell in line] for line, row in zip(lines, rows, strict=True)]
     return View(
         table_of(records),
-        "".join(f"<p>{escape(sentence)}</p>" for sentence in said) + shown,
-        "\n".join([*said, *("  ".join(line) for line in (heading, *lines))]),
+        _html(told, heading, shown, heading[len(labels) :]),
+        "\n".join([*told, *("  ".join(line) for line in (heading, *lines))]),
         lambda: _standings.draw(answer),
     )
 
 
-def _run(found: RunResult) -> View:
-    frame = pd.DataFrame(found.iterations)
-    layout = ", ".join(f"{name} {text}" for name, text in found.layout.describe().items())
-    rows = [(name, f"{value:.4g}") for name, value in found.metrics.items()]
-    words = [f"Layout: {layout}.", *found.remarks]
+def _run(result: RunResult) -> View:
+    layout = ", ".join(f"{name} {text}" for name, text in result.layout.describe().items())
+    rows = [(name, f"{value:.4g}") for name, value in result.metrics.items()]
+    words = [f"Layout: {layout}.", *result.remarks]
+    heading = ["metric", "mean over iterations"]
 
     def draw() -> Figure:
-        if found.timeline is None:
+        if result.timeline is None:
             raise UserError("timeline: was not kept, because the program is too large or keep_timeline is False")
-        return _ranks.draw(_ranks.rank_table(found.timeline), None)
+        return _ranks.draw(_ranks.rank_table(result.timeline), None)
 
-    return View(
-        frame,
-        "".join(f"<p>{escape(each)}</p>" for each in words) + _table(["metric", "mean over iterations"], rows, 1),
-        "\n".join([*words, *("  ".join(row) for row in rows)]),
-        draw,
-    )
+    text = "\n".join([*words, *("  ".join(row) for row in rows)])
+    return View(pd.DataFrame(result.iterations), _html(words, heading, rows, heading[1:]), text, draw)
 
 
-def _timeline(found: Timeline) -> View:
-    frame = timeline_frame(found)
-    sides = {module.name: str(module.role) for module in found.program.model.modules}
+def _timeline(result: Timeline) -> View:
+    frame = timeline_frame(result)
+    sides = {module.name: str(module.role) for module in result.program.model.modules}
     actions = frame.assign(side=frame["module"].map(sides))
     num_lanes = actions["lane"].nunique()
-    text = f"{len(actions)} actions on {num_lanes} groups of ranks in {seconds(found.iteration_time_s)} s."
+    text = f"{len(actions)} actions on {num_lanes} groups of ranks in {seconds(result.iteration_time_s)} s."
 
     def draw() -> Figure:
         bars = slowest_replica(actions)
         colours = colours_of(bars)
         height_in = MARGIN_IN + LANE_IN * bars["lane"].nunique()
         figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, height_in)
-        draw_lanes(panel, bars, colours, 1.01 * found.iteration_time_s)
+        draw_lanes(panel, bars, colours, 1.01 * result.iteration_time_s)
         panel.set_xlabel("Time (s)")
         panel.set_title("Slowest replica", loc="left")
         legend_above(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()], LEGEND_COLUMNS)
         return figure
 
-    return View(frame, f"<p>{escape(text)}</p>", text, draw)
+    return View(frame, f"<p>{text}</p>", text, draw)
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], num_labels: int, bold: Sequence[int] = ()) -> str:
-    """Rows as HTML; the first ``num_labels`` columns are flush left."""
-
-    def line(cells: Sequence[str], kind: str, strong: bool) -> str:
-        texts = [f"<b>{escape(cell)}</b>" if strong else escape(cell) for cell in cells]
-        sides = ("left" if place < num_labels else "right" for place in range(len(cells)))
-        parts = (f'<{kind} style="text-align:{side}">{text}</{kind}>' for side, text in zip(sides, texts, strict=True))
-        return f"<tr>{''.join(parts)}</tr>"
-
-    body = "".join(line(cells, "td", place in bold) for place, cells in enumerate(rows))
-    return f"<table><thead>{line(heading, 'th', False)}</thead><tbody>{body}</tbody></table>"
+def _html(texts: Sequence[str], heading: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str]) -> str:
+    """Paragraphs above a table, escaped; columns whose heading is in ``right`` are flush right."""
+    blocks: Any = load_template("blocks.html").module
+    return "".join([*map(blocks.paragraph, texts), blocks.table("Results", heading, rows, right)])
 
 
 def _let_notebooks_show_figures() -> None:

@@ -62,7 +62,7 @@ class FsdpPlanner:
             others = [wide.candidates(profile, make_program)]
         return chosen_layout(
             profile,
-            lambda each: by_estimate(_candidates(each, samples, chosen_later=later)),
+            lambda sized: by_estimate(_candidates(sized, samples, chosen_later=later)),
             make_program,
             self.num_trials,
             others,
@@ -75,12 +75,12 @@ def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) 
     whole = [(len(module.layers),) for module in job.model.modules]
     for degrees in sharded_degrees(job):
         for recompute in recompute_choices(job, chosen_later=chosen_later):
-            own = job.with_microbatch_size(samples_at_once(job, degrees.dp))
-            chain = place_chain(own, degrees, whole, recompute, leading=False)
+            own_job = job.with_microbatch_size(samples_at_once(job, degrees.dp))
+            chain = place_chain(own_job, degrees, whole, recompute, leading=False)
             modules = tuple(replace(placed, sharded=True) for placed in chain.modules)
             layout = replace(chain, modules=modules)
             each_s = sum(
-                micro_step_s(profile.for_job(own), module, placed, samples)
+                micro_step_s(profile.for_job(own_job), module, placed, samples)
                 for module, placed in zip(job.model.modules, modules, strict=True)
             )
             yield Candidate(layout.num_microbatches * each_s + profile.programs.step_s(layout), layout)
@@ -94,16 +94,16 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
     units = module.units(samples)
     if not len(units):
         return 0.0
-    each = max(1, round(float(module.lengths(samples, units).mean())))
+    length = max(1, round(float(module.lengths(samples, units).mean())))
     count = max(1, round(profile.job.microbatch_size * len(units) / len(samples)))
-    times = profile.layers.measure(module, np.full(count, each), placed.tp, placed.cp)
+    times = profile.layers.measure(module, np.full(count, length), placed.tp, placed.cp)
     kind = module.layer_kind
     forward, backward, once_more = (
         np.array([float(seconds[0]) for seconds in column])[kind]
         for column in (
-            [each.forward_s + each.forward_comm_s for each in times],
-            [each.backward_s + each.backward_comm_s for each in times],
-            [each.again_s for each in times],
+            [layer_times.forward_s + layer_times.forward_comm_s for layer_times in times],
+            [layer_times.backward_s + layer_times.backward_comm_s for layer_times in times],
+            [layer_times.again_s for layer_times in times],
         )
     )
     again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])

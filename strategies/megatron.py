@@ -128,8 +128,8 @@ class MegatronPlanner:
         samples = profile.samples.draw(self.profile_samples)
         known = MeasuredCosts(samples)
 
-        def candidates(schedule: ScheduleKind, each: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(each, known, schedule, make_program.chooses_recomputation)]
+        def candidates(schedule: ScheduleKind, sized: Profile) -> Iterator[Candidate]:
+            drafts = [*self._drafts(sized, known, schedule, make_program.chooses_recomputation)]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
                 llm = profile.job.model.llm
                 turns = schedule.virtual_stages
@@ -178,8 +178,8 @@ class MegatronPlanner:
         places = pp * turns
         if self.placement != "leading_stages" or alone:
             others = [(len(module.layers),) for module in model.modules]
-            if own := self._llm_split(costs, places):
-                yield [*others[: model.llm_index], own, *others[model.llm_index + 1 :]], False
+            if llm_layers := self._llm_split(costs, places):
+                yield [*others[: model.llm_index], llm_layers, *others[model.llm_index + 1 :]], False
         if alone or self.placement == "first_stage" or self.split != "balanced":
             return
         if turns > 1 and model.generators:
@@ -251,29 +251,29 @@ class LayerCosts:
         if stages == 1:
             return (blocks + 2,)
         inner = stages - 2
-        found = [
+        splits = [
             (1 + first, *[middle] * inner, 1 + blocks - first - inner * middle)
             for middle in (range(1, blocks + 1) if inner else [0])
             for first in range(1, blocks - inner * middle)
         ]
-        return min(found, key=lambda layers: decisive(stage_sums(self.loaded_s, layers).max()), default=None)
+        return min(splits, key=lambda layers: decisive(stage_sums(self.loaded_s, layers).max()), default=None)
 
     @cached_property
     def slowest_s(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Slowest stage of the encoders together, the LLM and the generators together, on 0, 1, 2, ... stages."""
         llm = self.model.llm_index
-        first, own, last = (
+        first, middle, last = (
             self._slowest_s(range(len(self.layer_s))[group])
             for group in (slice(llm), slice(llm, llm + 1), slice(llm + 1, None))
         )
-        return first, own, last
+        return first, middle, last
 
     def _slowest_s(self, modules: Sequence[int]) -> FloatArray:
-        found = [0.0]
+        slowest = [0.0]
         for stages in range(min((len(self.layer_s[m]) for m in modules), default=0)):
             sums = [stage_sums(self.layer_s[m], self.splits[m][stages]) for m in modules]
-            found.append(float(np.sum(sums, axis=0).max()))
-        return np.array(found)
+            slowest.append(float(np.sum(sums, axis=0).max()))
+        return np.array(slowest)
 
     def stage_s(self, pp: int, layers: Layers, leading: bool) -> FloatArray:
         """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""
@@ -302,8 +302,8 @@ class MeasuredCosts:
         if width not in self._layer_s:
             self._layer_s[width] = average_layer_s(profile, self.samples, tp, cp)
         if (*width, recompute) not in self._costs:
-            each = zip(self._layer_s[width], recompute, strict=True)
-            seconds = tuple(cost * recompute_factor(again) for cost, again in each)
+            pairs = zip(self._layer_s[width], recompute, strict=True)
+            seconds = tuple(cost * recompute_factor(again) for cost, again in pairs)
             self._costs[*width, recompute] = LayerCosts(profile.job.model, seconds)
         return self._costs[*width, recompute]
 

@@ -57,24 +57,24 @@ class RigidPlanner:
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the fewest stages that fit memory, at the widest TP and the least CP."""
 
-        def candidates(each: Profile) -> list[Candidate]:
-            degrees = [*each.job.degrees()]
+        def candidates(sized: Profile) -> list[Candidate]:
+            degrees = [*sized.job.degrees()]
             widest = max(one.tp for one in degrees)
             least = min(one.cp for one in degrees)
             chosen = sorted((one for one in degrees if (one.tp, one.cp) == (widest, least)), key=lambda one: one.pp)
             # A place in this order stands in for an estimate: the first that fits is taken.
-            found = [
+            choices = [
                 Candidate(float(place), layout)
-                for place, (again, one) in enumerate(product(self._recompute(each.job), chosen))
-                for layout in self._layouts(each.job, one, again)
+                for place, (again, one) in enumerate(product(self._recompute(sized.job), chosen))
+                for layout in self._layouts(sized.job, one, again)
             ]
-            if not found:
+            if not choices:
                 stages = ", ".join(str(one.pp) for one in chosen)
                 raise UserError(
                     f"strategy.planner.placement={self.placement} outer_stages={self.outer_stages}: model="
-                    f"{each.job.model.name} cannot be spread evenly over {stages} stages (tp={widest} cp={least})"
+                    f"{sized.job.model.name} cannot be spread evenly over {stages} stages (tp={widest} cp={least})"
                 )
-            return found
+            return choices
 
         return fastest_in_trials(profile, candidates, make_program, num_trials=1)
 
@@ -84,7 +84,7 @@ class RigidPlanner:
         if asked is not None:
             return [tuple(module.name in asked for module in job.model.modules)]
         again = [False, True] if self.recompute is None else [self.recompute]
-        return [(each,) * len(job.model.modules) for each in again]
+        return [(recompute,) * len(job.model.modules) for recompute in again]
 
     def _layouts(self, job: Job, degrees: Degrees, recompute: Sequence[bool]) -> Iterator[Layout]:
         """The layout with these degrees; none if a stage would have no block."""

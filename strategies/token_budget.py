@@ -88,12 +88,12 @@ def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray
     microbatch = np.empty(len(tokens), np.int64)
     with each_replica_alone(num_replicas):
         for one in range(num_replicas):
-            own = np.flatnonzero(replica == one)
-            part = largest_differencing(tokens[own], count)
+            mine = np.flatnonzero(replica == one)
+            part = largest_differencing(tokens[mine], count)
             # verl does not sort its parts; here they run in the order of their first samples.
             firsts = np.full(count, len(tokens))
-            np.minimum.at(firsts, part, own)
-            microbatch[own] = np.argsort(np.argsort(firsts, kind="stable"), kind="stable")[part]
+            np.minimum.at(firsts, part, mine)
+            microbatch[mine] = np.argsort(np.argsort(firsts, kind="stable"), kind="stable")[part]
     return replica, microbatch
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import hydra
 import pytest
+from omegaconf import OmegaConf
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config import compose as module
-from entrain_bench.config.command_line import CONFIG_NAME, in_tree
 from entrain_bench.config.compose import Composer, compose
 from entrain_bench.config.overrides import MAX_NAME
-from entrain_bench.config.schema import RunConfig, plain_values
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.sources import in_tree
+from entrain_bench.config.tree import CONFIG_MODULE, CONFIG_NAME
 
 OVERRIDES = [
     "strategy=dip strategy.planner.chunks=one strategy.scheduler.search_seconds=null",
@@ -35,9 +36,24 @@ OVERRIDES = [
 
 
 def hydras_own(overrides: list[str]) -> RunConfig:
-    with in_tree():
-        values = plain_values(hydra.compose(CONFIG_NAME, overrides=overrides))
+    with in_tree(), hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        values: Any = OmegaConf.to_container(hydra.compose(CONFIG_NAME, overrides=overrides), resolve=True)
     return RunConfig.from_values(values)
+
+
+@pytest.fixture
+def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Overrides of every composition by Hydra, with an empty store."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[list[str]] = []
+    original = hydra.compose
+
+    def compose(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["overrides"])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(hydra, "compose", compose)
+    return asked
 
 
 @pytest.mark.wide
@@ -47,25 +63,14 @@ def test_what_is_put_in_afterwards_is_where_hydra_puts_it(text: str) -> None:
     assert Composer().run(overrides) == hydras_own(overrides)
 
 
-def test_cells_that_differ_inside_of_choices_share_a_composition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked: list[tuple[Any, ...]] = []
-    original = hydra.compose
-
-    def compose(*arguments: Any, **options: Any) -> Any:
-        asked.append((options["overrides"], "return_hydra_config" in options))
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(module.hydra, "compose", compose)
+def test_cells_that_differ_inside_of_choices_share_a_composition(composed: list[list[str]]) -> None:
     composer = Composer()
     cells = composer.sweep(["figure=sensitivity", "workload=coco", "model=tiny"]).cells
     stages = [composer.run(cell).strategy["planner"]["encoder_stages"] for cell in cells]
     assert {*stages} == {None, 2, 3, 4, 5, 6, 7}
-    assert [own for _, own in asked] == [True, False]
     composer.run(["model=tiny", "workload=coco", "strategy=entrain", "strategy.assigner.defer=false"])
-    assert len(asked) == 2
+    # The sweep, the default run, and each choice once.
+    assert len(composed) == 2 + 4
 
 
 def test_a_list_of_choices_may_be_longer_than_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,27 +84,19 @@ def test_a_list_of_choices_may_be_longer_than_a_choice(tmp_path: Path, monkeypat
 
 
 @pytest.mark.wide
-def test_a_large_sweep_composes_choices_and_not_their_combinations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_large_sweep_composes_choices_and_not_their_combinations(composed: list[list[str]]) -> None:
     composer = Composer()
     choices = ["strategy=megatron,entrain", "workload=coco,chartqa", "model=tiny,tiny_av", "cluster=tiny,a40x16"]
     cells = composer.sweep([*choices, "seed=0,1"]).cells
-    asked: list[list[str]] = []
-    original = hydra.compose
-
-    def compose(*arguments: Any, **options: Any) -> Any:
-        asked.append(options["overrides"])
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(module.hydra, "compose", compose)
     runs = [composer.run(cell) for cell in cells]
-    # Choices are composed alone, and the run where nothing is chosen is known from the sweep.
     assert len(cells) == 32
-    assert not asked
+    # The sweep, the default run and each choice once.
+    assert len(composed) == 2 + 8
     for place in (0, 13, 31):
         assert runs[place] == hydras_own([*cells[place]])
+    composer.save()
+    assert [Composer().run(cell) for cell in cells] == runs
+    assert len(composed) == 2 + 8 + 3
 
 
 def test_a_choice_that_reaches_into_other_groups_is_composed_with_them(tmp_path: Path) -> None:
@@ -136,6 +133,31 @@ def test_what_cannot_be_put_in_is_named() -> None:
     for text in ("strategy.planner.foo=1", "strategy.planer.chunks=one", "cluster.tiers.latency_s=1"):
         with pytest.raises(UserError, match=text.partition("=")[0].rpartition(".")[0]):
             Composer().run([text])
+
+
+def test_a_deleted_key_has_its_default() -> None:
+    composer = Composer()
+    assert composer.run(["seed=3", "layout.dp=8", "~seed", "~mlflow", "~layout.dp"]) == composer.run([])
+    figure = composer.sweep(["figure=sensitivity"]).cells
+    seeds = {text for cell in figure for text in cell if text.startswith("seed=")}
+    assert len(composer.sweep(["figure=sensitivity", "~seed"]).cells) == len(figure) / len(seeds)
+    with pytest.raises(UserError, match="strategy: must be given"):
+        composer.run(["~strategy"])
+
+
+def test_the_users_value_takes_the_place_of_a_figures() -> None:
+    cells = Composer().sweep(["figure=sensitivity", "workload=coco"]).cells
+    assert {text for cell in cells for text in cell if text.startswith("workload=")} == {"workload=coco"}
+
+
+def test_defaults_are_values_of_the_default_run() -> None:
+    composer = Composer()
+    config = composer.run([])
+    assert composer.defaults["layout.tp"] == config.layout.tp
+    assert composer.defaults["speed.gemm"] == config.speed.gemm
+    assert composer.defaults["global_batch"] == config.global_batch
+    assert composer.defaults["strategy"] == config.strategy["name"]
+    assert composer.defaults["figure"] is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.tables import strategies_by_family
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
@@ -134,8 +134,9 @@ claims:
     paper_setting: none
     measure: iteration_time_s
     common: [workload=growing]
+    of: [strategy=megatron_rigid]
     to: [strategy=theirs]
-    published: {setting: none, of: [strategy=megatron_rigid]}
+    setting: none
     fair: {setting: none, of: [strategy=megatron]}
     why: because
 """,

@@ -24,10 +24,10 @@ def test_runs_show_the_answer_and_a_table_with_the_best_in_bold() -> None:
     records = runs({"base": [2.0, 2.2, 2.1], "<best>": [1.0, 1.0, 1.1]})
     view = notebook.show(records)
     shown = view._repr_html_()
-    assert "<p>&lt;best&gt; is the fastest of 2 of 24 strategies (2.03x" in shown
-    assert "<b>&lt;best&gt;</b>" in shown
+    assert "<p>&lt;best&gt; is the fastest" in shown
+    assert "<strong>&lt;best&gt;</strong>" in shown
     assert "<best>" not in shown
-    assert "<b>base</b>" not in shown
+    assert "<strong>base</strong>" not in shown
     assert repr(view).startswith("<best> is the fastest")
     table = view.to_pandas()
     assert table["iteration_time_s"].tolist() == [record.metrics["iteration_time_s"] for record in records]
@@ -56,7 +56,7 @@ def test_a_run_and_a_timeline_are_shown_and_drawn() -> None:
     config = eb.compose("strategy=entrain", *JOB)
     outcome = eb.run_experiment(config)
     view = notebook.show(outcome)
-    assert f'<td style="text-align:right">{outcome.metrics["iteration_time_s"]:.4g}</td>' in view.html
+    assert f'<td class="right">{outcome.metrics["iteration_time_s"]:.4g}</td>' in view.html
     assert view.to_pandas()["iteration_time_s"].tolist() == [outcome.metrics["iteration_time_s"]]
     assert len(view.plot().axes) == 2
     lacking = eb.run_experiment(config, keep_timeline=False)

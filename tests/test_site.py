@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from entrain_bench.answers import strategy_facts as facts_module
-from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.strategy_facts import strategy_facts
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
@@ -19,7 +19,6 @@ from entrain_bench.config.tree import choices
 from entrain_bench.records.leaves import parameters_text
 from sitegen.__main__ import build, server_of
 from sitegen.check import problems
-from sitegen.claims import first_number, verdict
 from sitegen.diagram import Schedule, alternative, svg
 from sitegen.links import Site
 from sitegen.pages import STRATEGY_INDEX, Section, broken_links, committed_pages, complete, halves, navigation
@@ -133,18 +132,6 @@ def test_a_failed_run_is_counted() -> None:
     runs = [run("megatron", 0, 4.0), run("entrain", 0, 2.0), run("dip", 0, 3.0), run("dip", 1, float("nan"), **failed)]
     rows = [*result_rows(pd.DataFrame(runs), {})]
     assert next(row.cells[6].text for row in rows if row.cells[5].text == "dip") == "3.000, 1 failed"
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("+12.2% (+7 to +13%)", 12.2), ("1.30 to 3.10x", 1.3), ("-4.5%", -4.5), ("> 1", 1.0), ("", "")]
-)
-def test_a_value_is_sorted_by_its_first_number(text: str, number: object) -> None:
-    assert first_number(text) == number
-
-
-def test_a_verdict_is_chosen_without_its_reason() -> None:
-    assert verdict("not measured: run make claims") == "not measured"
-    assert verdict("partly; under other choices reproduced") == "partly"
 
 
 def test_every_strategy_has_facts_and_a_page() -> None:

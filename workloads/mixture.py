@@ -37,8 +37,8 @@ class MixtureWorkload:
 
     def fingerprint(self) -> str:
         """Hash of the components' data; empty if they have none."""
-        each = [self.components[key].fingerprint() for key in sorted(self.components)]
-        return hashlib.sha256("\n".join(each).encode()).hexdigest() if any(each) else ""
+        fingerprints = [self.components[key].fingerprint() for key in sorted(self.components)]
+        return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest() if any(fingerprints) else ""
 
     def source(self, rules: TokenRules) -> MixtureSource:
         """The sources of all components."""
@@ -60,8 +60,8 @@ class MixtureSource:
     @property
     def counts(self) -> Counts:
         """Return share and sample counts of every component that lists its samples."""
-        each = zip(self.keys, self.shares.tolist(), map(counts_of, self.sources), strict=True)
-        return {key: {"share": share, **counts} for key, share, counts in each if counts}
+        parts = zip(self.keys, self.shares.tolist(), map(counts_of, self.sources), strict=True)
+        return {key: {"share": share, **counts} for key, share, counts in parts if counts}
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""

@@ -24,13 +24,13 @@ class Take:
         """``all``, ``first:3000`` or ``first:10%``; ``UserError`` names the field ``where``."""
         if text == ALL:
             return cls()
-        found = _FIRST.fullmatch(str(text))
-        if found is None or (not found[2] and "." in found[1]):
+        match = _FIRST.fullmatch(str(text))
+        if match is None or (not match[2] and "." in match[1]):
             raise UserError(f"{where}={text}: must be {_ALLOWED}")
-        value = float(found[1])
-        if not 0 < value <= (100 if found[2] else 2**53):
+        value = float(match[1])
+        if not 0 < value <= (100 if match[2] else 2**53):
             raise UserError(f"{where}={text}: must be above 0, and at most 100% where it is a share")
-        return cls(value / 100, None) if found[2] else cls(None, int(value))
+        return cls(value / 100, None) if match[2] else cls(None, int(value))
 
     def of(self, total: int) -> int:
         """Return how many of ``total`` to take: a share is rounded, and at least 1 if there are any."""

@@ -136,9 +136,9 @@ def _stepwise_audio(seconds: FloatArray, segment_s: float, rules: AudioRules) ->
     present = counts > 0
     parts = np.full(int(counts.sum()), segment_s)
     parts[np.cumsum(counts[present]) - 1] = (length - (counts - 1) * segment_s)[present]
-    own, full = (_frames(each, rules) for each in (parts, np.full(len(parts), segment_s)))
-    encoder = _stepped(full if rules.pads_encoder else own, rules.encoder_steps)
-    heard = _stepped(full if rules.pads_llm else own, rules.encoder_steps)
+    own_frames, full = (_frames(seconds, rules) for seconds in (parts, np.full(len(parts), segment_s)))
+    encoder = _stepped(full if rules.pads_encoder else own_frames, rules.encoder_steps)
+    heard = _stepped(full if rules.pads_llm else own_frames, rules.encoder_steps)
     return Items(counts, encoder, _stepped(heard, rules.llm_steps))
 
 

@@ -75,8 +75,8 @@ class _Counts:
 
     @classmethod
     def of(cls, values: IntArray) -> _Counts:
-        found, many = np.unique(values, return_counts=True)
-        return cls(np.cumsum(many) / len(values), found)
+        distinct, many = np.unique(values, return_counts=True)
+        return cls(np.cumsum(many) / len(values), distinct)
 
     def at(self, u: FloatArray) -> IntArray:
         return self.values[np.minimum(np.searchsorted(self.cumulative, u, side="right"), len(self.values) - 1)]

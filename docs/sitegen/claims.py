@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from entrain_bench.answers.documents.claim import Claim
-from entrain_bench.answers.documents.claim_pages import VERDICTS, claim_commands, plain_value
-from entrain_bench.answers.documents.claims import NOT_MEASURED, TABLE, load_claims, read_rows
+from entrain_bench.answers.documents.claim import Claim, load_claims
+from entrain_bench.answers.documents.claim_pages import claim_commands, claim_row, value_text
+from entrain_bench.answers.documents.claims import FINDINGS, read_claims
+from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict
 from sitegen.tables import Cell, Column, Row, html_table, markdown
 
 COLUMNS = (
@@ -29,40 +30,31 @@ def claims_page(committed: str, root: Path) -> str:
         committed: the text of ``docs/claims.md``.
         root: the repository.
     """
-    claims = load_claims()
-    rows = read_rows(claims, root / "results" / "reference" / TABLE)
-    introduction = committed.partition(FIRST_LIST)[0]
-    title, _, rest = introduction.partition("\n")
+    judged = read_claims(load_claims(), root / "results" / "reference" / FINDINGS)
+    title, _, rest = committed.partition(FIRST_LIST)[0].partition("\n")
+    papers = dict.fromkeys(f"{one.claim.system} <claims/{one.claim.file}>" for one in judged)
     parts = [
         "# Claims of the papers, checked",
         f"{title.removeprefix('# ')}.",
         "## Verdicts as published, by paper",
-        _summary(claims, rows),
+        _summary(judged),
         "## All claims",
         "Click a heading to sort. A claim's name leads to its settings, to other choices and to the assumption that "
         "decides. Copy a command to run both sides of a claim.",
-        html_table("claims", COLUMNS, [*map(_row, claims, rows)]),
+        html_table("claims", COLUMNS, [*map(_row, judged)]),
         "## How verdicts are made",
         rest.strip(),
-        "\n".join(
-            [
-                "```{toctree}",
-                ":hidden:",
-                "",
-                *dict.fromkeys(f"{claim.system} <claims/{claim.file}>" for claim in claims),
-                "```",
-            ]
-        ),
+        "\n".join(["```{toctree}", ":hidden:", "", *papers, "```"]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> str:
-    counts: dict[str, Counter[str]] = {}
-    for claim, row in zip(claims, rows, strict=True):
-        counts.setdefault(claim.system, Counter())[verdict(row["published_verdict"])] += 1
-    shown = [name for name in VERDICTS if any(name in each for each in counts.values())]
-    pages = {claim.system: claim.file for claim in claims}
+def _summary(judged: Sequence[JudgedClaim]) -> str:
+    counts: dict[str, Counter[Verdict]] = {}
+    for one in judged:
+        counts.setdefault(one.claim.system, Counter())[one.published.verdict] += 1
+    shown = [verdict for verdict in Verdict if any(verdict in counter for counter in counts.values())]
+    pages = {one.claim.system: one.claim.file for one in judged}
     lines = [
         [f"[{system}](claims/{pages[system]}.md)", *(str(count[name] or "") for name in shown), str(count.total())]
         for system, count in counts.items()
@@ -70,41 +62,32 @@ def _summary(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> str:
     return markdown(["paper", *shown, "all"], lines)
 
 
-def _row(claim: Claim, row: Mapping[str, str]) -> Row:
-    published = verdict(row["published_verdict"])
-    fair = verdict(row["fair_verdict"])
+def _row(judged: JudgedClaim) -> Row:
+    claim = judged.claim
+    row = claim_row(judged)
+    published = judged.published
     cells = (
-        *(Cell(claim.system), Cell(claim.judged_by)),
-        Cell(f"{row['claim']} ({row['where']})", link=f"claims/{claim.file}.html#{anchor(claim)}"),
-        Cell(row["paper_value"], value=first_number(row["paper_value"])),
-        Cell(plain_value(row), value=first_number(row["published_value"])),
-        Cell(_shown(row["published_verdict"]), value=published, strong=published == VERDICTS[0]),
-        Cell(row["fair_value"], value=first_number(row["fair_value"])),
-        Cell(_shown(row["fair_verdict"]), value=fair),
+        *(Cell(claim.system), Cell(claim.kind)),
+        Cell(f"{claim.claim} ({claim.where})", link=f"claims/{claim.file}.html#{anchor(claim)}"),
+        Cell(row["paper_value"], value=claim.value[0] if claim.value else ""),
+        Cell(value_text(claim, published), value=_number(published)),
+        _verdict(published, row["published_verdict"], strong=published.verdict == Verdict.REPRODUCED),
+        Cell(row["fair_value"], value=_number(judged.fair)),
+        _verdict(judged.fair, row["fair_verdict"]),
     )
-    return Row(claim.name, cells, [command for label, command in claim_commands(claim) if label in SETTINGS])
+    return Row(claim.name, cells, [command for command, label in claim_commands(claim).items() if label in SETTINGS])
+
+
+def _number(finding: Finding | None) -> float | str:
+    return finding.number if finding and finding.number is not None else ""
+
+
+def _verdict(finding: Finding | None, text: str, strong: bool = False) -> Cell:
+    """A verdict with what other choices gave, sorted by itself; of a claim without runs no reason."""
+    plain = str(finding.verdict) if finding else ""
+    return Cell(plain if plain == Verdict.NOT_MEASURED else text, value=plain, strong=strong)
 
 
 def anchor(claim: Claim) -> str:
-    """The heading of a claim, or of its matrix, on its paper's page, as docutils spells it."""
+    """The heading of a claim, or of its group, on its paper's page, as docutils spells it."""
     return (claim.group or claim.name).replace("_", "-").lower()
-
-
-def _shown(text: str) -> str:
-    """A verdict with what other choices gave; of a claim without runs no reason."""
-    return NOT_MEASURED if verdict(text) == NOT_MEASURED else text
-
-
-def verdict(text: str) -> str:
-    """A verdict without its reason and what other choices gave."""
-    return text.partition(":")[0].partition(";")[0]
-
-
-def first_number(text: str) -> float | str:
-    """The first number of a text, which sorts it; empty if there is none."""
-    for word in text.replace("+", " ").replace("x", " ").replace("%", " ").replace(";", " ").split():
-        try:
-            return float(word)
-        except ValueError:
-            continue
-    return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.strategy_facts import StrategyFacts, strategy_facts
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results

@@ -1,26 +1,32 @@
-"""The answer of some runs: their cases, what strategies are called there, and who ran of all that are known."""
+"""The answer of some runs: who is the fastest, by how much, how sure, what ties, what did not run, why, what next.
+
+``Answer.of`` computes it from records. ``Answer.to_dict`` holds all of it as plain values, and templates word these:
+terminal, report, notebook, MLflow and figures show the same answer.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
-from entrain_bench.answers.case import Case, Own, SeedGroup, StrategyResult, cases_of
-from entrain_bench.answers.comparison import Overall, Times, overall, place_of, with_result
-from entrain_bench.answers.posterior import KEY, Chance, chances, drawn_times, job_of, split_draws, variant_of
-from entrain_bench.answers.text import name_of
+from entrain_bench.answers.cases import Case, GroupKey, Outcome, SeedGroup, StrategyResult, cases_of, name_of
+from entrain_bench.answers.commands import commands_of
+from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of, with_result
+from entrain_bench.answers.labels import OURS
+from entrain_bench.answers.posterior import KEY, ChanceSummary, rank_chances, split_draws
+from entrain_bench.answers.statistics import Interval
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
 CHOICE = "strategy="
 # Labels that name a run under a draw.
 NAMED = ("strategy", "workload", "model")
+LOST = ("failed", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +34,9 @@ class Point:
     """A run of an answer.
 
     Attributes:
-        name: what tells it from the others.
+        name: what distinguishes it from the others.
         gain: its speedup over the baseline's run of its job and seed, if any.
-        case: what its case is called; empty where all runs do the same job.
+        case: the name of its case; empty if all runs do the same job.
     """
 
     record: Record
@@ -55,61 +61,69 @@ class Pictures(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """Runs by case.
+    """Compared runs.
 
     Attributes:
+        records: the runs of all cases.
+        varying: headings of the labels that not all groups have in common; names of cases and groups consist of them.
+        names: by key of a group its name in its case: its strategy, and options that distinguish it from others.
+        overall: speedups over the cases in which the baseline has all results, by variant, the fastest first.
         known: strategies that could have run, by name.
         lost: planned runs without a record, by their overrides.
-        headings: of the labels that cases and groups are named by; empty for those that they do not have in common.
         draws: runs under posterior draws of the hardware constants, which are in no case.
     """
 
     records: Sequence[Record]
     cases: Sequence[Case]
+    varying: Sequence[str]
+    names: Mapping[GroupKey, str]
+    overall: Mapping[str, Overall]
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
-    headings: Sequence[str] = ()
     draws: Sequence[Record] = ()
 
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
-        """The answer of some records; ``lost`` are planned runs without one."""
+        """Return the answer of some records; ``lost`` are planned runs without one."""
         usual, draws = split_draws(records)
-        return cls(usual, cases_of(usual), known_strategies(records), lost, draws=draws)
+        return _answer(usual, cases_of(usual, draws), (), known_strategies(records), lost, draws)
 
     def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
-        """The answer of some of the cases."""
+        """Return the answer of some of the cases; ``headings``: labels that name them, if not those that vary."""
         records = [record for case in cases for record in case.records]
-        return replace(self, records=records, cases=cases, headings=headings)
+        return _answer(records, cases, headings, self.known, self.lost, self.draws)
 
     @property
     def baseline(self) -> str:
         """The strategy that speedups are over; empty if there is one only."""
         return self.cases[0].baseline if self.cases else ""
 
-    @cached_property
+    @property
+    def contested(self) -> list[Case]:
+        """The cases with anything to compare."""
+        return [case for case in self.cases if case.contested]
+
+    @property
     def results(self) -> list[StrategyResult]:
         """One for each group of every case."""
         return [result for case in self.cases for result in case.results]
 
-    @cached_property
-    def varying(self) -> list[str]:
-        """Headings of the labels that not all groups have in common, or those that are given."""
-        return [*self.headings] or _varying([result.group for result in self.results])
-
-    @cached_property
-    def _own(self) -> dict[str, list[str]]:
-        """By strategy the headings that tell its groups apart."""
-        groups: dict[str, list[SeedGroup]] = {}
-        for result in self.results:
-            groups.setdefault(result.group.strategy, []).append(result.group)
-        return {name: [each for each in _varying(found) if each != "strategy"] for name, found in groups.items()}
-
     def variant(self, group: SeedGroup) -> str:
-        """Return the name of a group in its case: its strategy, and options that distinguish it from others."""
-        return name_of(group.own, ["strategy", *self._own[group.strategy]])
+        """Return the name of a group in its case."""
+        return self.names[group.key]
+
+    def with_verdict(self, case: Case, *verdicts: Verdict) -> list[str]:
+        """Return the names of a case's groups with one of some verdicts, the fastest first."""
+        return [self.names[key] for key in case.comparison.with_verdict(*verdicts)]
+
+    def first_and_ties(self, case: Case) -> tuple[list[str], list[str]]:
+        """Return the names of the fastest and of all that are as good; if not decided, who may win, and nothing."""
+        first = self.with_verdict(case, Verdict.FASTEST)
+        good = self.with_verdict(case, Verdict.AS_GOOD)
+        undecided = self.with_verdict(case, Verdict.OPEN)
+        return ([*first, *good, *undecided], []) if undecided else (first, good)
 
     def case_name(self, case: Case) -> str:
         """Return the name of a case; empty if all runs do the same job."""
@@ -118,27 +132,16 @@ class Answer:
     def points(self) -> Iterator[Point]:
         """Every run, group by group, then those under draws."""
         for case in self.cases:
+            where = self.case_name(case)
             for result in case.results:
-                where = self.case_name(case)
                 name = " ".join(filter(None, (self.variant(result.group), where)))
                 for seed, record in sorted(result.group.runs.items()):
                     yield Point(record, f"{name} seed {seed}", result.standing.gains.get(seed), where)
         for record in self.draws:
-            job = name_of({each: str(text) for each, text in record.labels.items()}, [*NAMED, "seed"])
+            job = name_of({heading: str(text) for heading, text in record.labels.items()}, [*NAMED, "seed"])
             yield Point(record, f"{job} {KEY} {record.config[KEY]}", None)
 
-    @cached_property
-    def _drawn(self) -> Mapping[str, Mapping[str, Times]]:
-        """Times under draws by job and variant."""
-        return drawn_times(self.draws)
-
-    def chances(self, case: Case) -> dict[Own, Chance]:
-        """P(fastest) and leads of the groups of a case, the most probable first; empty without draws."""
-        firsts = {own: next(iter(group.runs.values())) for own, group in case.groups.items()}
-        drawn = {own: self._drawn.get(job_of(first), {}).get(variant_of(first)) for own, first in firsts.items()}
-        return chances({own: times for own, times in drawn.items() if times})
-
-    @cached_property
+    @property
     def variants(self) -> list[str]:
         """Names of groups by display order of their strategies; without one, by name at the end."""
         orders = {self.variant(result.group): result.group.display_order for result in self.results}
@@ -147,41 +150,106 @@ class Answer:
     def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
         """A run of every variant that ``is_shown`` in the first case with such runs, at the same seed if possible."""
         for case in self.cases:
-            runs = {
-                self.variant(result.group): {
-                    seed: result.group.runs[seed]
-                    for seed in with_result(result.standing.times)
-                    if is_shown(result.group.runs[seed])
-                }
-                for result in case.results
-            }
-            if done := {variant: found for variant, found in runs.items() if found}:
-                shared = set.intersection(*map(set, done.values()))
-                return {variant: found[min(shared or found)] for variant, found in done.items()}
+            runs = {}
+            for result in case.results:
+                done = {seed: result.group.runs[seed] for seed in with_result(result.standing.times)}
+                if shown := {seed: record for seed, record in done.items() if is_shown(record)}:
+                    runs[self.variant(result.group)] = shown
+            if runs:
+                shared = set.intersection(*map(set, runs.values()))
+                return {variant: by_seed[min(shared or by_seed)] for variant, by_seed in runs.items()}
         return {}
 
     @property
     def fastest(self) -> str:
         """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
-        wins = Counter(self.variant(case.groups[case.best[0]]) for case in self.cases if case.best)
+        wins = Counter(self.variant(case.winner) for case in self.cases if case.winner)
         return wins.most_common(1)[0][0] if wins else ""
 
-    @cached_property
-    def overall(self) -> Mapping[str, Overall]:
-        """Speedups over the cases in which the baseline has all results, by variant, the fastest first."""
-        comparisons = [case.comparison for case in self.cases if case.comparison.comparable]
-        variants = {own: self.variant(found) for case in self.cases for own, found in case.groups.items()}
-        return {variants[own]: found for own, found in overall(comparisons).items()} if comparisons else {}
+    @property
+    def winner(self) -> tuple[Case, SeedGroup] | None:
+        """The fastest variant's first case that it wins, and its runs there; None without a winner."""
+        won = ((case, case.winner) for case in self.cases if case.winner)
+        return next(((case, group) for case, group in won if self.variant(group) == self.fastest), None)
 
-    @cached_property
-    def ran(self) -> frozenset[str]:
-        """Strategies with a run of any status."""
-        return frozenset(result.group.strategy for result in self.results)
+    @property
+    def gain(self) -> Interval | None:
+        """The winner's speedup over the baseline, over all cases; None without one, and if the baseline wins."""
+        if not self.winner:
+            return None
+        case, group = self.winner
+        if len(self.cases) == 1 or group.strategy == case.baseline:
+            return case.speedup(group)
+        mean = self.overall.get(self.variant(group))
+        return mean.speedup if mean else None
 
     @property
     def not_run(self) -> list[str]:
         """Known strategies without a run."""
-        return sorted(self.known - self.ran)
+        return sorted(self.known - {result.group.strategy for result in self.results})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values; templates word them (``templates/sentences.jinja``)."""
+        contested = self.contested
+        baseline = self.baseline
+        is_mean = len(self.cases) > 1 and bool(baseline)
+        return {
+            "baseline": baseline,
+            "num_cases": len(self.cases),
+            "num_contested": len(contested),
+            "num_known": len(self.known),
+            "winners": [*_winners(self, contested)],
+            "leads": _our_leads(contested),
+            "chances": _chances(self, contested),
+            "overall": {name: asdict(mean) for name, mean in self.overall.items() if is_mean},
+            "without_mean": [name for name in self.variants if name not in self.overall] if is_mean else [],
+            **_doubts(self, contested),
+            "fewer_seeds": _fewer_seeds(self, contested),
+            "barred": [*_barred(self, contested)],
+            "not_run": self.not_run,
+            "several_ran": len({result.group.strategy for result in self.results}) > 1,
+            "lost": [*self.lost],
+            "num_planned": len(self.records) + len(self.draws) + len(self.lost),
+            "problems": find_problems(self.results, self.varying or ["strategy"]),
+            "num_runs": len(self.records),
+            "without_result": count_lost(self.results),
+        }
+
+    def case_dicts(self, results_dir: str | None = None) -> list[dict[str, Any]]:
+        """Return every case as plain values: job, the fastest, how each strategy does, and commands of its runs.
+
+        Args:
+            results_dir: folder of the runs, for commands; None: without commands.
+        """
+        return [_case_dict(self, case, results_dir) for case in self.cases]
+
+
+def _answer(
+    records: Sequence[Record],
+    cases: Sequence[Case],
+    headings: Sequence[str],
+    known: frozenset[str],
+    lost: Sequence[str],
+    draws: Sequence[Record],
+) -> Answer:
+    groups = [group for case in cases for group in case.groups.values()]
+    by_strategy: dict[str, list[SeedGroup]] = {}
+    for group in groups:
+        by_strategy.setdefault(group.strategy, []).append(group)
+    apart = {
+        name: ["strategy", *(heading for heading in _varying(variants) if heading != "strategy")]
+        for name, variants in by_strategy.items()
+    }
+    names = {group.key: name_of(group.options, apart[group.strategy]) for group in groups}
+    comparisons = [case.comparison for case in cases if case.comparison.comparable]
+    means = {names[key]: mean for key, mean in overall(comparisons).items()} if comparisons else {}
+    return Answer(records, cases, [*headings] or _varying(groups), names, means, known, lost, draws)
+
+
+def _varying(groups: Sequence[SeedGroup]) -> list[str]:
+    """Headings of the labels that some groups do not have in common."""
+    first = groups[0].labels if groups else {}
+    return [heading for heading in first if any(group.labels[heading] != first[heading] for group in groups)]
 
 
 def known_strategies(records: Sequence[Record]) -> frozenset[str]:
@@ -190,7 +258,7 @@ def known_strategies(records: Sequence[Record]) -> frozenset[str]:
     A choice that ran under another name counts as that one.
     """
     folders = {record.config_dir for record in records if record.config_dir}
-    own = {file.stem for folder in sorted(folders) for file in (Path(folder) / "strategy").glob("*.yaml")}
+    files = {file.stem for folder in sorted(folders) for file in (Path(folder) / "strategy").glob("*.yaml")}
     names = {str(record.labels["strategy"]) for record in records}
     renamed = {
         text.removeprefix(CHOICE)
@@ -198,10 +266,170 @@ def known_strategies(records: Sequence[Record]) -> frozenset[str]:
         for text in record.overrides
         if text.startswith(CHOICE) and text != f"{CHOICE}{record.labels['strategy']}"
     }
-    return frozenset(names | (own | {*choices("strategy")}) - renamed)
+    return frozenset(names | (files | {*choices("strategy")}) - renamed)
 
 
-def _varying(groups: Sequence[SeedGroup]) -> list[str]:
-    """Headings of the labels that some groups do not have in common."""
-    first = groups[0].labels if groups else {}
-    return [heading for heading in first if any(group.labels[heading] != first[heading] for group in groups)]
+def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Cases that ended alike, together: decided ones first, then those of the most cases."""
+    ended: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...]], list[Case]] = {}
+    for case in cases:
+        first, good = answer.first_and_ties(case)
+        ended.setdefault((case.outcome, tuple(first), tuple(good)), []).append(case)
+    for (outcome, fastest, as_good), alike in sorted(
+        ended.items(), key=lambda item: (item[0][0] != Outcome.DECIDED, -len(item[1]))
+    ):
+        gains = [gain for case in alike if case.winner and (gain := case.speedup(case.winner))]
+        yield {
+            "outcome": outcome.name,
+            "fastest": [*fastest],
+            "as_good": [*as_good],
+            "cases": [answer.case_name(case) for case in alike],
+            "num_strategies": sorted({len({group.strategy for group in case.groups.values()}) for case in alike}),
+            "num_variants": sorted({len(case.groups) for case in alike}),
+            "gains": [asdict(gain) for gain in gains],
+        }
+
+
+def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+    """Leads of our strategies over the fastest of all others, if each has one variant in every case."""
+    groups = (group for case in cases for group in case.groups.values())
+    leads: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(group.strategy for group in groups if group.family == OURS):
+        variants = [[key for key, group in case.groups.items() if group.strategy == name] for case in cases]
+        if all(len(keys) == 1 for keys in variants):
+            times = [{key: one.times for key, one in case.comparison.standings.items()} for case in cases]
+            summary = LeadSummary.of([lead_of(one, key) for one, (key,) in zip(times, variants, strict=True)])
+            leads |= {name: asdict(summary)} if summary else {}
+    return leads
+
+
+def _chances(answer: Answer, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+    """Chances of the strategy that is the fastest in most draws, and of ours; empty without draws."""
+    drawn = [case for case in cases if case.chances]
+    jobs = [case.chances for case in drawn]
+    ours = {key for case in drawn for key, group in case.groups.items() if group.family == OURS}
+    shown = dict.fromkeys([*rank_chances(jobs)[:1], *(key for job in jobs for key in job if key in ours)])
+    return {answer.names[key]: asdict(chance) for key in shown if (chance := ChanceSummary.of(jobs, key))}
+
+
+def _doubts(answer: Answer, cases: Sequence[Case]) -> dict[str, Any]:
+    """Who is behind by chance perhaps: compared at one seed only, or not significantly slower; doubtful intervals."""
+    standings = [(case, key, standing) for case in cases for key, standing in case.comparison.standings.items()]
+    behind = [
+        (answer.names[key], standing.behind.num_values > 1, standing.verdict)
+        for _, key, standing in standings
+        if standing.behind
+    ]
+    single = [name for name, is_tested, _ in behind if not is_tested]
+    unsure = [name for name, is_tested, verdict in behind if is_tested and verdict == Verdict.BEHIND]
+    doubts: dict[str, dict[str, None]] = {}
+    for case, key, standing in standings:
+        if standing.speedup and standing.speedup.doubt and case.groups[key].strategy != case.baseline:
+            doubts.setdefault(standing.speedup.doubt, {})[answer.names[key]] = None
+    return {
+        "is_single_seed": bool(single) and {*single} == {name for name, *_ in behind},
+        "single_seed": [*dict.fromkeys(single)],
+        "not_significant": [*dict.fromkeys(unsure)],
+        "doubts": {doubt: [*names] for doubt, names in doubts.items()},
+    }
+
+
+def _fewer_seeds(answer: Answer, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Who has no record at seeds that others ran: names by the seeds that they did run."""
+    lacking: dict[tuple[int, ...], dict[str, None]] = {}
+    for case in cases:
+        for group in case.groups.values():
+            if len(group.runs) < len(case.comparison.seeds):
+                lacking.setdefault(tuple(sorted(group.runs)), {})[answer.variant(group)] = None
+    return [{"seeds": [*seeds], "strategies": [*names]} for seeds, names in lacking.items()]
+
+
+def _barred(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Who would be ahead of the fastest, had it not failed."""
+    for case in cases:
+        for key in case.comparison.with_verdict(Verdict.FAILED):
+            standing = case.comparison.standings[key]
+            if standing.behind and standing.behind.mean < 1:
+                done = with_result(standing.times)
+                yield {
+                    "strategy": answer.names[key],
+                    "case": answer.case_name(case),
+                    "seeds": [seed for seed in standing.times if seed not in done],
+                    "speedup": 1 / standing.behind.mean,
+                    "num_seeds": standing.behind.num_values,
+                }
+
+
+def find_problems(results: Sequence[StrategyResult], headings: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the runs without a result: status, name, seeds, number and reason; runs of equal reason are together."""
+    alike: dict[tuple[str, str, int], list[StrategyResult]] = {}
+    for result in results:
+        for status in LOST:
+            if lost := [record for record in result.group.runs.values() if record.status == status]:
+                alike.setdefault((status, lost[0].reason, len(lost)), []).append(result)
+    problems = []
+    for (status, reason, _), members in alike.items():
+        first = members[0].group.labels
+        shared = [heading for heading in headings if len({one.group.labels[heading] for one in members}) == 1]
+        named = [one for one in results if all(one.group.labels[heading] == first[heading] for heading in shared)]
+        for part, names in [(members, shared)] if named == members else [([one], headings) for one in members]:
+            runs = [run for one in part for run in one.group.runs.items()]
+            seeds = [seed for seed, record in runs if record.status == status]
+            name = name_of(part[0].group.labels, names) or "all"
+            problems.append({"status": status, "name": name, "seeds": seeds, "num_runs": len(runs), "reason": reason})
+    return problems
+
+
+def count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
+    """Return the seeds of runs without a result by status, a seed for each run."""
+    runs = [(record.status, seed) for result in results for seed, record in result.group.runs.items()]
+    seeds = {status: [seed for one, seed in runs if one == status] for status in LOST}
+    return {status: lost for status, lost in seeds.items() if lost}
+
+
+def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str, Any]:
+    first, good = answer.first_and_ties(case)
+    base = case.baseline_group
+    return {
+        "name": answer.case_name(case),
+        "job": dict(case.job),
+        "seeds": case.comparison.seeds,
+        "baseline": case.baseline or None,
+        "baseline_variant": answer.variant(base) if base else None,
+        "outcome": case.outcome,
+        "fastest": first,
+        "as_good": good,
+        "strategies": [_result_dict(answer, case, result) for result in case.results],
+        "num_runs": len(case.records),
+        **({} if results_dir is None else {"commands": commands_of(case.records, results_dir)}),
+    }
+
+
+def _result_dict(answer: Answer, case: Case, result: StrategyResult) -> dict[str, Any]:
+    standing = result.standing
+    chance = case.chances.get(result.group.key)
+    runs = []
+    for seed, record in sorted(result.group.runs.items()):
+        reason = {"reason": record.reason} if record.reason else {}
+        time = {"iteration_time_s": standing.times[seed], "key": record.key}
+        runs.append({"seed": seed, "status": record.status, **reason, **time})
+    lead = asdict(chance.lead) if chance and chance.lead else None
+    posterior = {"p_fastest": chance.probability, "num_draws": chance.num_draws, "lead": lead} if chance else None
+    return {
+        "name": answer.variant(result.group),
+        "verdict": standing.verdict,
+        "is_best": result.best,
+        "iteration_time_s": _interval_dict(standing.time),
+        "speedup": _interval_dict(standing.speedup),
+        "time_over_fastest": _interval_dict(standing.behind),
+        "seconds": result.group.seconds_by_part,
+        **({"posterior": posterior} if posterior else {}),
+        "runs": runs,
+    }
+
+
+def _interval_dict(interval: Interval | None) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {**ends, "num_seeds": interval.num_values, "doubt": interval.doubt}

@@ -81,15 +81,15 @@ def decisive_overrides(overrides: Sequence[str], config_dir: str = "") -> dict[s
     Keys that say where results go, which runs are retried and how a sweep is launched are left out. ``figure=`` names a
     sweep, whose values the other overrides hold; values that its YAML sets for single runs come first.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in overrides:
         key, _, value = text.partition("=")
         if key == _FIGURE:
-            found = {**_set_by_figure(value, config_dir), **found}
+            values = {**_set_by_figure(value, config_dir), **values}
         elif not key.lstrip("+~").startswith((f"{_FIGURE}.", "hydra")) and key.lstrip("+") not in ASIDE:
-            found.pop(key, None)
-            found[key] = text[len(key) :]
-    return found
+            values.pop(key, None)
+            values[key] = text[len(key) :]
+    return values
 
 
 def quoted(value: Any) -> str:
@@ -97,7 +97,7 @@ def quoted(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{quoted(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(quoted, value)) + "]"
     if not isinstance(value, str):
@@ -105,7 +105,7 @@ def quoted(value: Any) -> str:
     if PLAIN.fullmatch(value) and parse(f"key={value}").value() == value:
         return value
     # Backslashes before a quote are doubled, the quote escaped.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
@@ -140,9 +140,9 @@ def _set_by_figure(name: str, config_dir: str) -> Mapping[str, str]:
     folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
     files = (folder / _FIGURE / f"{name}.yaml" for folder in folders)
     values = next((yaml.safe_load(file.read_text()) or {} for file in files if file.is_file()), {})
-    found = {}
+    stated = {}
     for entry in values.get("defaults", ()):
         for group, choice in entry.items() if isinstance(entry, dict) else ():
-            found[str(group).removeprefix("override").strip().lstrip("/")] = f"={choice}"
-    own = {key: value for key, value in values.items() if key not in {*SWEEP_KEYS, "defaults"}}
-    return found | {path: f"={quoted(value)}" for path, value in flatten(own).items()}
+            stated[str(group).removeprefix("override").strip().lstrip("/")] = f"={choice}"
+    settings = {key: value for key, value in values.items() if key not in {*SWEEP_KEYS, "defaults"}}
+    return stated | {path: f"={quoted(value)}" for path, value in flatten(settings).items()}

@@ -75,7 +75,7 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
         UserError: for a run that a table has twice.
     """
     columns = [*dict.fromkeys((*before.columns, *after.columns))]
-    found = [
+    drifts = [
         Drift(f"column {name}", "", *("yes" if name in table.columns else "" for table in (before, after)))
         for name in columns
         if len(before)
@@ -99,14 +99,14 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[Drift]:
         row = dict(zip(identity, run, strict=True))
         name = " ".join(row[column] if column in NAMING else f"{column}={row[column]}" for column in naming)
         if one is None or other is None:
-            found.append(Drift(name, "", *("" if each is None else "yes" for each in (one, other))))
+            drifts.append(Drift(name, "", *("" if table is None else "yes" for table in (one, other))))
         else:
             known = [column for column in one if column in OUTCOME and column in other]
             # A run with a result but not this metric is older.
             older = {name for name in METRICS if one.get("status") == "ok" and not one.get(name)}
             moved = [column for column in known if one[column] != other[column] and column not in older]
-            found += [Drift(name, column, one[column], other[column]) for column in moved]
-    return found
+            drifts += [Drift(name, column, one[column], other[column]) for column in moved]
+    return drifts
 
 
 def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -118,8 +118,8 @@ def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     identity = [name for name in filled.columns if name in other and name not in (*_BESIDE, VARIANT)]
     named = other.sort_values(VARIANT, kind="stable").drop_duplicates(identity).set_index(identity)[VARIANT]
     rows = pd.MultiIndex.from_frame(filled[identity])
-    found = named.reindex(rows)
-    return filled.assign(**{VARIANT: found.fillna("").to_numpy()})
+    variants = named.reindex(rows)
+    return filled.assign(**{VARIANT: variants.fillna("").to_numpy()})
 
 
 def _telling_apart(runs: pd.DataFrame) -> Sequence[str]:

@@ -9,8 +9,10 @@ a group might be the fastest, the case is not decided.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from entrain_bench.answers.statistics import LEVEL, Interval, mean_interval, not_worse, ratio_interval
 from entrain_bench.base.arithmetic import decisive, exp, log
@@ -19,14 +21,22 @@ from entrain_bench.base.arithmetic import decisive, exp, log
 TIME = "iteration_time_s"
 # Times the fastest's: whatever takes longer is not as good, however few seeds there are to tell.
 MARGIN = 1.05
-# Verdicts on a group. ``OPEN``: might be the fastest, but lacks seeds. ``BEHIND``: slower by its mean, which may be
-# chance: at one seed, or by more than the margin though not significantly.
-FASTEST = "fastest"
-AS_GOOD = "as good"
-OPEN = "not decided"
-BEHIND = "behind"
-SLOWER = "slower"
-FAILED = "no result"
+
+
+class Verdict(StrEnum):
+    """How a group does in a case.
+
+    ``OPEN``: might be the fastest, but lacks seeds. ``BEHIND``: slower by its mean, which may be chance, because it ran
+    at one seed, or is slower by more than the margin though not significantly.
+    """
+
+    FASTEST = "fastest"
+    AS_GOOD = "as good"
+    OPEN = "not decided"
+    BEHIND = "behind"
+    SLOWER = "slower"
+    FAILED = "no result"
+
 
 type Times = Mapping[int, float | None]
 
@@ -41,7 +51,7 @@ class Standing:
         time: mean seconds an iteration over the seeds with a result; None without any.
         speedup: geometric mean of the gains; None without any.
         behind: its times over the fastest's, at the seeds that both have; None for the fastest and without such seeds.
-        verdict: one of the words above.
+        verdict: how good that is.
     """
 
     times: Times
@@ -49,7 +59,7 @@ class Standing:
     time: Interval | None
     speedup: Interval | None
     behind: Interval | None
-    verdict: str
+    verdict: Verdict
 
     @property
     def num_ok(self) -> int:
@@ -71,14 +81,14 @@ class Comparison[Name: Hashable]:
     ranked: Sequence[Name]
     num_batches: int = 1
 
-    def with_verdict(self, *verdicts: str) -> list[Name]:
+    def with_verdict(self, *verdicts: Verdict) -> list[Name]:
         """The names with one of some verdicts, the fastest first."""
         return [name for name in self.ranked if self.standings[name].verdict in verdicts]
 
     @property
     def best(self) -> list[Name]:
         """The fastest and all that are as good, the fastest first; none if that is not decided."""
-        return [] if self.with_verdict(OPEN) else self.with_verdict(FASTEST, AS_GOOD)
+        return [] if self.with_verdict(Verdict.OPEN) else self.with_verdict(Verdict.FASTEST, Verdict.AS_GOOD)
 
     @property
     def seeds(self) -> list[int]:
@@ -134,24 +144,24 @@ def compare[Name: Hashable](
             ``LEVEL`` is divided among all sets of seeds, so it holds for the case.
         num_batches: batches that a run's time is the mean of.
     """
-    done = {name: with_result(own) for name, own in times.items()}
-    whole = [name for name, own in done.items() if own and len(own) == len(times[name])]
+    done = {name: with_result(by_seed) for name, by_seed in times.items()}
+    whole = [name for name, by_seed in done.items() if by_seed and len(by_seed) == len(times[name])]
     best = _fastest({name: done[name] for name in whole}) if whole else None
     verdicts = _verdicts(done, whole, best, level) if best is not None else {}
     standings = {}
-    for name, own in done.items():
+    for name, by_seed in done.items():
         other = done.get(references[name], {}) if name in references else {}
         standings[name] = Standing(
             times[name],
-            {seed: other[seed] / own[seed] for seed in own if seed in other},
-            mean_interval([*own.values()], num_batches) if own else None,
-            _ratio(other, own, num_batches),
-            _ratio(own, done[best], num_batches) if best is not None and name != best else None,
-            verdicts.get(name, FAILED),
+            {seed: other[seed] / by_seed[seed] for seed in by_seed if seed in other},
+            mean_interval([*by_seed.values()], num_batches) if by_seed else None,
+            shared_ratio(other, by_seed, num_batches),
+            shared_ratio(by_seed, done[best], num_batches) if best is not None and name != best else None,
+            verdicts.get(name, Verdict.FAILED),
         )
 
     def place(name: Name) -> tuple[bool, bool, float, float, str]:
-        failed = standings[name].verdict == FAILED
+        failed = standings[name].verdict == Verdict.FAILED
         time = standings[name].time
         ratio = _mean_ratio(done[name], done[best]) if best is not None and time else math.inf
         return failed, name != best, ratio, decisive(time.mean) if time else math.inf, str(name)
@@ -170,18 +180,18 @@ def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Nam
     Args:
         comparisons: at least one, each with the same names for the same groups.
     """
-    seeds = sorted(set.intersection(*({*each.seeds} for each in comparisons)))
-    found = {}
+    seeds = sorted(set.intersection(*({*one.seeds} for one in comparisons)))
+    means_over_cases = {}
     for name in comparisons[0].standings if seeds else ():
-        if all(each.gains_everywhere(name) for each in comparisons):
-            logs = [[log(each.standings[name].gains[seed]) for seed in seeds] for each in comparisons]
-            num_batches = min(each.num_batches for each in comparisons)
-            means = [exp(math.fsum(each) / len(each)) for each in logs]
-            mean = mean_interval([math.fsum(each) / len(each) for each in zip(*logs, strict=True)], num_batches)
+        if all(one.gains_everywhere(name) for one in comparisons):
+            logs = [[log(one.standings[name].gains[seed]) for seed in seeds] for one in comparisons]
+            num_batches = min(one.num_batches for one in comparisons)
+            means = [exp(math.fsum(one) / len(one)) for one in logs]
+            mean = mean_interval([math.fsum(one) / len(one) for one in zip(*logs, strict=True)], num_batches)
             speedup = replace(mean, mean=exp(mean.mean), low=exp(mean.low), high=exp(mean.high))
-            num_best = sum(name in each.best for each in comparisons)
-            found[name] = Overall(speedup, min(means), max(means), num_best)
-    return dict(sorted(found.items(), key=lambda item: -decisive(item[1].speedup.mean)))
+            num_best = sum(name in one.best for one in comparisons)
+            means_over_cases[name] = Overall(speedup, min(means), max(means), num_best)
+    return dict(sorted(means_over_cases.items(), key=lambda item: -decisive(item[1].speedup.mean)))
 
 
 def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
@@ -191,15 +201,21 @@ def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
         return sum(_mean_ratio(times[other], times[name]) < 1 for other in times if other != name)
 
     def place(name: Name) -> tuple[int, int, float, list[float], str]:
-        own = times[name]
-        return losses(name), -len(own), decisive(math.fsum(own.values()) / len(own)), [*own.values()], str(name)
+        by_seed = times[name]
+        return (
+            losses(name),
+            -len(by_seed),
+            decisive(math.fsum(by_seed.values()) / len(by_seed)),
+            [*by_seed.values()],
+            str(name),
+        )
 
     return min(times, key=place)
 
 
 def _verdicts[Name: Hashable](
     done: Mapping[Name, Mapping[int, float]], whole: Sequence[Name], best: Name, level: float | None
-) -> dict[Name, str]:
+) -> dict[Name, Verdict]:
     """Verdicts on those without a failure.
 
     Names that lack seeds are tested at the seeds that they share with the best, in a row with all names that have
@@ -210,22 +226,22 @@ def _verdicts[Name: Hashable](
     testable = {one & other for one in kinds for other in kinds if len(one & other) > 1}
     level = LEVEL / max(1, len(testable)) if level is None else level
     good: dict[frozenset[int], frozenset[Name]] = {}
-    found = {best: FASTEST}
+    verdicts = {best: Verdict.FASTEST}
     for name in whole:
         shared = seeds[best] & seeds[name]
         if shared in testable and shared not in good:
-            row = [each for each in whole if shared <= seeds[each]]
-            good[shared] = not_worse({each: [done[each][seed] for seed in sorted(shared)] for each in row}, level)
+            row = [member for member in whole if shared <= seeds[member]]
+            good[shared] = not_worse({member: [done[member][seed] for seed in sorted(shared)] for member in row}, level)
         if shared in good and name not in good[shared]:
-            verdict = SLOWER
+            verdict = Verdict.SLOWER
         elif _mean_ratio(done[name], done[best]) > MARGIN:
-            verdict = BEHIND
+            verdict = Verdict.BEHIND
         elif seeds[name] != seeds[best]:
-            verdict = OPEN
+            verdict = Verdict.OPEN
         else:
-            verdict = AS_GOOD if len(shared) > 1 else BEHIND
-        found.setdefault(name, verdict)
-    return found
+            verdict = Verdict.AS_GOOD if len(shared) > 1 else Verdict.BEHIND
+        verdicts.setdefault(name, verdict)
+    return verdicts
 
 
 def _mean_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> float:
@@ -234,8 +250,74 @@ def _mean_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> float:
     return decisive(math.fsum(one[s] for s in shared) / math.fsum(other[s] for s in shared)) if shared else 1.0
 
 
-def _ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: int) -> Interval | None:
-    """The ratios of one over another at the seeds that both have; None without such a seed."""
+def shared_ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: int = 1) -> Interval | None:
+    """Return the ratios of one over another at the seeds that both have; None without such a seed."""
     shared = [seed for seed in one if seed in other]
     pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
     return ratio_interval(*pairs, num_batches) if shared else None
+
+
+@dataclass(frozen=True, slots=True)
+class LeadResult[Name: Hashable]:
+    """A strategy in one case, next to the fastest of the others.
+
+    Attributes:
+        rival: the fastest of the others; one that failed at a seed only if all did.
+        own: how the strategy does; its speedup is over the rival, paired by seed, and below 1 where it is behind.
+        other: how the rival does.
+    """
+
+    rival: Name
+    own: Standing
+    other: Standing
+
+
+def lead_of[Name: Hashable](times: Mapping[Name, Times], leader: Name) -> LeadResult[Name] | None:
+    """Return the lead of one group of a case, of which others may be faster; None if there is no other."""
+    others = {name: theirs for name, theirs in times.items() if name != leader}
+    if not others:
+        return None
+    rival = compare(others, {}).ranked[0]
+    pair = compare({name: times[name] for name in (leader, rival)}, {leader: rival})
+    return LeadResult(rival, pair.standings[leader], pair.standings[rival])
+
+
+@dataclass(frozen=True, slots=True)
+class LeadSummary:
+    """The speedups of a strategy over the fastest other in several cases, whether above or below 1.
+
+    Attributes:
+        speedup: of the only case; None for several.
+        least, greatest, mean: speedups over cases, the mean geometric.
+        num_known, num_cases: cases with a speedup, and all.
+        num_lacking: cases in which the strategy has no result at some seed.
+    """
+
+    speedup: Interval | None
+    least: float
+    greatest: float
+    mean: float
+    num_known: int
+    num_cases: int
+    num_lacking: int
+
+    @classmethod
+    def of[Name: Hashable](cls, leads: Sequence[LeadResult[Name] | None]) -> LeadSummary | None:
+        """Sum up the leads of some cases; None if no case has a speedup."""
+        gains = [lead.own.speedup for lead in leads if lead and lead.own.speedup]
+        if not gains:
+            return None
+        means = [gain.mean for gain in gains]
+        lacking = sum(lead.own.num_ok < len(lead.own.times) for lead in leads if lead)
+        only = gains[0] if len(leads) == 1 else None
+        return cls(only, min(means), max(means), geometric_mean(means), len(gains), len(leads), lacking)
+
+
+def count_wins[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, int]:
+    """Return in how many cases each group is the fastest, the one with the most first."""
+    return dict(Counter(case.best[0] for case in comparisons if case.best).most_common())
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Return the geometric mean of at least one ratio."""
+    return exp(math.fsum(map(log, ratios)) / len(ratios))

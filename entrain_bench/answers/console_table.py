@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.case import NAMES, Case, StrategyResult
+from entrain_bench.answers.cases import NAMES, Case, StrategyResult, name_of
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.sentences import losses, notices, problems, sentences
-from entrain_bench.answers.text import NOTHING, decimals, ends, name_of, seconds, spell_seeds, times
+from entrain_bench.answers.text import NOTHING, decimals, ends, seconds, spell_seeds, times
 from entrain_bench.records.records import Record
 
 # Wide enough for the table when the output is not a terminal.
@@ -123,6 +123,14 @@ def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
         for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)
     ]
     return [lines[0], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * max(map(cell_len, lines)), *lines[1:]]
+
+
+def fit_lines(columns: Sequence[Column], num_labels: int, width: int, least: int, dropped: int) -> list[str]:
+    """Return ``table_lines`` of the columns that fit; the one at ``dropped`` goes while more than ``least`` remain."""
+    kept = [*columns]
+    while len(kept) > least and sum(column.width + len(GAP) for column in kept) - len(GAP) > width:
+        kept.pop(dropped)
+    return table_lines(kept, num_labels)
 
 
 def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> list[Column]:

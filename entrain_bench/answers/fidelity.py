@@ -19,7 +19,7 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
     The measured one has its 95% interval, ``low`` to ``high``, and the chance to measure as much where nothing is
     gained. ``sign_error``: the interval excludes 1, and the prediction is on the other side.
     """
-    found = []
+    pairs = []
     for group, members in rows.groupby(GROUP, sort=False):
         for one, other in combinations(members.to_dict("records"), 2):
             # Repetition by repetition, for strategies took turns.
@@ -30,14 +30,16 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
             ends = {"measured_speedup": measured.mean, "low": measured.low, "high": measured.high}
             error = {"predicted_speedup": predicted, "error": predicted / measured.mean - 1.0}
             wrong = measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0
-            found.append({**names, **ends, "chance": ratio_chance(*times), **error, "sign_error": wrong})
-    return pd.DataFrame(found)
+            pairs.append({**names, **ends, "chance": ratio_chance(*times), **error, "sign_error": wrong})
+    return pd.DataFrame(pairs)
 
 
 def rank_correlations(rows: pd.DataFrame) -> pd.Series:
     """Kendall's tau of measured and predicted iteration times over the strategies of each group."""
     groups = rows.groupby(GROUP, sort=False)
-    return pd.Series({name: kendalltau(own["measured_s"], own["predicted_s"]).statistic for name, own in groups})
+    return pd.Series(
+        {name: kendalltau(members["measured_s"], members["predicted_s"]).statistic for name, members in groups}
+    )
 
 
 def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:

@@ -101,8 +101,6 @@ def _spell_word(word: str) -> str:
 PROFILED = "profiled"
 FITTED = "fitted"
 DERIVED = "derived"
-# Of runs that have lost their records.
-UNKNOWN = "not recorded"
 
 
 def cost_source(cluster: Mapping[str, Any]) -> str:

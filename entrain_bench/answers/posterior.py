@@ -16,9 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, Times, with_result
-from entrain_bench.answers.leads import geometric_mean
-from entrain_bench.answers.text import count, times
+from entrain_bench.answers.comparison import TIME, Times, geometric_mean, with_result
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.records.records import Record
 
@@ -72,46 +70,46 @@ class Chance:
         return Spread.of(self.leads.values()) if self.leads else None
 
 
-def chances[Name: Hashable](found: Mapping[Name, Times]) -> dict[Name, Chance]:
+def chances[Name: Hashable](times: Mapping[Name, Times]) -> dict[Name, Chance]:
     """The chances of all strategies of a job, the most probable first; equals keep their order.
 
     Args:
-        found: seconds an iteration by strategy and draw; None for a run without a result.
+        times: seconds an iteration by strategy and draw; None for a run without a result.
 
     Returns:
         Nothing if no draw has a result.
     """
-    done = {name: with_result(own) for name, own in found.items()}
-    draws = sorted({draw for own in done.values() for draw in own})
+    done = {name: with_result(by_draw) for name, by_draw in times.items()}
+    draws = sorted({draw for by_draw in done.values() for draw in by_draw})
     winners = [_fastest(done, draw) for draw in draws]
     result = {}
-    for name, own in done.items() if draws else ():
+    for name, by_draw in done.items() if draws else ():
         rivals = {
             draw: min((their[draw] for other, their in done.items() if other != name and draw in their), default=None)
-            for draw in own
+            for draw in by_draw
         }
-        leads = {draw: rival / own[draw] for draw, rival in rivals.items() if rival is not None}
+        leads = {draw: rival / by_draw[draw] for draw, rival in rivals.items() if rival is not None}
         result[name] = Chance(winners.count(name), len(draws), leads)
     return dict(sorted(result.items(), key=lambda item: -item[1].num_fastest))
 
 
 def _fastest[Name: Hashable](done: Mapping[Name, Mapping[int, float]], draw: int) -> Name:
     """The strategy with the least time in a draw that has a result, of equals the first."""
-    there = {name: own[draw] for name, own in done.items() if draw in own}
+    there = {name: by_draw[draw] for name, by_draw in done.items() if draw in by_draw}
     return min(there, key=lambda name: decisive(there[name]))
 
 
-def contenders[Name: Hashable](found: Mapping[Name, Times], limit: float) -> list[Name]:
+def contenders[Name: Hashable](times: Mapping[Name, Times], limit: float) -> list[Name]:
     """The strategies that take at most ``limit`` times as long as the fastest in at least one draw, in their order.
 
     At least the two that come closest, so that the fastest has a rival.
     """
-    done = {name: with_result(own) for name, own in found.items()}
-    draws = {draw for own in done.values() for draw in own}
-    least = {draw: min(own[draw] for own in done.values() if draw in own) for draw in draws}
+    done = {name: with_result(by_draw) for name, by_draw in times.items()}
+    draws = {draw for by_draw in done.values() for draw in by_draw}
+    least = {draw: min(by_draw[draw] for by_draw in done.values() if draw in by_draw) for draw in draws}
     closest = {
-        name: decisive(min((own[draw] / least[draw] for draw in sorted(own)), default=math.inf))
-        for name, own in done.items()
+        name: decisive(min((by_draw[draw] / least[draw] for draw in sorted(by_draw)), default=math.inf))
+        for name, by_draw in done.items()
     }
     first = sorted(closest, key=lambda name: closest[name])[:2]
     return [name for name in closest if closest[name] <= decisive(limit) or name in first]
@@ -119,17 +117,17 @@ def contenders[Name: Hashable](found: Mapping[Name, Times], limit: float) -> lis
 
 def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
     """Seconds an iteration by job (model, workload), strategy and draw, of those rows of a run table that have one."""
-    found: dict[tuple[str, str], dict[str, dict[int, float | None]]] = {}
+    times: dict[tuple[str, str], dict[str, dict[int, float | None]]] = {}
     rows: list[dict[Any, Any]] = data[data[KEY] > 0].to_dict("records") if KEY in data else []
     for row in rows:
-        own = found.setdefault((str(row["model"]), str(row["workload"])), {}).setdefault(str(row["strategy"]), {})
-        own[int(row[KEY])] = float(row[TIME]) if row["status"] == "ok" else None
-    return {job: {**by_strategy} for job, by_strategy in found.items()}
+        by_draw = times.setdefault((str(row["model"]), str(row["workload"])), {}).setdefault(str(row["strategy"]), {})
+        by_draw[int(row[KEY])] = float(row[TIME]) if row["status"] == "ok" else None
+    return {job: {**by_strategy} for job, by_strategy in times.items()}
 
 
 def chances_by_job(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Chance]]:
     """``chances`` of the strategies of every job (model, workload) of a run table."""
-    return {job: chances(found) for job, found in times_of(data).items()}
+    return {job: chances(times) for job, times in times_of(data).items()}
 
 
 def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -146,11 +144,11 @@ def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
 
 def drawn_times(draws: Sequence[Record]) -> dict[str, dict[str, dict[int, float | None]]]:
     """Seconds an iteration of runs under draws by ``job_of``, ``variant_of`` and draw; None without a result."""
-    found: dict[str, dict[str, dict[int, float | None]]] = {}
+    times: dict[str, dict[str, dict[int, float | None]]] = {}
     for record in draws:
-        own = found.setdefault(job_of(record), {}).setdefault(variant_of(record), {})
-        own[int(record.config[KEY])] = record.metrics[TIME] if record.status == "ok" else None
-    return found
+        by_draw = times.setdefault(job_of(record), {}).setdefault(variant_of(record), {})
+        by_draw[int(record.config[KEY])] = record.metrics[TIME] if record.status == "ok" else None
+    return times
 
 
 def job_of(record: Record) -> str:
@@ -164,42 +162,46 @@ def variant_of(record: Record) -> str:
     return json.dumps([record.labels["strategy"], record.config["strategy"]], sort_keys=True, default=repr)
 
 
-def interval(spread: Spread) -> str:
-    """The 90% interval of a speedup as text: ``0.98x to 1.31x``."""
-    return f"{times(spread.low)} to {times(spread.high)}"
+@dataclass(frozen=True, slots=True)
+class ChanceSummary:
+    """The chances of a strategy over one or several jobs.
 
-
-def posterior_sentence[Name: Hashable](
-    jobs: Sequence[Mapping[Name, Chance]], name: Name, label: str, noun: str = "job"
-) -> str:
-    """P(fastest) of a strategy and the 90% interval of its lead, over one or several jobs; empty without draws.
-
-    Over several jobs the lead in a draw is the geometric mean over the jobs, of draws that all of them have.
+    Attributes:
+        probability: P(fastest), mean over all jobs.
+        lead: median and 90% interval over draws; in a draw it is the geometric mean over the jobs.
+        num_draws: draws of a job.
+        num_jobs, num_leads: jobs, and those with a lead.
+        num_sure: jobs in which P(fastest) is at least ``COVERAGE``.
     """
-    own = [job[name] for job in jobs if name in job]
-    leads = [chance.leads for chance in own if chance.leads]
-    shared = sorted(set.intersection(*({*each} for each in leads))) if leads else []
-    if not shared:
-        return ""
-    spread = Spread.of([geometric_mean([each[draw] for each in leads]) for draw in shared])
-    mean = math.fsum(chance.probability for chance in own) / len(jobs)
-    sure = sum(decisive(chance.probability) >= COVERAGE for chance in own)
-    where = f", mean over {count(len(jobs), noun)} (at least {COVERAGE} in {sure})" if len(jobs) > 1 else ""
-    how = f"geometric mean; {COVERAGE:.0%} interval" if len(leads) > 1 else f"{COVERAGE:.0%} interval"
-    return (
-        f"Over {count(own[0].num_draws, 'posterior draw')} of the hardware constants, {label} has P(fastest) "
-        f"{mean:.2f}{where}. Its speedup over the fastest other strategy is {interval(spread)} ({how})."
-    )
+
+    probability: float
+    lead: Spread
+    num_draws: int
+    num_jobs: int
+    num_leads: int
+    num_sure: int
+
+    @classmethod
+    def of[Name: Hashable](cls, jobs: Sequence[Mapping[Name, Chance]], name: Name) -> ChanceSummary | None:
+        """Sum up over the draws that all jobs with a lead have; None without such a draw."""
+        chances = [job[name] for job in jobs if name in job]
+        leads = [chance.leads for chance in chances if chance.leads]
+        shared = sorted(set.intersection(*({*lead} for lead in leads))) if leads else []
+        if not shared:
+            return None
+        return cls(
+            math.fsum(chance.probability for chance in chances) / len(jobs),
+            Spread.of([geometric_mean([lead[draw] for lead in leads]) for draw in shared]),
+            chances[0].num_draws,
+            len(jobs),
+            len(leads),
+            sum(decisive(chance.probability) >= COVERAGE for chance in chances),
+        )
 
 
-def posterior_sentences[Name: Hashable](
-    jobs: Sequence[Mapping[Name, Chance]], labels: Mapping[Name, str], ours: Sequence[Name] = (), noun: str = "job"
-) -> list[str]:
-    """``posterior_sentence`` of the strategy that is the fastest in most draws, then of those of ``ours``."""
+def rank_chances[Name: Hashable](jobs: Sequence[Mapping[Name, Chance]]) -> list[Name]:
+    """Return the strategies of some jobs, the one that is the fastest in most draws first; equals keep their order."""
     won: dict[Name, float] = {}
     for name, chance in ((name, chance) for job in jobs for name, chance in job.items()):
         won[name] = won.get(name, 0.0) + chance.probability
-    # Stable: of equals the first.
-    first = sorted(won, key=lambda name: -decisive(won[name]))[:1]
-    named = dict.fromkeys([*first, *(name for name in ours if name in won)])
-    return [*filter(None, (posterior_sentence(jobs, name, labels[name], noun) for name in named))]
+    return sorted(won, key=lambda name: -decisive(won[name]))

@@ -129,9 +129,9 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: floa
         times: of each name, positive, the same seeds in the same order.
         level: how often at least one of the equally best names may be excluded.
     """
-    if min(min(own) for own in times.values()) <= 0:
+    if min(min(by_seed) for by_seed in times.values()) <= 0:
         raise ValueError("only positive times are compared")
-    sums = {name: decisive(math.fsum(own)) for name, own in times.items()}
+    sums = {name: decisive(math.fsum(by_seed)) for name, by_seed in times.items()}
     shortest = min(sums.values())
     num_seeds = len(next(iter(times.values())))
     least = frozenset(name for name, total in sums.items() if total == shortest)
@@ -143,7 +143,7 @@ def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: floa
         for one, other in permutations(times, 2)
     }
     while slower := _slower(pairs, num_seeds, level) - least:
-        pairs = {pair: found for pair, found in pairs.items() if slower.isdisjoint(pair)}
+        pairs = {pair: moments for pair, moments in pairs.items() if slower.isdisjoint(pair)}
     return least.union(*pairs)
 
 

@@ -72,7 +72,7 @@ def strategy_facts() -> list[StrategyFacts]:
     for name in names:
         if name not in stated:
             raise UserError(f"{FILE}: must have an entry {name}, as every strategy")
-    return sorted((_facts(name, stated[name]) for name in names), key=lambda each: (each.order, each.name))
+    return sorted((_facts(name, stated[name]) for name in names), key=lambda facts: (facts.order, facts.name))
 
 
 @cache
@@ -85,26 +85,23 @@ def runs_in(name: str) -> tuple[str, ...] | None:
 def _facts(name: str, entry: Mapping[str, Any]) -> StrategyFacts:
     for key, value in entry.items():
         where = f"{FILE}: {name}.{key}"
-        if key not in (*LISTS, *TEXTS):
-            raise unknown_choice(f"{FILE}: {name}", key, [*LISTS, *TEXTS])
         if key in TEXTS:
             require(isinstance(value, str), where, value, "a text")
-            if key == "transfers" and value not in RULES:
-                raise unknown_choice(where, value, RULES)
+        elif key in LISTS:
+            is_list = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            require(is_list, where, value, "a list of texts")
         else:
-            listed = isinstance(value, list) and all(isinstance(each, str) for each in value)
-            require(listed, where, value, "a list of texts")
+            raise unknown_choice(f"{FILE}: {name}", key, [*LISTS, *TEXTS])
+    if entry.get("transfers", BATCHED) not in RULES:
+        raise unknown_choice(f"{FILE}: {name}.transfers", entry["transfers"], RULES)
     path = Path(config_tree()) / "strategy" / f"{name}.yaml"
-    own = yaml.safe_load(path.read_text())
-    lists = {key: tuple(entry.get(key, ())) for key in LISTS}
+    strategy = yaml.safe_load(path.read_text())
+    stated: dict[str, Any] = {key: tuple(value) if key in LISTS else value for key, value in entry.items()}
     return StrategyFacts(
         name,
-        label=str(own.get("label") or spell(name)),
-        family=FAMILIES[str(own.get("family") or "")],
+        label=str(strategy.get("label") or spell(name)),
+        family=FAMILIES[str(strategy.get("family") or "")],
         summary=first_sentence(path),
-        order=float(own.get("display_order", "inf")),
-        code=entry.get("code", ""),
-        page=entry.get("page", f"{name}.md"),
-        transfers=entry.get("transfers", BATCHED),
-        **lists,
+        order=float(strategy.get("display_order", "inf")),
+        **({"page": f"{name}.md"} | stated),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,8 @@ from entrain_bench.answers.labels import in_order, label_columns, names, orders
 from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.leaves import flatten
-from entrain_bench.records.records import Results, labels_of
+from entrain_bench.records.records import Record, Results, labels_of
+from entrain_bench.specs.module_layers import Role
 
 # What is made of the values of several seeds: a name that pandas knows, or a function.
 type Statistic = str | Callable[[pd.Series[float]], float]
@@ -84,10 +85,15 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
 
 
-def encoder_degrees(layout: str, encoder: str) -> tuple[float, float] | None:
-    """Stages of the encoder in a run's ``layout``, and GPUs of one stage (TP x CP)."""
-    found = re.search(rf"\b{re.escape(encoder)} tp(\d+) cp(\d+) pp(\d+)", layout)
-    return (float(found[3]), float(found[1]) * float(found[2])) if found else None
+def encoder_stages_and_gpus(cell: Cell, record: Record | None) -> tuple[float, float]:
+    """Return the stages of the model's encoders, which share theirs, and GPUs of a stage (TP x CP).
+
+    Both are not numbers without a layout.
+    """
+    modules = cell.config.model["modules"]
+    placed = {name: degrees for name, degrees in (record.degrees if record else {}).items() if name in modules}
+    encoders = [degrees for name, degrees in placed.items() if modules[name]["role"] == Role.ENCODER]
+    return max(((one["pp"], one["tp"] * one["cp"]) for one in encoders), default=(math.nan, math.nan))
 
 
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
@@ -125,23 +131,25 @@ def relative_over_seeds(
     Returns:
         ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
     """
-    own, other = (table[table["status"] == "ok"].reindex(columns=[*keys, "seed", TIME]) for table in (data, references))
-    pairs = own.merge(other[[*on, "seed", TIME]], on=[*on, "seed"], suffixes=("", "_reference"))
+    runs, other = (
+        table[table["status"] == "ok"].reindex(columns=[*keys, "seed", TIME]) for table in (data, references)
+    )
+    pairs = runs.merge(other[[*on, "seed", TIME]], on=[*on, "seed"], suffixes=("", "_reference"))
     rows = []
     for case, group in pairs.groupby([*keys], sort=False):
-        found = ratio_interval(group[TIME].tolist(), group[f"{TIME}_reference"].tolist())
-        rows.append((*case, found.mean, found.low, found.high))
+        ratio = ratio_interval(group[TIME].tolist(), group[f"{TIME}_reference"].tolist())
+        rows.append((*case, ratio.mean, ratio.low, ratio.high))
     columns = ["relative", "relative_low", "relative_high"]
     return pd.DataFrame(rows, columns=[*keys, *columns]).set_index([*keys]).astype(float)
 
 
 def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], Comparison[str]]:
     """How the strategies of every case do, beside the first of them (``comparison``)."""
-    found = {}
+    comparisons = {}
     for key, runs in data.groupby([*case], sort=False):
         times = {str(name): times_by_seed(mine) for name, mine in runs.groupby("strategy", sort=False)}
-        found[tuple(map(str, key))] = compare(times, dict.fromkeys(times, baseline_of(orders(runs))))
-    return found
+        comparisons[tuple(map(str, key))] = compare(times, dict.fromkeys(times, baseline_of(orders(runs))))
+    return comparisons
 
 
 def times_by_seed(runs: pd.DataFrame) -> dict[int, float | None]:
@@ -179,17 +187,17 @@ def rankings(data: pd.DataFrame) -> pd.DataFrame:
     """
     first = data[data["row"] == data["row"].iloc[0]]
     usual = compared(first, CASE)
-    found = []
+    rows = []
     for row, runs in data.groupby("row", sort=False):
         comparisons = compared(runs, CASE)
         taus = correlations(first, runs)
         for case, mine in taus.items():
             names = comparisons[case].best
             firm = bool(usual[case].best) and usual[case].best[0] in names
-            found.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
-        found.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
+            rows.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
+        rows.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
     columns = ["row", *CASE, "winner", "firm", "tau", "tau_low", "tau_high"]
-    table = pd.DataFrame(found, columns=columns)
+    table = pd.DataFrame(rows, columns=columns)
     counts = over_seeds(data, ["row", *CASE], mean_s=("iteration_time_s", "mean"))
     return table.merge(counts[["row", *CASE, "num_ok", "num_runs"]], on=["row", *CASE], how="left")
 

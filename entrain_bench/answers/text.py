@@ -1,12 +1,18 @@
-"""How numbers, names and tables are written, wherever they are: intervals, seconds, speedups, lists, Markdown."""
+"""How numbers, names and tables are written, wherever they are, and the templates that use these functions."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from entrain_bench.answers.case import NAMES
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.records.time_shares import TIME_SHARES
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
 
 # Names that a sentence lists before it says how many more there are.
 MAX_NAMES = 8
@@ -37,6 +43,22 @@ TIME_WORDS = dict(
 )
 
 
+# What Markdown would take for markup, but for the bar, which tables escape themselves.
+MARKUP = re.compile(r"[\\`*_\[\]~$]")
+# What GitHub takes for a person, and for an issue.
+REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
+
+
+# The same in a sentence, without what a class consists of.
+SHORT_TIME_WORDS = TIME_WORDS | {
+    "time_kernels_share": "slower computation",
+    "time_microbatches_share": "unequal microbatches and order",
+    "time_step_share": "step",
+}
+# Narrower, words go one below the other.
+LEAST_WIDTH = 40
+
+
 def times(ratio: float) -> str:
     """A speedup: ``1.52x``."""
     return f"{ratio:.2f}x"
@@ -52,10 +74,13 @@ def ends(interval: Interval | None, spell: Callable[[float], str]) -> str:
     return f"{spell(interval.low)} to {spell(interval.high)}" if interval and interval.num_values > 1 else NOTHING
 
 
-def speedup(interval: Interval | None) -> str:
-    """A speedup and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``."""
+def speedup(interval: Interval | Mapping[str, Any] | None) -> str:
+    """A speedup and, of several seeds, its interval: ``1.52x (1.48 to 1.56)``; of an interval or its fields."""
     if interval is None:
         return NOTHING
+    if isinstance(interval, Mapping):
+        number = interval["num_seeds"] if "num_seeds" in interval else interval["num_values"]
+        interval = Interval(interval["mean"], interval["low"], interval["high"], number)
     text = ends(interval, "{:.2f}".format)
     return times(interval.mean) + (f" ({text})" if text != NOTHING else "")
 
@@ -96,13 +121,67 @@ def spell_seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(found) > 1 else ''} {consecutive(found)}"
 
 
-def name_of(labels: Mapping[str, str], headings: Sequence[str]) -> str:
-    """Some labels as one text: names alone, other labels with their heading."""
-    return " ".join(labels[each] if each in NAMES else f"{each}={labels[each]}" for each in headings if each in labels)
-
-
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
     """A table; columns whose heading is in ``right`` are aligned to the right."""
     rule = ["---:" if name in right else "---" for name in heading]
     lines = ([" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in (heading, rule, *rows))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def escape_markdown(text: str) -> str:
+    """Return text that Markdown shows unmodified, in one line."""
+    safe = MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    safe = safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # GitHub would notify a person and link an issue.
+    return REFERENCES.sub(r"\g<0><!-- -->", safe)
+
+
+def load_template(name: str) -> Template:
+    """Return a template of the folder ``templates``; one for HTML escapes every text.
+
+    The functions of this module are filters there. A name that is not defined is an error.
+    """
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    # Not every command words an answer, and importing takes a while.
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    loader = PackageLoader("entrain_bench.answers")
+    environment = Environment(
+        loader=loader,
+        autoescape=select_autoescape(["html"], default=False),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        extensions=["jinja2.ext.do"],
+    )
+    filters: list[Callable[..., Any]] = [
+        *(times, percent, ends, speedup, seconds, count, listing, consecutive, spell_seeds),
+        *(escape_markdown, markdown_table, decimals, one_line, wrap),
+    ]
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.globals |= {"TIME_WORDS": TIME_WORDS, "SHORT_TIME_WORDS": SHORT_TIME_WORDS, "NOTHING": NOTHING}
+    return environment
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """Return the paragraphs of a rendered template, each in one line; blank lines separate them."""
+    return [one_line(part) for part in text.split("\n\n") if part.strip()]
+
+
+def one_line(text: str) -> str:
+    """Return a text with one space between words."""
+    return " ".join(text.split())
+
+
+def wrap(text: str, width: int, first: str = "", hang: str | None = None) -> str:
+    """Return a text in lines of whole words, each ended; ``first`` and ``hang`` indent the first and other lines."""
+    following = first if hang is None else hang
+    wrapper = textwrap.TextWrapper(max(width, LEAST_WIDTH), initial_indent=first, subsequent_indent=following)
+    wrapper.break_long_words = False
+    wrapper.break_on_hyphens = False
+    words = one_line(text) if "\n" in text.strip() else text
+    return "".join(f"{line}\n" for line in wrapper.wrap(words))

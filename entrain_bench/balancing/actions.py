@@ -55,17 +55,17 @@ class ListedActions(NamedTuple):
     kept_bytes: IntArray
     kept_s: FloatArray
 
-    def of(self, own: IntArray, members: IntArray) -> ListedActions:
+    def of(self, chosen: IntArray, members: IntArray) -> ListedActions:
         """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
         lane = np.zeros(len(self.room_bytes), np.int64)
         action = np.zeros(len(self.duration_s), np.int64)
         lane[members] = np.arange(len(members))
-        action[own] = np.arange(len(own))
+        action[chosen] = np.arange(len(chosen))
         (lane_offsets, entries), (user_offsets, users) = (
-            take_rows(offsets, own) for offsets in (self.lane_offsets, self.user_offsets)
+            take_rows(offsets, chosen) for offsets in (self.lane_offsets, self.user_offsets)
         )
         return ListedActions(
-            **{name: getattr(self, name)[own] for name in PER_ACTION},
+            **{name: getattr(self, name)[chosen] for name in PER_ACTION},
             lane_offsets=lane_offsets,
             lanes=lane[self.lanes[entries]],
             user_offsets=user_offsets,
@@ -73,7 +73,7 @@ class ListedActions(NamedTuple):
             user_delay_s=self.user_delay_s[users],
             station=self.station[members],
             room_bytes=self.room_bytes[members],
-            backward=action[self.backward[own]],
+            backward=action[self.backward[chosen]],
         )
 
 

@@ -121,7 +121,7 @@ def check_memory(
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout a planner considers.
+    """A layout that a planner considers.
 
     Attributes:
         estimated_s: the planner's estimate of the iteration time.
@@ -133,7 +133,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A candidate before it is placed on ranks, which takes long on many.
+    """A candidate that is not placed on ranks yet. Placing takes long on many ranks.
 
     Attributes:
         least_s: what its estimate cannot fall below.
@@ -145,7 +145,7 @@ class Draft:
 
 
 def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterator[Candidate]:
-    """The drafts' candidates by rising estimate up to the most, each placed only when no other can come before it."""
+    """Yield the drafts' candidates by rising estimate up to ``most_s``; place a draft only when it is next."""
     queue: list[tuple[float, int, Draft | Candidate]] = [
         (decisive(draft.least_s), number, draft) for number, draft in enumerate(drafts)
     ]
@@ -155,13 +155,13 @@ def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterat
         if isinstance(entry, Candidate):
             yield entry
         else:
-            found = entry.place()
-            seconds = found.estimated_s if isinstance(found, Candidate) else found.least_s
-            heappush(queue, (decisive(seconds), number, found))
+            placed = entry.place()
+            seconds = placed.estimated_s if isinstance(placed, Candidate) else placed.least_s
+            heappush(queue, (decisive(seconds), number, placed))
 
 
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates by rising estimate; of those that count as equal (``decisive``) the earlier first."""
+    """Sort candidates by rising estimate; equal estimates (``decisive``) keep their order."""
     return sorted(candidates, key=lambda c: decisive(c.estimated_s))
 
 
@@ -172,7 +172,7 @@ def fastest_in_trials(
     num_trials: int,
     others: Sequence[Callable[[Profile], Iterable[Candidate]]] = (),
 ) -> Layout:
-    """Of the best candidates that fit memory, the layout that runs one profiled batch fastest.
+    """Return the layout that runs one profiled batch fastest, among the best candidates that fit memory.
 
     ``candidates`` come by rising estimate, for a profile whose job has a microbatch size. Where that is free, every
     size gets as many trials as another, for estimates that are linear in the samples do not tell sizes apart; so does
@@ -198,7 +198,7 @@ def fastest_in_trials(
 
 @dataclass(slots=True)
 class Remembered:
-    """A ``MakeProgram`` that knows the last program that it made: what is tried is the program that was checked.
+    """A ``MakeProgram`` that remembers its last program, so that a trial runs the program that was checked.
 
     Attributes:
         make: what makes them.
@@ -209,27 +209,27 @@ class Remembered:
     last: tuple[SampleShapes, Layout, Program] | None = None
 
     def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
-        """The program of a batch."""
+        """Return the program of a batch."""
         if self.last is None or self.last[0] is not shapes or self.last[1] is not layout:
             self.last = shapes, layout, self.make(shapes, layout)
         return self.last[2]
 
     @property
     def draft(self) -> MakeProgram:
-        """As the maker's own; itself if that has none that is quicker."""
+        """The draft of ``make``; this object if ``make`` has no quicker draft."""
         draft = self.make.draft
         return self if draft is self.make else draft
 
     @property
     def chooses_recomputation(self) -> bool:
-        """As the maker."""
+        """As ``make``."""
         return self.make.chooses_recomputation
 
 
 def _recomputing(
     profile: Profile, rising: Iterator[Candidate], make_program: MakeProgram, refused: list[UserError]
 ) -> Iterator[Candidate]:
-    """The first candidate that fits memory, or one of the next that recomputes otherwise and runs a batch faster.
+    """Yield the first candidate that fits memory, or a later one that recomputes differently and runs a batch faster.
 
     Estimates look at the slowest stage and do not tell which recomputation costs least. A batch that is a percent
     heavier decides whether memory refuses the best estimate; it must not decide between 6 s and 7 s.
@@ -242,7 +242,7 @@ def _recomputing(
         offered = [first, *_fitting(profile, alike, make_program, refused)]
         if len(offered) > 1:
             batch = profile.samples.draw(profile.job.global_batch)
-            seconds = [decisive(profile.trial_s(make_program(batch, each.layout))) for each in offered]
+            seconds = [decisive(profile.trial_s(make_program(batch, candidate.layout))) for candidate in offered]
             first = offered[int(np.argmin(seconds))]
         yield first
         return
@@ -250,7 +250,9 @@ def _recomputing(
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
     """Key shared by layouts that differ only in recomputation and in the layers of stages."""
-    return layout.num_microbatches, tuple((own.tp, own.cp, own.pp, own.dp, own.sharded) for own in layout.modules)
+    return layout.num_microbatches, tuple(
+        (placed.tp, placed.cp, placed.pp, placed.dp, placed.sharded) for placed in layout.modules
+    )
 
 
 def _by_trial(
@@ -260,7 +262,7 @@ def _by_trial(
     num_trials: int,
     refused: list[UserError],
 ) -> Iterator[Candidate]:
-    """Candidates that fit memory, the best estimates by their time on trial, then those behind them likewise.
+    """Yield candidates that fit memory: the best estimates by trial time, then the next estimates by trial time.
 
     What is tried fits on the batch it is tried on; only the fastest is checked on more.
     """
@@ -278,21 +280,21 @@ def _by_trial(
 
 
 def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Candidate]]]) -> list[Iterator[Candidate]]:
-    """The candidates of every set and microbatch size the job may have; raises the first's reason if none has any."""
-    found: list[Iterator[Candidate]] = []
+    """Return the candidates of every set and microbatch size; raise the first problem if there is no candidate."""
+    streams: list[Iterator[Candidate]] = []
     problem: UserError | None = None
-    for candidates, each in product(sets, profile.each_microbatch_size()):
+    for candidates, sized in product(sets, profile.each_microbatch_size()):
         try:
-            rising = iter(candidates(each))
-            found += [chain([first], rising) for first in islice(rising, 1)]
+            rising = iter(candidates(sized))
+            streams += [chain([first], rising) for first in islice(rising, 1)]
         except UserError as error:
             problem = problem or error
-    if not found:
+    if not streams:
         name = profile.job.model.name
         raise problem or UserError(
             f"layout: model={name} has too few layers for the stages of a replica. Lower layout.pp"
         )
-    return found
+    return streams
 
 
 def _fitting(
@@ -302,7 +304,7 @@ def _fitting(
     refused: list[UserError],
     batches: Sequence[SampleShapes] | None = None,
 ) -> Iterator[Candidate]:
-    """The candidates whose programs fit memory; why others do not is added to ``refused``."""
+    """Yield candidates whose programs fit memory; append the errors of the others to ``refused``."""
     for candidate in candidates:
         try:
             check_memory(profile, candidate.layout, make_program, batches)

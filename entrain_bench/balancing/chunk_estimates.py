@@ -22,9 +22,9 @@ def covered_layer_s(
 ) -> FloatArray:
     """Estimated seconds of recomputing a mean layer of those it covers ``[chunks, stages]``; 0 without backward."""
     if placed.widths:
-        return estimate_by_group(placed, chunks, lambda own: (covered_layer_s(module, own, shapes, chunks, profile),))[
-            0
-        ]
+        return estimate_by_group(
+            placed, chunks, lambda group: (covered_layer_s(module, group, shapes, chunks, profile),)
+        )[0]
     forward, _ = stages_s(module, placed, shapes, chunks, profile)
     counts = module.kind_counts(placed.layers_per_stage)
     kinds = _kinds_s(module, placed, shapes, profile)
@@ -39,8 +39,10 @@ def estimate_by_group(
     """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
     used, place = np.unique(placed.degree_of_copy[chunks.replica], return_inverse=True)
     # Of a layout's degrees most have no chunk; without any chunk one says how many stages there are.
-    each = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
-    return tuple(np.asarray(np.stack(columns)[place, np.arange(len(chunks))]) for columns in zip(*each, strict=True))
+    by_degree = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
+    return tuple(
+        np.asarray(np.stack(columns)[place, np.arange(len(chunks))]) for columns in zip(*by_degree, strict=True)
+    )
 
 
 def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
@@ -109,19 +111,22 @@ def packed_chunks_s(
     """
     if placed.widths:
         return estimate_by_group(
-            placed, chunks, lambda own: packed_chunks_s(module, own, shapes, chunks, profile, remade, split)
+            placed, chunks, lambda group: packed_chunks_s(module, group, shapes, chunks, profile, remade, split)
         )
     times = profile.layers.pack_times(module, placed.tp, placed.cp, split)
     seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
     seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)
     sums = np.stack(
-        [np.stack([sum_rows(chunks.offsets, kind) for kind in each[chunks.members].T], axis=1) for each in seconds]
+        [
+            np.stack([sum_rows(chunks.offsets, kind) for kind in added_s[chunks.members].T], axis=1)
+            for added_s in seconds
+        ]
     )
     forward, backward, *weights = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
     counts = module.kind_counts(placed.layers_per_stage)
     needed = np.array([kind.remade_share for kind in module.kinds], np.float64)
     again = counts * needed * placed.recompute
-    stages = [matmul(each, counts.T) for each in (forward, backward, *weights)]
+    stages = [matmul(kinds_s, counts.T) for kinds_s in (forward, backward, *weights)]
     stages[1] += matmul(forward, again.T)
     if remade is not None and not placed.recompute:
         kinds = remade_kinds(module, placed.layers_per_stage, remade) * needed
@@ -158,7 +163,7 @@ def sync_after_s(program: Program, profile: Profile) -> FloatArray:
     """
     layout = program.layout
     after = np.zeros(int(program.first_action[-1]))
-    exposed = [each.sync_s for each in profile.programs.exposed_steps(layout)]
+    exposed = [step.sync_s for step in profile.programs.exposed_steps(layout)]
     if not profile.job.framework.overlap_grad_reduce:
         lanes_s = layout.lane_sums(exposed)
         exposed = [

@@ -13,20 +13,20 @@ from entrain_bench.program.assignment import Assignment
 
 
 def reverse_dependencies(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
-    """The dependencies in reverse: what waits for each forward and backward, CSR, and each row's dependency."""
+    """Return the actions that wait for each forward and backward, as CSR, and the dependency of each row."""
     edge = np.argsort(draft.dep_actions, kind="stable")
     counts = np.bincount(draft.dep_actions, minlength=int(draft.first_action[-1]))
     return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
 
 
 def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:
-    """Lanes of every forward and backward, CSR."""
+    """Return the lanes of every forward and backward, as CSR."""
     offsets = []
     lanes = []
     for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
         block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
-        own, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
-        offsets.append(np.diff(own))
+        offsets_of_actions, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
+        offsets.append(np.diff(offsets_of_actions))
         lanes.append(blocks.lanes[entries])
     return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
 
@@ -39,7 +39,7 @@ def split_by_label(label: IntArray, num_labels: int) -> list[IntArray]:
 
 @njit()
 def components(count, one, other):  # type: ignore[no-untyped-def]
-    """Connected component of each of ``count`` things that pairs link, by the least of its things ``[count]``."""
+    """Return the connected component of each of ``count`` things, numbered by their least thing ``[count]``."""
     # Each thing points to a lesser one of its component, but for the least.
     lesser = np.arange(count)
     for first, second in zip(one, other):  # noqa: B905 (numba knows no strict)
@@ -51,29 +51,29 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
             second = lesser[second]
         lesser[max(first, second)] = min(first, second)
     label = np.empty(count, np.int64)
-    found = 0
+    num_components = 0
     for thing in range(count):
-        label[thing] = found if lesser[thing] == thing else label[lesser[thing]]
-        found += lesser[thing] == thing
+        label[thing] = num_components if lesser[thing] == thing else label[lesser[thing]]
+        num_components += lesser[thing] == thing
     return label
 
 
 def find_consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
-    """First and last LLM microbatch that a chunk of any module has to do with ``[all chunks]``."""
+    """Return the first and last LLM microbatch whose samples a chunk holds ``[all chunks]``."""
     label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
     first = []
     last = []
     for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
         if not len(rows):
             continue
-        own = label[module.owners(draft.shapes, rows.members)]
-        first.append(np.minimum.reduceat(own, rows.offsets[:-1]))
-        last.append(np.maximum.reduceat(own, rows.offsets[:-1]))
+        microbatches = label[module.owners(draft.shapes, rows.members)]
+        first.append(np.minimum.reduceat(microbatches, rows.offsets[:-1]))
+        last.append(np.maximum.reduceat(microbatches, rows.offsets[:-1]))
     return np.concatenate(first), np.concatenate(last)
 
 
 def number_groups(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
-    """Group of every chunk ``[chunks]`` and set of every group ``[groups]``, by set, then by first LLM microbatch.
+    """Return group of every chunk ``[chunks]`` and set of every group ``[groups]``; order: set, first LLM microbatch.
 
     A component is a microbatch with its encoders' chunks; for every chunk it is known with its first LLM microbatch and
     its set of lanes ``[chunks]``.
@@ -90,7 +90,7 @@ def number_groups(component: IntArray, first_llm: IntArray, chunk_set: IntArray)
 
 
 def ranks_in_groups(group: IntArray, first_llm: IntArray, last_llm: IntArray) -> IntArray:
-    """Place of each chunk's forward and backward in its group ``[2, chunks]``; arguments of chunks.
+    """Return the place of each chunk's forward and backward in its group ``[2, chunks]``.
 
     Forwards go by the first LLM microbatch they serve, then along the chain, backwards by the last, then against it.
     """
@@ -104,7 +104,7 @@ def ranks_in_groups(group: IntArray, first_llm: IntArray, last_llm: IntArray) ->
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroups:
-    """The chunks of a draft, those of all modules in one count, in groups.
+    """Groups of a draft's chunks; chunks of all modules are numbered in one sequence.
 
     Attributes:
         chunk: of each forward and backward ``[first_action[-1]]``.
@@ -122,7 +122,7 @@ class ChunkGroups:
 
 
 def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
-    """Groups of a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
+    """Group a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
     count = int(draft.first_action[-1])
     wait = rows_of(draft.dep_offsets)
     need = draft.dep_actions

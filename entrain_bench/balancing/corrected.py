@@ -37,24 +37,24 @@ class CorrectedAssigner:
 
     @property
     def handles_generators(self) -> bool:
-        """As the base."""
+        """As ``base``."""
         return declares(self.base, "handles_generators")
 
     @property
     def handles_widths(self) -> bool:
-        """As the base."""
+        """As ``base``."""
         return declares(self.base, "handles_widths")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """The base's labels by corrected estimates."""
+        """Return the labels that ``base`` gives with corrected estimates."""
         return self.base.assign(shapes, layout, profile.corrected(self.correction))
 
     def draft(self) -> CorrectedAssigner:
-        """With a quick base, if it has one."""
+        """Return this assigner with the draft of ``base``, if it has one."""
         return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
 
     def observe(self, timeline: Timeline, profile: Profile) -> CorrectedAssigner:
-        """With what executed passes teach of estimates, and what the base learns, if it does."""
+        """Return the assigner that has learned from executed passes; ``base`` observes them, too, if it can."""
         base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
         if not self.correction.active:
             return replace(self, base=base)
@@ -64,8 +64,8 @@ class CorrectedAssigner:
         # Unless a chunk is so short that it takes the least time, estimates of passes are linear in those of units.
         twice = Corrector(ratios=dict.fromkeys(range(MODULE_CLASSES * len(modules)), 2.0))
         believed_s, doubled_s = np.zeros((2, program.num_actions))
-        for seconds, own in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
-            seconds[: program.first_action[-1]] = packed_durations(program, own)
+        for seconds, view in ((believed_s, profile), (doubled_s, profile.corrected(twice))):
+            seconds[: program.first_action[-1]] = packed_durations(program, view)
         units_s = doubled_s - believed_s
         believed_s = profile.programs.with_weights_s(program, believed_s)
         passes = slice(int(program.first_action[-1]))

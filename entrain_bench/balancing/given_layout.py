@@ -24,7 +24,7 @@ class GivenPlanner:
     path: str
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
-        """The layout of the file.
+        """Return the layout of the file.
 
         Raises:
             UserError: for a file that is no plan, and a layout that the job's model or cluster cannot take.
@@ -34,5 +34,5 @@ class GivenPlanner:
         return layout
 
     def fingerprint(self) -> str:
-        """Hash of the file, which is a part of a run's key."""
+        """Return the hash of the file, which is a part of a run's key."""
         return plan_fingerprint(self.path)

@@ -76,7 +76,7 @@ def tuning_batches(profile: Profile) -> TuningBatches:
 def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[int]:
     """Batches by rising length of their longest units, relative to the mean batch, summed over modules."""
     longest = np.array(
-        [[module.lengths(each, module.units(each)).max(initial=0) for module in model.modules] for each in batches],
+        [[module.lengths(batch, module.units(batch)).max(initial=0) for module in model.modules] for batch in batches],
         np.float64,
     )
     relative = longest / np.maximum(longest.mean(axis=0), 1.0)
@@ -150,13 +150,13 @@ class Trials:
 
     def mean_s(self, layout: Layout, indices: Sequence[int]) -> float | None:
         """Mean of ``seconds`` over batches; None if one of them is."""
-        found = []
+        timed = []
         for index in indices:
             seconds = self.seconds(layout, index)
             if seconds is None:
                 return None
-            found.append(seconds)
-        return decisive(sum(found) / len(found))
+            timed.append(seconds)
+        return decisive(sum(timed) / len(timed))
 
     def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
         """Whether a candidate is faster than another, both of known seconds on some batches.
@@ -233,7 +233,7 @@ def _drafted(
         tried.add(offer.what)
         seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0])
         if seconds is not None:
-            insort(drafted, (seconds, offer.what), key=lambda each: each[0])
+            insort(drafted, (seconds, offer.what), key=lambda entry: entry[0])
         return seconds is not None or is_over()
 
     def is_over() -> bool:
@@ -270,7 +270,7 @@ def halved(
         return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
     second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
     timed = [(trials.mean_s(layout, batches.drafts), layout) for layout in second]
-    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda each: each[0])
+    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda entry: entry[0])
     last = batches.last(int(count * LAST) // FINALISTS)
 
     def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
@@ -285,6 +285,6 @@ def halved(
     if len(finalists) <= len(entered):
         rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
         finalists += islice(finished(rest), 1)
-    found = [layout for _, layout in sorted(finalists, key=lambda each: each[0])]
-    stays = next((layout for layout in found[1:] if any(layout is each for each in entered)), None)
-    return found if stays is None or trials.gains(found[0], stays, last) else [stays]
+    ranking = [layout for _, layout in sorted(finalists, key=lambda entry: entry[0])]
+    stays = next((layout for layout in ranking[1:] if any(layout is other for other in entered)), None)
+    return ranking if stays is None or trials.gains(ranking[0], stays, last) else [stays]

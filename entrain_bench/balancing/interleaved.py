@@ -77,10 +77,10 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
             f"number must be a multiple of {chain.num_ranks}, the pipeline's ranks"
         )
     slots = []
-    for rows, last, per_replica, own in zip(chunks, freed, places, chain.places, strict=True):
+    for rows, last, per_replica, stage_places in zip(chunks, freed, places, chain.places, strict=True):
         count = per_replica[rows.replica]
         forward, backward = interleaved_slots(rows.microbatch, last, count, chain.num_ranks, chain.turns)
-        slots.append(Slots(forward[:, own], backward[:, own]))
+        slots.append(Slots(forward[:, stage_places], backward[:, stage_places]))
     return build_program(model, layout, shapes, chunks, slots)
 
 
@@ -89,10 +89,10 @@ def find_turns(model: ModelSpec, layout: Layout) -> Turns | None:
 
     Place i of the chain (``find_places``) is on rank i modulo their number.
     """
-    found = find_places(model, layout)
-    if found is None:
+    chain = find_places(model, layout)
+    if chain is None:
         return None
-    of_place, places = found
+    of_place, places = chain
     count = len(of_place)
     num_ranks = len(np.unique(of_place))
     goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
@@ -112,7 +112,7 @@ class Interleaved(OneForwardOneBackward):
     handles_widths: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the modules form no chain, or no interleaved one.

@@ -97,11 +97,11 @@ class OfferEstimates:
         errors = [np.zeros(1 + int(values.max())) for values in self.values]
         for _ in range(ROUNDS):
             for knob, values in enumerate(self.values):
-                own = values[[*simulated]]
-                left += errors[knob][own]
-                count = np.bincount(own, minlength=len(errors[knob]))
-                errors[knob] = np.bincount(own, left, len(errors[knob])) / (count + PRIOR)
-                left -= errors[knob][own]
+                simulated_values = values[[*simulated]]
+                left += errors[knob][simulated_values]
+                count = np.bincount(simulated_values, minlength=len(errors[knob]))
+                errors[knob] = np.bincount(simulated_values, left, len(errors[knob])) / (count + PRIOR)
+                left -= errors[knob][simulated_values]
         expected = self.octaves.copy()
         for knob, values in enumerate(self.values):
             expected += errors[knob][values]

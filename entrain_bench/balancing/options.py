@@ -11,7 +11,7 @@ from entrain_bench.base.errors import require, unknown_choice
 
 def check_least(part: Any, where: str, least: int, *names: str) -> None:
     """Refuse options of a part, a dataclass at ``where``, below a number; None only if it is their default."""
-    defaults = {each.name: each.default for each in fields(part)}
+    defaults = {option.name: option.default for option in fields(part)}
     for name in names:
         value = getattr(part, name)
         optional = defaults[name] is None

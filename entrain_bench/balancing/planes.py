@@ -28,7 +28,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class PlanePlanner:
-    """TP and PP as in a static layout, DP x CP as one plane of groups, and as many rounds as that has microbatches.
+    """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
 
     So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
 
@@ -50,7 +50,7 @@ class PlanePlanner:
         check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The fastest of the most promising candidates that fit memory.
+        """Return the fastest of the most promising candidates that fit memory.
 
         Raises:
             UserError: if there is none; says why.
@@ -61,41 +61,41 @@ class PlanePlanner:
         return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
 
     def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
-        """Every TP, PP and number of rounds of a job, with every choice of recomputation, by rising estimate."""
+        """Return candidates of every TP, PP, number of rounds and recomputation, by rising estimate."""
         samples = profile.samples.draw(self.profile_samples)
         batch = profile.samples.draw(profile.job.global_batch)
         known = PlaneEstimates(samples, batch, make_program.draft)
         later = make_program.chooses_recomputation
-        return lambda each: by_estimate(self._offered(each, known, chosen_later=later))
+        return lambda sized: by_estimate(self._offered(sized, known, chosen_later=later))
 
     def _offered(self, profile: Profile, known: PlaneEstimates, *, chosen_later: bool) -> Iterator[Candidate]:
         job = profile.job
         problem = None
-        found = False
+        is_any = False
         for tp, pp, rounds in dict.fromkeys(self._planes(job)):
             for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
                 for recompute in recompute_choices(job, chosen_later=chosen_later):
                     try:
                         layout = plane_layout(job, tp, layers, leading, recompute, rounds, sharded=self.sharded)
-                        each = known.estimated(profile, layout, own_rounds=self.rounds)
+                        candidate = known.estimated(profile, layout, own_rounds=self.rounds)
                     except UserError as error:
                         problem = problem or error.with_traceback(None)
                         continue
-                    found = True
-                    yield each
-        if problem is not None and not found:
+                    is_any = True
+                    yield candidate
+        if problem is not None and not is_any:
             raise problem
 
     def _planes(self, job: Job) -> Iterator[tuple[int, int, int]]:
-        """TP, PP and rounds of the static layouts that a request allows."""
+        """Yield TP, PP and rounds of the static layouts that a request allows."""
         if not self.sharded:
-            yield from ((each.tp, each.pp, job.num_microbatches(each.dp)) for each in job.degrees())
+            yield from ((degrees.tp, degrees.pp, job.num_microbatches(degrees.dp)) for degrees in job.degrees())
         elif self.rounds:
-            for each in sharded_degrees(job):
-                yield each.tp, 1, job.global_batch // (each.dp * samples_at_once(job, each.dp))
+            for degrees in sharded_degrees(job):
+                yield degrees.tp, 1, job.global_batch // (degrees.dp * samples_at_once(job, degrees.dp))
         else:
             free = replace(job, request=replace(job.request, cp=None, pp=1, dp=None), microbatch_size=1)
-            yield from ((tp, 1, 1) for tp in plane_degrees(job, sorted({each.tp for each in free.degrees()})))
+            yield from ((tp, 1, 1) for tp in plane_degrees(job, sorted({degrees.tp for degrees in free.degrees()})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class PlaneEstimates:
     _estimates: dict[tuple[object, ...], tuple[float, int] | UserError] = field(default_factory=dict)
 
     def layers(self, profile: Profile, tp: int) -> list[FloatArray]:
-        """Seconds of every layer of each module for an average sample at a TP."""
+        """Return seconds of every layer of each module for an average sample at a TP."""
         if tp not in self._layer_s:
             one = profile.for_job(profile.job.with_microbatch_size(1))
             self._layer_s[tp] = average_layer_s(one, self.samples, tp, 1)
@@ -133,8 +133,8 @@ class PlaneEstimates:
         again = [placed.recompute for placed in layout.modules]
         if any(again) and not layout.modules[0].sharded:
             plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))
-            module_s = np.array([float(own.sum()) for own in self.layers(profile, layout.modules[0].tp)])
-            slower = float((module_s * [recompute_factor(each) for each in again]).sum() / module_s.sum())
+            module_s = np.array([float(layer_s.sum()) for layer_s in self.layers(profile, layout.modules[0].tp)])
+            slower = float((module_s * [recompute_factor(recompute) for recompute in again]).sum() / module_s.sum())
             return Candidate(self.estimated(profile, plain, own_rounds=own_rounds).estimated_s * slower, layout)
         key = candidate_key(layout)
         if key not in self._estimates:
@@ -143,14 +143,14 @@ class PlaneEstimates:
                 self._estimates[key] = packed_iteration_s(program, profile), count_rounds(program)
             except UserError as error:
                 self._estimates[key] = error.with_traceback(None)
-        found = self._estimates[key]
-        if isinstance(found, UserError):
-            raise found
-        return Candidate(found[0], layout if own_rounds else replace(layout, num_microbatches=found[1]))
+        estimate = self._estimates[key]
+        if isinstance(estimate, UserError):
+            raise estimate
+        return Candidate(estimate[0], layout if own_rounds else replace(layout, num_microbatches=estimate[1]))
 
 
 def count_rounds(program: Program) -> int:
-    """Number of the LLM's microbatches in a replica."""
+    """Return the number of LLM microbatches in a replica."""
     return 1 + int(program.chunks[program.model.llm_index].microbatch.max())
 
 
@@ -188,21 +188,21 @@ def sharded_degrees(job: Job) -> list[Degrees]:
     job.check_request()
     dp = asked.dp if is_plane_fixed(asked) else None
     free = replace(job, request=replace(asked, pp=1, dp=dp), microbatch_size=1)
-    found = [
+    fitting = [
         degrees
         for degrees in free.degrees()
         if degrees.dp % (asked.dp or 1) == 0
         and (job.global_batch // degrees.dp) % samples_at_once(job, degrees.dp) == 0
     ]
-    if not found:
+    if not fitting:
         raise UserError(
             f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: no layout fits. With sharded weights DP is "
             f"{job.cluster.num_ranks} / (TP x CP); it must be a multiple of layout.dp, and microbatch_size must divide "
             f"global_batch={job.global_batch} / DP"
         )
-    return found
+    return fitting
 
 
 def samples_at_once(job: Job, dp: int) -> int:
-    """Samples of a replica's microbatch: all that it has, where those are fewer than the job's."""
+    """Return samples per microbatch of a replica: the job's size, or all samples of the replica if it has fewer."""
     return min(job.microbatch_size, job.global_batch // dp)

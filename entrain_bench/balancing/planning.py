@@ -34,7 +34,7 @@ def proportional_allocation(
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
-        limits = " and ".join(f"{least} to {each}" for each in most)
+        limits = " and ".join(f"{least} to {limit}" for limit in most)
         raise UserError(f"layout: cannot split {total} {what} among modules that take {limits}. Change layout.pp")
     shares = np.asarray(shares, np.float64)
     even = np.full(len(shares), 1 / len(shares))
@@ -286,12 +286,12 @@ def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -
     costs = []
     for module in profile.job.model.modules:
         units = module.units(samples)
-        each = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
+        length = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
         count = max(1, round(profile.job.microbatch_size * len(units) / len(samples))) if len(units) else 0
         if not count:
             costs.append(np.zeros(len(module.layers)))
             continue
-        times = profile.layers.measure(module, np.full(count, each), tp, cp)
+        times = profile.layers.measure(module, np.full(count, length), tp, cp)
         costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
     return costs
 
@@ -306,7 +306,7 @@ def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], l
 def tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:
     """Return the divisors of a node that divide the heads, key-value heads and feed-forward width of all modules."""
     configs = [module.config for module in modules]
-    sizes = [size for own in configs for size in (own.num_heads, own.num_kv_heads, own.ffn_hidden_size)]
+    sizes = [size for config in configs for size in (config.num_heads, config.num_kv_heads, config.ffn_hidden_size)]
     return [tp for tp in divisors(job.cluster.gpus_per_node) if all(size % tp == 0 for size in sizes)]
 
 

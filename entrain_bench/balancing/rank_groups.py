@@ -80,9 +80,9 @@ def grouped(
         if high <= low * (GOOD**0.1):
             break
         middle = (low + high) / 2
-        found = _packed(seconds, bytes_, widths, num_ranks, room, middle, order)
-        if found[1][0]:
-            best = found
+        packing = _packed(seconds, bytes_, widths, num_ranks, room, middle, order)
+        if packing[1][0]:
+            best = packing
             high = middle
         else:
             low = middle
@@ -92,8 +92,8 @@ def grouped(
 
 def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntArray) -> SequenceGroups:
     """Groups of the given widths and sequences, with their makespan."""
-    own = seconds[np.searchsorted(widths, width[group]), np.arange(len(group))]
-    return SequenceGroups(width, group, float(np.bincount(group, own).max(initial=0.0)))
+    own_s = seconds[np.searchsorted(widths, width[group]), np.arange(len(group))]
+    return SequenceGroups(width, group, float(np.bincount(group, own_s).max(initial=0.0)))
 
 
 @njit()
@@ -109,22 +109,22 @@ def _packed(seconds, bytes_, widths, num_ranks, room, most_s, order):  # type: i
     limit = most_s * (1 + 1e-9)
     for sequence in order:
         best = -1
-        for own in range(count):
-            if best >= 0 and width[own] >= width[best]:
+        for open_group in range(count):
+            if best >= 0 and width[open_group] >= width[best]:
                 continue
-            fits = held[own] + bytes_[sequence] / width[own] <= room
-            if fits and load[own] + seconds[level[own], sequence] <= limit:
-                best = own
+            fits = held[open_group] + bytes_[sequence] / width[open_group] <= room
+            if fits and load[open_group] + seconds[level[open_group], sequence] <= limit:
+                best = open_group
         if best < 0:
-            for each in range(len(widths)):
-                if widths[each] > free:
+            for index in range(len(widths)):
+                if widths[index] > free:
                     break
-                if seconds[each, sequence] <= limit and bytes_[sequence] / widths[each] <= room:
+                if seconds[index, sequence] <= limit and bytes_[sequence] / widths[index] <= room:
                     best = count
-                    width[count] = widths[each]
-                    level[count] = each
+                    width[count] = widths[index]
+                    level[count] = index
                     count = count + 1
-                    free = free - widths[each]
+                    free = free - widths[index]
                     break
         if best < 0:
             width[0] = 0
@@ -170,7 +170,7 @@ def joined(
     whole = 1 << (num_positions - 1).bit_length()
     width = np.ones((steps, whole), np.int64)
     ends_s = np.zeros((steps, 0))
-    for level, (own, once) in enumerate(zip(seconds, pack_s, strict=True)):
+    for level, (unit_s, once) in enumerate(zip(seconds, pack_s, strict=True)):
         groups = whole >> level
         size = 1 << level
         node = step * groups + (position >> level)
@@ -178,7 +178,7 @@ def joined(
         def sums(values: FloatArray | None, node: IntArray = node, groups: int = groups) -> FloatArray:
             return np.asarray(np.bincount(node, values, steps * groups).reshape(steps, groups), np.float64)
 
-        shared_s = decisive(sums(own) + once * (sums(None) > 0))
+        shared_s = decisive(sums(unit_s) + once * (sums(None) > 0))
         exists = (1 + np.arange(groups)) * size <= num_positions
         # Nothing is wider than the widest, whatever it holds: what exceeds memory is refused later, with the reason.
         fits = (sums(bytes_) <= room * size) | (level == len(seconds) - 1)
@@ -267,8 +267,8 @@ def _dealt(
     """First position and width of each unit's group ``[units]``, ``grouped`` in every micro-step."""
     widths = np.array([cp for _, cp in placed.degrees])
     first, width = np.zeros((2, len(step)), np.int64)
-    for each in np.unique(step):
-        mine = np.flatnonzero(step == each)
+    for micro_step in np.unique(step):
+        mine = np.flatnonzero(step == micro_step)
         groups = grouped(seconds[:, mine], bytes_[mine], widths, placed.dp, room)
         if groups is None:
             raise OutOfMemoryError(f"assignment: {len(mine)} units of {placed.module} do not fit on {placed.dp} ranks")

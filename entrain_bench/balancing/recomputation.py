@@ -36,7 +36,7 @@ SECONDS_UNIT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """The options of a scheduler that can choose recomputation by its order.
+    """Options of a scheduler that can choose recomputation after it has ordered the passes.
 
     Attributes:
         memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many
@@ -51,15 +51,15 @@ class Recomputation:
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether programs choose what they recompute, so that a planner has nothing to choose."""
+        """Whether the scheduler chooses what is recomputed, so that planners do not."""
         return self.memory != "module"
 
     def draft(self) -> Self:
-        """Without integer programs."""
+        """Return the scheduler without integer programs."""
         return replace(self, memory="greedy") if self.memory == "exact" else self
 
     def within_memory(self, program: Program, profile: Profile) -> Program:
-        """The program with the recomputation that is chosen here, if any is."""
+        """Return the program with the recomputation that these options choose."""
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return program
         if self.memory == "stage":
@@ -69,7 +69,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
-    """Options of a lane, in the units of the integer program.
+    """Intervals of a lane that may keep activations, in the units of the integer program.
 
     Attributes:
         first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.
@@ -88,7 +88,7 @@ class LaneOffers:
 
 
 def recompute_all(program: Program) -> Program:
-    """The program with every chunk recomputing all it can, but for modules that the layout recomputes."""
+    """Return the program with every chunk recomputing all it can, except in modules that the layout recomputes."""
     modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     return recompute_chunks(
         program,
@@ -100,7 +100,7 @@ def recompute_all(program: Program) -> Program:
 
 
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
-    """The program, which recomputes all it can, with as few recomputed layers on every stage as memory demands.
+    """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands.
 
     All chunks of a stage recompute alike. Where modules share a lane, the layers of the module that saves most seconds
     for its memory are kept first.
@@ -110,12 +110,12 @@ def recompute_by_stage(program: Program, profile: Profile) -> Program:
     modules = list(zip(program.model.modules, program.layout.modules, program.chunks, strict=True))
     layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
     sizes, gains = _per_action(program, layer_s, profile)
-    most = [own.max(axis=0, initial=0) for own in program.remade]
-    kept = [np.zeros_like(own) for own in most]
+    most = [layers.max(axis=0, initial=0) for layers in program.remade]
+    kept = [np.zeros_like(layers) for layers in most]
 
     def keeping(index: int, layers: IntArray) -> Program:
-        stays = [layers if index == other else own for other, own in enumerate(kept)]
-        return recompute_chunks(program, [own - less for own, less in zip(program.remade, stays, strict=True)])
+        stays = [layers if index == other else stays for other, stays in enumerate(kept)]
+        return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, stays, strict=True)])
 
     def worth(index: int) -> float:
         forward = program.forward_actions(index)
@@ -136,14 +136,14 @@ def recompute_by_stage(program: Program, profile: Profile) -> Program:
 
 
 def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
-    """Whether all lanes of a module's stages are within memory ``[stages]``."""
+    """Return whether all lanes of a module's stages are within memory ``[stages]``."""
     over = profile.memory.peak_bytes(program) > profile.job.planning_budget_bytes
     blocks = program.layout.blocks[index]
     return np.array([not over[blocks.of_stage(stage)].any() for stage in range(blocks.num_stages)])
 
 
 def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
-    """The program with as little recomputation as its order leaves memory for, by chunk (``keep_what_fits``).
+    """Return the program with the least recomputation that its order has memory for, by chunk (``keep_what_fits``).
 
     It fits memory if everything is recomputed; what it says of recomputation is the most.
     """
@@ -153,28 +153,28 @@ def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) 
 
 
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile, exact: bool = True) -> Program:
-    """The program, which recomputes all it can, with as little recomputation as its order leaves memory for.
+    """Return a program that recomputes all it can with the least recomputation that its order has memory for.
 
     ``forward_s`` are the believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
     ``[chunks, stages]``, by module. ``exact`` solves the integer program; otherwise its greedy beginning counts.
     """
     if not program.remade:
         return program
-    kept = [own.copy() for own in program.remade]
+    kept = [layers.copy() for layers in program.remade]
     for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
-        found = greedy(lane)
+        choice = greedy(lane)
         if exact:
-            found = optimal(lane, found)
-        for index, own in enumerate(kept):
+            choice = optimal(lane, choice)
+        for index, layers in enumerate(kept):
             mine = module == index
             place = chunk[mine], stage[mine]
             # Lanes that run a stage together keep what all of them can.
-            own[place] = np.minimum(own[place], found[mine])
-    return recompute_chunks(program, [own - less for own, less in zip(program.remade, kept, strict=True)])
+            layers[place] = np.minimum(layers[place], choice[mine])
+    return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, kept, strict=True)])
 
 
 def greedy(lane: LaneOffers) -> IntArray:
-    """Layers kept, bought one interval after another by seconds for memory and the time it is held ``[intervals]``."""
+    """Return layers kept if intervals are served by falling seconds per byte and held entry ``[intervals]``."""
     worth = lane.gain / (np.maximum(lane.size, 1) * (1.0 + lane.last - lane.first))
     order = np.argsort(-worth, kind="stable")
     kept: IntArray = _bought(order, lane.first, lane.last, lane.most, lane.size, lane.spare.copy())
@@ -183,7 +183,7 @@ def greedy(lane: LaneOffers) -> IntArray:
 
 @njit()
 def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-def]
-    """Layers kept if intervals are asked one after another ``[intervals]``; takes what they need from ``spare``."""
+    """Return layers kept if intervals are served in order ``[intervals]``; their memory is taken from ``spare``."""
     kept = np.zeros(len(order), np.int64)
     for index in order:
         room = spare[first[index] : last[index] + 1].min() // max(size[index], 1)
@@ -194,7 +194,7 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
 
 
 def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
-    """Layers kept that save most in all, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no less than ``hint``."""
+    """Return layers kept that save most time, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no worse than ``hint``."""
     if np.array_equal(hint, lane.most) or not len(hint):
         return hint
     model = cp_model.CpModel()
@@ -213,12 +213,12 @@ def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
     solver.parameters.relative_gap_limit = SOLVER_GAP
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return hint
-    found = np.array([solver.value(variable) for variable in kept], np.int64)
-    return found if (found * lane.gain).sum() > (hint * lane.gain).sum() else hint
+    solution = np.array([solver.value(variable) for variable in kept], np.int64)
+    return solution if (solution * lane.gain).sum() > (hint * lane.gain).sum() else hint
 
 
 def _bounding(lane: LaneOffers) -> BoolArray:
-    """Entries that bound the intervals they lie in as no other one does ``[entries]``.
+    """Return the entries whose bound no other entry implies ``[entries]``.
 
     While intervals begin, what is open grows; then it shrinks. Of entries on one side of such a hill only those count
     that have less to spare than all with more open.
@@ -244,30 +244,32 @@ def _bounding(lane: LaneOffers) -> BoolArray:
 def _lanes(
     program: Program, forward_s: Sequence[FloatArray], profile: Profile
 ) -> tuple[list[LaneOffers], list[IntArray]]:
-    """Offers of every lane, and module, chunk and stage of each of its intervals ``[3, intervals]``."""
+    """Return the offers of every lane, and module, chunk and stage of each interval ``[3, intervals]``."""
     sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
     num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
     sizes, gains = _per_action(program, forward_s, profile)
     most = np.zeros(program.num_actions, np.int64)
-    for index, own in enumerate(program.remade):
-        most[program.forward_actions(index)] = own
+    for index, forwards in enumerate(program.remade):
+        most[program.forward_actions(index)] = forwards
     lanes = []
     intervals = []
     for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
         actions = program.lane_actions[low:high]
         place = np.zeros(program.num_actions, np.int64)
         place[actions] = np.arange(high - low)
-        own = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
-        last = place[own + num_forwards[own]]
-        lanes.append(LaneOffers(place[own], last, most[own], sizes[own], gains[own], whole[low:high]))
-        intervals.append(np.stack([program.module[own], program.chunk[own], program.stage[own]]))
+        forwards = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
+        last = place[forwards + num_forwards[forwards]]
+        lanes.append(
+            LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
+        )
+        intervals.append(np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]]))
     return lanes, intervals
 
 
 def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
-    """Most units that a kept layer of each forward takes, and units that it saves ``[actions]``."""
+    """Return the most memory units that a kept layer of each forward takes, and time units it saves ``[actions]``."""
     sizes, gains = (np.zeros(program.num_actions, np.int64) for _ in range(2))
     for index, (module, placed, rows) in enumerate(
         zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
@@ -275,15 +277,15 @@ def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Prof
         tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
         used, place = np.unique(placed.degree_of_copy[rows.replica], return_inverse=True)
         per_token = np.array([_bytes_per_token(module, placed.at(one), profile) for one in used.tolist()])
-        each = tokens[:, None] * per_token.reshape(len(used), placed.pp)[place]
+        chunk_bytes = tokens[:, None] * per_token.reshape(len(used), placed.pp)[place]
         forward = program.forward_actions(index)
-        sizes[forward] = np.ceil(each / BYTES_UNIT).astype(np.int64)
+        sizes[forward] = np.ceil(chunk_bytes / BYTES_UNIT).astype(np.int64)
         gains[forward] = np.maximum(np.rint(forward_s[index] / SECONDS_UNIT), 1.0).astype(np.int64)
     return sizes, gains
 
 
 def _bytes_per_token(module: ModuleSpec, placed: ModuleLayout, profile: Profile) -> FloatArray:
-    """Most that a layer of each stage keeps beyond its input, for a token on a rank ``[stages]``."""
+    """Return the most bytes per token that a layer of each stage keeps beyond its input on a rank ``[stages]``."""
     kept, _ = profile.memory.layer_bytes(module, replace(placed, recompute=False))
     less, _ = profile.memory.layer_bytes(module, replace(placed, recompute=True))
     covered = np.array([kind.recomputed for kind in module.kinds])

@@ -28,7 +28,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Where and when samples run.
+    """Group and round of every sample.
 
     Attributes:
         number: round of each sample ``[samples]``.
@@ -51,7 +51,7 @@ def plane_layout(
     *,
     sharded: bool = False,
 ) -> Layout:
-    """A layout whose stages each have a plane of equally many ranks, with groups of all CP 1, 2, 4, ... in each.
+    """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
 
     Stages follow each other. With ``leading`` encoders have stages of their own before the LLM's, otherwise they are on
     its first; generators are on its last. ``layers`` are those of each module's stages.
@@ -60,7 +60,7 @@ def plane_layout(
         UserError: if groups have no power of two ranks, or the model or cluster cannot take the layout.
     """
     firsts = _first_stages(job.model, layers, leading)
-    pp = max(first + len(own) for first, own in zip(firsts, layers, strict=True))
+    pp = max(first + len(split) for first, split in zip(firsts, layers, strict=True))
     positions = job.cluster.num_ranks // (tp * pp)
     ranks = np.arange(positions * tp * pp).reshape(pp, positions, tp).swapaxes(0, 1)
     widths = tuple((tp, 2**power) for power in range(positions.bit_length()))
@@ -69,13 +69,13 @@ def plane_layout(
             module.name,
             tp,
             1,
-            own,
-            np.ascontiguousarray(ranks[:, first : first + len(own)]),
+            split,
+            np.ascontiguousarray(ranks[:, first : first + len(split)]),
             again,
             sharded=sharded,
             widths=widths,
         )
-        for module, own, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True)
+        for module, split, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True)
     )
     layout = Layout(modules, num_microbatches)
     check_layout(layout, job.model, job.cluster)
@@ -84,7 +84,7 @@ def plane_layout(
 
 def _first_stages(model: ModelSpec, layers: Sequence[Sequence[int]], leading: bool) -> list[int]:
     """First stage of each module."""
-    ahead = max((len(own) for own in layers[: model.llm_index]), default=0) if leading else 0
+    ahead = max((len(split) for split in layers[: model.llm_index]), default=0) if leading else 0
     last = ahead + len(layers[model.llm_index]) - 1
     return [0 if i < model.llm_index else ahead if i == model.llm_index else last for i in range(len(layers))]
 
@@ -100,40 +100,42 @@ def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> lis
         pp: number of stages.
     """
     llm = model.llm_index
-    whole = [(len(own),) for own in layer_s]
+    whole = [(len(seconds),) for seconds in layer_s]
     loaded = layer_s[llm].copy()
-    loaded[-1] += sum(float(own.sum()) for own in layer_s[llm + 1 :])
+    loaded[-1] += sum(float(seconds.sum()) for seconds in layer_s[llm + 1 :])
     alone = partitions(loaded)
-    first_s = sum(float(own.sum()) for own in layer_s[:llm])
+    first_s = sum(float(seconds.sum()) for seconds in layer_s[:llm])
     loaded_first = loaded.copy()
     loaded_first[0] += first_s
-    found = []
+    splits = []
     if pp <= len(loaded):
-        found.append(([*whole[:llm], partition_layers(loaded_first, pp), *whole[llm + 1 :]], False))
+        splits.append(([*whole[:llm], partition_layers(loaded_first, pp), *whole[llm + 1 :]], False))
     best: tuple[float, list[tuple[int, ...]]] | None = None
-    for ahead in range(1, min(pp, 1 + min((len(own) for own in layer_s[:llm]), default=0))):
+    for ahead in range(1, min(pp, 1 + min((len(seconds) for seconds in layer_s[:llm]), default=0))):
         if pp - ahead > len(loaded):
             continue
-        own = [partition_layers(each, ahead) for each in layer_s[:llm]]
-        encoders_s = np.sum([stage_sums(each, split) for each, split in zip(layer_s, own, strict=False)], axis=0)
+        encoder_splits = [partition_layers(seconds, ahead) for seconds in layer_s[:llm]]
+        encoders_s = np.sum(
+            [stage_sums(seconds, split) for seconds, split in zip(layer_s, encoder_splits, strict=False)], axis=0
+        )
         rest = alone[pp - ahead - 1]
         slowest_s = decisive(max(float(encoders_s.max()), float(stage_sums(loaded, rest).max())))
         if best is None or slowest_s < best[0]:
-            best = slowest_s, [*own, rest, *whole[llm + 1 :]]
+            best = slowest_s, [*encoder_splits, rest, *whole[llm + 1 :]]
     if best is not None:
-        found.append((best[1], True))
-    return found
+        splits.append((best[1], True))
+    return splits
 
 
 def mean_tokens(profile: Profile, layout: Layout) -> int:
-    """LLM tokens of a position in a round if a batch of the profile takes the layout's number of rounds."""
+    """Return LLM tokens per position and round if a profiled batch takes the layout's number of rounds."""
     llm = layout.modules[profile.job.model.llm_index]
     tokens = int(profile.samples.tuning_batches(1, profile.job.global_batch)[0].llm_tokens.sum())
     return max(1, -(-tokens // (llm.dp * layout.num_microbatches)))
 
 
 def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
-    """Group and microbatch of every unit: those of its sample.
+    """Return group and microbatch of every unit, which are those of its sample.
 
     With ``spread`` the items of a pack go, most FLOPs first, each to the position of its group with the least so far;
     otherwise the group shares every item by context parallelism.
@@ -148,16 +150,16 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
         replica = group_numbers(placed, first, width)
         if spread and module is not model.llm:
             cost = module.forward_flops(module.lengths(shapes, units))
-            for each in np.unique(width).tolist():
-                mine = np.flatnonzero(width == each)
+            for group_width in np.unique(width).tolist():
+                mine = np.flatnonzero(width == group_width)
                 _, pack = np.unique(np.stack([number[mine], first[mine]]), axis=1, return_inverse=True)
-                replica[mine] = first[mine] + longest_first_by_row(cost[mine], pack.ravel(), each)
+                replica[mine] = first[mine] + longest_first_by_row(cost[mine], pack.ravel(), group_width)
         modules.append(ModuleAssignment(replica, number))
     return Assignment(tuple(modules))
 
 
 def check_plane(layout: Layout, who: str, planner: str) -> None:
-    """Refuse layouts other than ``plane_layout`` makes.
+    """Refuse layouts that ``plane_layout`` does not make.
 
     Raises:
         IncompatibleError: naming who needs it, and the planner that makes it.
@@ -172,7 +174,7 @@ def check_plane(layout: Layout, who: str, planner: str) -> None:
 
 
 def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> IntArray:
-    """Number of the group of ``width`` positions from ``first`` on, as assignments name it ``[units]``."""
+    """Return the number by which assignments name the group of ``width`` positions from ``first`` on ``[units]``."""
     degree = np.searchsorted([cp for _, cp in placed.degrees], width)
     return np.asarray(offsets_from_counts(placed.num_groups)[degree] + first // width)
 

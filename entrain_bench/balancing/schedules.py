@@ -85,17 +85,19 @@ def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[
     llm = model.llm_index
     blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
     ahead = max((placed.pp for placed in layout.modules[:llm]), default=0)
-    longest = next((own for own in blocks[:llm] if len(own) == ahead), blocks[llm])
+    longest = next((ranks for ranks in blocks[:llm] if len(ranks) == ahead), blocks[llm])
     shared = bool(ahead) and not apart and longest[-1] == blocks[llm][0]
     first = [0] * llm + [ahead - shared]
     count = first[llm] + len(blocks[llm])
-    places = [start + np.arange(len(own)) for start, own in zip(first, blocks, strict=False)]
-    places += [np.array([count - 1] if len(own) == 1 else []) for own in blocks[llm + 1 :]]
+    places = [start + np.arange(len(ranks)) for start, ranks in zip(first, blocks, strict=False)]
+    places += [np.array([count - 1] if len(ranks) == 1 else []) for ranks in blocks[llm + 1 :]]
     of_place = np.full(count, -1)
-    for own, found in zip(blocks, places, strict=True):
-        if len(own) != len(found) or np.any((of_place[found] >= 0) & (of_place[found] != own)):
+    for ranks, module_places in zip(blocks, places, strict=True):
+        if len(ranks) != len(module_places) or np.any(
+            (of_place[module_places] >= 0) & (of_place[module_places] != ranks)
+        ):
             return None
-        of_place[found] = own
+        of_place[module_places] = ranks
     return of_place, tuple(places)
 
 
@@ -172,8 +174,8 @@ def chain_program(
 def unordered_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """A chain's actions and dependencies, which do not depend on slots, in no order yet (``ordered_program``)."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    empty = [np.zeros((len(rows), own.pp), np.int64) for rows, own in zip(chunks, layout.modules, strict=True)]
-    return build_program(model, layout, shapes, chunks, [Slots(each, each) for each in empty])
+    empty = [np.zeros((len(rows), placed.pp), np.int64) for rows, placed in zip(chunks, layout.modules, strict=True)]
+    return build_program(model, layout, shapes, chunks, [Slots(slots, slots) for slots in empty])
 
 
 def ordered_program(draft: Program, slot: IntArray) -> Program:

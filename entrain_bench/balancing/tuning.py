@@ -34,7 +34,7 @@ MAX_JOBS = 64
 
 
 def default_job(job: Job) -> Job | None:
-    """The job with default degrees and size for what it leaves free; None if nothing is free, or no layout has them."""
+    """Return the job with default degrees and size where it leaves them free; None if nothing is free or none fits."""
     asked = job.request
     default = DEFAULT_DEGREES
     request = replace(asked, tp=asked.tp or default.tp, cp=asked.cp or default.cp, dp=asked.dp or default.dp)
@@ -51,7 +51,7 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """The jobs with TP, CP, DP and microbatch size fixed that are worth asking about, all if they are few.
+    """Return the most promising jobs with fixed TP, CP, DP and microbatch size; all jobs if there are few.
 
     They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
     longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
@@ -69,31 +69,31 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
                 seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
         return seconds
 
-    for each in profile.each_microbatch_size():
+    for sized in profile.each_microbatch_size():
         try:
-            degrees = [*each.job.degrees()]
+            degrees = [*sized.job.degrees()]
         except UserError:
             continue
         known: dict[tuple[int, int], float] = {}
         for one in degrees:
             width = (one.tp, one.cp)
             if width not in known:
-                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(each, samples, *width))
-            count = each.job.num_microbatches(one.dp)
+                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(sized, samples, *width))
+            count = sized.job.num_microbatches(one.dp)
             rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
-            request = replace(each.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
-            knobs = (one.tp, one.cp, one.pp, one.dp, each.job.microbatch_size)
-            offers.append(Offer(rating_s, knobs, replace(each.job, request=request)))
+            request = replace(sized.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
+            knobs = (one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size)
+            offers.append(Offer(rating_s, knobs, replace(sized.job, request=request)))
     if not offers:
         # No homogeneous degrees: what planners with others know to do with the job as it is.
-        return [each.job for each in profile.each_microbatch_size()]
+        return [sized.job for sized in profile.each_microbatch_size()]
     limit_s = decisive(FAR * min(offer.estimated_s for offer in offers))
     near = [offer for offer in offers if decisive(offer.estimated_s) <= limit_s]
     return [offer.what for offer in islice(by_turns(near), MAX_JOBS)]
 
 
 def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
-    """The job with every choice of modules that recompute, where that is free."""
+    """Return the job with every choice of recomputed modules, if the job leaves it free."""
     if job.request.recompute is not None or chosen_later:
         return [job]
     names = [module.name for module in job.model.modules]
@@ -104,7 +104,7 @@ def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
 
 
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
-    """Values of a layout's knobs: of the LLM, of the modules beside it, and which set it is of."""
+    """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]
     others = [module for index, module in enumerate(layout.modules) if index != llm_index]
     return (
@@ -137,7 +137,7 @@ def asked(
 
 
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
-    """The layout that runs the tuning batches fastest among what a planner offers for the free knobs of a job.
+    """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
     The job with default values for its free knobs is tuned first, with the whole budget; its winner takes part in the
     last round of the job as given, which has the budget once more. So a free knob costs nothing on these batches.
@@ -160,8 +160,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     problems = list[UserError]()
     rounds = [[fixed]] if fixed else []
     for jobs in (*rounds, fixed_jobs(profile, samples)):
-        each = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        offers = asked(profile, each, sets, max(2, most // len(each)), problems)
+        variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
+        offers = asked(profile, variants, sets, max(2, most // len(variants)), problems)
         entered = halved(trials, offers, budget, entered[:1]) or entered
     if entered:
         return entered[0]
@@ -178,7 +178,7 @@ def chosen_layout(
     others: Sequence[Candidates] = (),
     quick: Candidates | None = None,
 ) -> Layout:
-    """The layout of a planner, chosen as ``tuning`` says: by the tuner, or by the planner's own trials.
+    """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
 
     Args:
         profile: of the job as given.

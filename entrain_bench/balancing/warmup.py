@@ -23,7 +23,7 @@ EAGER = ("none", "encoder", "all")
 
 @dataclass(frozen=True, slots=True)
 class WarmUp(Recomputation):
-    """How far a 1F1B schedule runs ahead; schedulers that are one have these options.
+    """Options of 1F1B schedulers: how many forwards run before the first backward.
 
     Attributes:
         eager: stages that warm up with more forwards than 1F1B's, one a stage behind: none, those of encoders, or all.
@@ -46,7 +46,7 @@ class WarmUp(Recomputation):
         profile: Profile,
         split_backward: bool = False,
     ) -> Program:
-        """1F1B over the chain of all stages (``chain_program``) with this warm-up.
+        """Return the 1F1B program over the chain of all stages (``chain_program``) with this warm-up.
 
         Raises:
             IncompatibleError: if the modules do not form a chain.
@@ -77,7 +77,7 @@ class OneForwardOneBackward(WarmUp):
     handles_generators: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the modules do not form a chain.
@@ -95,7 +95,7 @@ def eager_warmup(
     only_encoders: bool,
     max_extra: int | None = None,
 ) -> list[IntArray]:
-    """The longest warm-up of each stage whose activations fit the memory budget ``[stages]`` for every module.
+    """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
 
     Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
     the stage before holds back. ``freed`` is the microbatch in whose slot each chunk runs backward, for every module
@@ -138,7 +138,7 @@ def eager_warmup(
 def held_tokens(
     rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
 ) -> FloatArray:
-    """Most tokens a stage holds at once in any replica if it warms up with w forwards ``[w]``, w = 0..K-1.
+    """Return the most tokens a stage of any replica holds after a warm-up of w forwards ``[w]``, w = 0..K-1.
 
     When forward i runs, microbatches up to i have arrived and backwards up to i - w - 1 are done.
     """

@@ -98,16 +98,16 @@ def splits(module: ModuleSpec, tp: int) -> bool:
 
 def group_widths(layout: Layout) -> IntArray:
     """Ranks of the groups that packs may have, narrow to wide: those that every module can fill."""
-    own = [{tp * cp for tp, cp in placed.degrees} for placed in layout.modules]
-    narrowest = max(min(each) for each in own)
-    return np.array(sorted(width for width in set().union(*own) if width >= narrowest))
+    module_widths = [{tp * cp for tp, cp in placed.degrees} for placed in layout.modules]
+    narrowest = max(min(widths) for widths in module_widths)
+    return np.array(sorted(width for width in set().union(*module_widths) if width >= narrowest))
 
 
 def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
     """Packs one after another: encoders, LLM and generators forward, then back; recomputed where memory is short."""
     model = profile.job.model
     labels = zip(model.modules, assignment.modules, strict=True)
-    chunks = [group_chunks(module, shapes, own) for module, own in labels]
+    chunks = [group_chunks(module, shapes, labelled) for module, labelled in labels]
     slots = []
     for module, rows in zip(model.modules, chunks, strict=True):
         base = 6 * rows.microbatch.astype(np.int64)[:, None]

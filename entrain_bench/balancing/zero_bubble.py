@@ -31,7 +31,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble(Recomputation):
-    """Base of both schedules.
+    """Base of the two zero-bubble schedulers.
 
     Attributes:
         max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as many as the
@@ -47,7 +47,7 @@ class ZeroBubble(Recomputation):
         check_least(self, "strategy.scheduler", 0, "max_weight_delay")
 
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
-        """The program with the longest delay of weight passes that fits memory, or none at all if none does.
+        """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
 
         A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
         gives the program whose weight passes come so many microbatches after their backwards at most.
@@ -86,7 +86,7 @@ class ZeroBubbleH1(ZeroBubble):
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the modules do not form a chain of one stage a rank.
@@ -107,7 +107,7 @@ class ZeroBubbleV(ZeroBubble):
     """ZB-V: two stages a rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             IncompatibleError: if the stages do not go down the ranks and back.
@@ -143,9 +143,9 @@ class Turns:
 def find_valley(model: ModelSpec, layout: Layout) -> Turns | None:
     """The V that a layout is, place i on rank i, and on 2p - 1 - i from the p-th on; None if it is none."""
     # Where encoders end on the lowest rank the LLM may begin on its other place.
-    for found in (find_places(model, layout, apart) for apart in (False, True)):
-        if found is not None:
-            of_place, places = found
+    for chain in (find_places(model, layout, apart) for apart in (False, True)):
+        if chain is not None:
+            of_place, places = chain
             num_ranks = len(np.unique(of_place))
             if num_ranks > 1 and len(of_place) == 2 * num_ranks and np.array_equal(of_place, of_place[::-1]):
                 return Turns(num_ranks, 2, places)
@@ -164,7 +164,9 @@ def _valley_program(
     freed = backward_microbatch(model, shapes, assignment, chunks)
     counts = microbatches_per_replica(layout, chunks, freed)
     slots = []
-    for module, rows, last, per_replica, own in zip(model.modules, chunks, freed, counts, valley.places, strict=True):
+    for module, rows, last, per_replica, stage_places in zip(
+        model.modules, chunks, freed, counts, valley.places, strict=True
+    ):
         count = per_replica[rows.replica]
         ranks = valley.num_ranks
         forward, backward, weight = zb_v_slots(rows.microbatch, last, count, ranks)
@@ -172,7 +174,11 @@ def _valley_program(
             # In the slot of a later backward of the same stage, unless it comes before that anyway.
             _, later, _ = zb_v_slots(rows.microbatch, last + max_weight_delay, count, ranks)
             weight = np.minimum(weight, later)
-        slots.append(Slots(forward[:, own], backward[:, own], weight[:, own] if learns(module) else None))
+        slots.append(
+            Slots(
+                forward[:, stage_places], backward[:, stage_places], weight[:, stage_places] if learns(module) else None
+            )
+        )
     return build_program(model, layout, shapes, chunks, slots)
 
 

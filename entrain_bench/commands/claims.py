@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.claim_pages import claim_text, claims_text
-from entrain_bench.answers.documents.claims import TABLE, load_claims, read_rows
+from entrain_bench.answers.documents.claims import FINDINGS, read_claims
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.grammar import Folder, Request, Verb
 from entrain_bench.config.tree import config_tree
 
-# As committed: of results that nobody has measured here.
+# The committed findings: shown if a folder of results has none.
 REFERENCE = config_tree().parent / "results" / "reference"
 
 
@@ -18,22 +19,18 @@ VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end
 
 
 def main(request: Request[Folder]) -> int:
-    """Print a line per claim, counts and mismatches, or all on the named ones; a matrix stands for its cases.
+    """Print a line per claim and counts, or all details of the named claims; a group's name stands for its claims.
 
     Returns 0; ``UserError`` for an unknown name.
     """
-    claims = load_claims(request.config_dir)
-    own = Path(request.keys.results_dir) / TABLE
-    rows = read_rows(claims, own if own.exists() else REFERENCE / TABLE)
-    known = {claim.name: (claim, row) for claim, row in zip(claims, rows, strict=True)}
-    groups: dict[str, list[str]] = {}
-    for claim in claims:
-        groups.setdefault(claim.group, []).append(claim.name)
+    measured_here = Path(request.keys.results_dir) / FINDINGS
+    path = measured_here if measured_here.exists() else REFERENCE / FINDINGS
+    judged = read_claims(load_claims(request.config_dir), path)
     texts = []
     for name in request.words:
-        if name not in known and name not in groups:
-            raise unknown_choice("claim", name, {**known, **groups})
-        cases = [known[case] for case in groups.get(name, [])]
-        texts.append(claims_text(*zip(*cases, strict=True)) if cases else claim_text(*known[name]))
-    print("\n\n".join(texts) or claims_text(claims, rows))
+        named = [one for one in judged if name in (one.claim.name, one.claim.group)]
+        if not named:
+            raise unknown_choice("claim", name, {text for one in judged for text in (one.claim.name, one.claim.group)})
+        texts.append(claims_text(named) if named[0].claim.group == name else claim_text(named[0]))
+    print("\n\n".join(texts) or claims_text(judged))
     return 0

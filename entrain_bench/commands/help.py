@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from entrain_bench.base.errors import unknown_choice
+from entrain_bench.commands import SUMMARIES
 from entrain_bench.config.comments import documented_keys, groups, text_of
-from entrain_bench.config.grammar import CONFIG_DIR, MULTIRUN, RUN_KEYS, Verb
+from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
+
+if TYPE_CHECKING:
+    from entrain_bench.config.grammar import Verb
 
 WIDTH = 100
 INDENT = "  "
 KEYS = "keys"
 # What is overridden, where that is not the group alone.
 PLACES = {"model/module": "model/module@model.modules.llm"}
-USAGE = re.compile(r'"""``entrain-bench (?P<usage>(?P<verb>\w+).*?)``: (?P<purpose>.*?)\.?(?:""")?$')
 TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
 # Values of a key that are no choices of its group.
 OTHER_VALUES = {
@@ -52,13 +52,13 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     ``UserError`` for any other topic.
     """
     name = topic.partition("=")[0]
-    known = groups(config_dir)
     if not name:
         shown = {command.split()[0] for command in TASKS.values()}
         others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
         tasks = columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
         usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb, execute a run or sweep. Other verbs:"
         return "\n\n".join([TITLE, tasks, f"{usage}\n{others}", columns(OPTIONS)])
+    known = groups(config_dir)
     if name in verbs():
         return "\n\n".join(_verb(name, config_dir))
     if name == KEYS:
@@ -86,15 +86,8 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
 
 
 def verbs() -> dict[str, str]:
-    """Every verb and what it does."""
-    return {name: found["purpose"] for name, found in _usages().items()}
-
-
-@cache
-def _usages() -> dict[str, re.Match[str]]:
-    """Usage lines of verbs: the modules beside this one whose docstrings begin with their command line."""
-    lines = ((path.stem, path.read_text().partition("\n")[0]) for path in sorted(Path(__file__).parent.glob("*.py")))
-    return {name: found for name, line in lines if (found := USAGE.match(line)) and found["verb"] == name}
+    """Return every verb and what it does."""
+    return {name: summary.purpose for name, summary in SUMMARIES.items()}
 
 
 def takes(name: str) -> Verb[Any]:
@@ -106,17 +99,14 @@ def takes(name: str) -> Verb[Any]:
 def _verb(name: str, config_dir: str | None) -> Iterator[str]:
     """Usage, keys and examples of a verb."""
     verb = takes(name)
-    usage = _usages()[name]
     documented = {key.name: key.meaning for key in documented_keys()}
-    yield f"entrain-bench {usage['usage']}: {usage['purpose']}"
-    own = {
-        f"{each.name}={_shown(each.default)}": each.metadata["meaning"] or documented[each.name] for each in verb.fields
-    }
-    if own:
-        yield columns(own)
+    yield f"entrain-bench {name} {SUMMARIES[name].arguments}: {SUMMARIES[name].purpose}"
+    keys = {f"{one.name}={_shown(one.default)}": one.metadata["meaning"] or documented[one.name] for one in verb.fields}
+    if keys:
+        yield columns(keys)
     if "seed" in verb.passed:
         yield f"And keys of a run, such as model=, cluster=, layout.tp=: entrain-bench --help={KEYS}"
-    elif passed := [key for key in verb.passed if key in RUN_KEYS]:
+    elif passed := [key for key in verb.passed if key in {name.partition(".")[0] for name in documented}]:
         yield f"And of a run (entrain-bench --help={KEYS}): {', '.join(passed)}"
     if verb.examples:
         yield "\n".join(f"Example: entrain-bench {name} {example}".rstrip() for example in verb.examples)

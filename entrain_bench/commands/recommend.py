@@ -30,12 +30,11 @@ from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
-from entrain_bench.config.comments import documented_keys
-from entrain_bench.config.compose import Composer, swept_keys
+from entrain_bench.config.compose import Composer
 from entrain_bench.config.given_plan import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
-from entrain_bench.config.overrides import parse
+from entrain_bench.config.overrides import parse, swept_keys
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
@@ -188,19 +187,15 @@ def _answered(
             asked.baseline,
             refuse,
             asked.given,
-            _defaults(),
+            composer.defaults,
             lambda: keys.seconds is None or perf_counter() - started < keys.seconds,
         )
     return runner, raced, answer
 
 
-def _defaults() -> dict[str, str]:
-    return {key.name: key.default for key in documented_keys()}
-
-
 def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
     """Check the job and its strategies."""
-    usual = _defaults()
+    usual = composer.defaults
     keys = dict(zip(swept_keys(overrides), overrides, strict=True))
     for key, several in swept_keys(overrides).items():
         text = keys[key]
@@ -215,7 +210,7 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
             raise UserError(f"{text}: must be one value; only strategy takes several")
     given = {**keys}
     chosen = keys.pop("strategy", EVERY_STRATEGY)
-    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] != "null"}
+    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] is not None}
     names, every = (
         [cell[0].partition("=")[2] for cell in composer.sweep([text]).cells] for text in (chosen, EVERY_STRATEGY)
     )

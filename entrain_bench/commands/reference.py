@@ -9,8 +9,7 @@ from pathlib import Path
 from entrain_bench.answers.compare import drifts, read_file
 from entrain_bench.answers.documents.beliefs import PAGE, beliefs_markdown
 from entrain_bench.answers.documents.beliefs import TABLE as BELIEFS
-from entrain_bench.answers.documents.table import WAY_UP
-from entrain_bench.answers.documents.tables import pages_with_tables, splice
+from entrain_bench.answers.documents.tables import WAY_UP, pages_with_tables, splice
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.answers.report.build import page_of, report_json
-from entrain_bench.answers.report.page import html, markdown
+from entrain_bench.answers.report.build import html, markdown, report_json, report_of
 from entrain_bench.answers.report.read import read_material
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import Pictures
 from entrain_bench.commands.watch import say
-from entrain_bench.config.command_line import add_config_dir
 from entrain_bench.config.grammar import Folder, Request, Verb, own
+from entrain_bench.config.sources import add_config_dir
 from entrain_bench.records.records import Results
 
 SHARE = "report.png"
@@ -38,8 +37,8 @@ def main(request: Request[Keys]) -> int:
     results.prepare()
     add_config_dir(request.config_dir)
     material = read_material(results)
-    page = page_of(material, Pictures(results))
-    texts = {"report.html": html(page), "report.md": markdown(page), "report.json": report_json(material)}
+    report = report_of(material, Pictures(results))
+    texts = {"report.html": html(report), "report.md": markdown(report), "report.json": report_json(material)}
     files = {name: text.encode() for name, text in texts.items()}
     if request.keys.share:
         # It draws; a report without pictures need not import that.

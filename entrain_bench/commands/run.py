@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.answers.tracking.words import sweep_name
 from entrain_bench.base.errors import UnwritableError, UserError
-from entrain_bench.commands.publish import GrowingTables, publish
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir
 from entrain_bench.config.compose import Composer, Sweep
-from entrain_bench.config.grammar import CONFIG_DIR, MULTIRUN, RUN_KEYS, NoKeys, Request, Verb
-from entrain_bench.config.schema import GROUP_KEYS, RunConfig, plain_values, register_schema
-from entrain_bench.config.targets import check_targets
-from entrain_bench.config.tree import CONFIG_MODULE
+from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
+from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
+from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
-from entrain_bench.run import ray_workers
-from entrain_bench.run.cells import Done, attempt, run_cells, run_one
+from entrain_bench.run.cells import Done, run_cells, run_one
 from entrain_bench.run.study import is_beside
 
 EXIT_FAILED = 1
@@ -38,18 +29,27 @@ EXIT_FAILED = 1
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 RAY = "entrain_bench.run.ray_workers.work_off"
-LAUNCHING = ("hydra/launcher=", "hydra.launcher.")
+LAUNCHING = ("hydra/", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
+# Keys of Hydra that say where it writes, and how it names and logs.
+IGNORED = ("hydra.sweep.", "hydra.run.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
 VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
 
 def main(request: Request[NoKeys]) -> int:
     """Run what is asked for; returns 0, or 1 if a run failed; ``UserError`` for bad input."""
+    if request.hydra:
+        from entrain_bench.commands.hydra_app import run_hydra
+
+        return run_hydra(request)
     if not request.multirun and any(text.lstrip("+").startswith("figure=") for text in request.overrides):
         raise UserError("figure: is a sweep. Add --multirun")
     if not request.multirun and (launching := [text for text in request.overrides if text.startswith(LAUNCHING)]):
-        raise UserError(f"{launching[0]}: launches the runs of a sweep. Add --multirun")
+        raise UserError(f"{launching[0]}: is a setting of sweeps. Add --multirun")
     if request.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("--multirun: cannot run under torchrun, which trains one run. Start the sweep without torchrun")
+    for text in request.overrides:
+        if text.lstrip("+~").startswith(IGNORED):
+            say(f"{text}: is ignored; records and figures go to results_dir")
     composer = Composer(request.config_dir)
     if request.multirun:
         return _sweep(composer, request)
@@ -71,6 +71,10 @@ def main(request: Request[NoKeys]) -> int:
         except OSError as error:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
+    # A run starts before the words on it are imported.
+    from entrain_bench.answers.tracking.words import sweep_name
+    from entrain_bench.commands.publish import publish
+
     publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
     return 0
 
@@ -81,6 +85,12 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
     folder, as soon as it is known; and at the end if a cell left no record.
     """
+    from entrain_bench.answers.tracking.words import sweep_name
+    from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
+    from entrain_bench.commands.publish import GrowingTables, publish
+
+    if has_sweeper(request.overrides):
+        return _sweep_by_plugin(composer, request)
     sweep = composer.sweep(request.overrides)
     folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}
     if len(folders) > 1:
@@ -112,7 +122,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 watch(done)
                 tables()
         elif [*unfinished()]:
-            _hand_to_hydra(request)
+            run_hydra(request)
     except BaseException as error:
         if watch.run:
             # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
@@ -127,44 +137,29 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
+def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
+    """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
+    from entrain_bench.answers.tracking.words import sweep_name
+    from entrain_bench.commands.hydra_app import run_hydra
+    from entrain_bench.commands.publish import publish
+
+    fixed = [text for text in request.overrides if not parse(text).is_sweep_override()]
+    config = composer.run(fixed)
+    results = Results(Path(config.results_dir))
+    results.prepare()
+    before = {*results.keys()}
+    code = run_hydra(request)
+    keys = dict.fromkeys(sorted({*results.keys()} - before), "")
+    publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    return code
+
+
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
     """Run cells as the launcher does."""
     if sweep.launcher == BASIC:
         return run_cells(cells, results)
     if sweep.launcher == RAY:
+        from entrain_bench.run import ray_workers
+
         return run_cells(cells, results, sweep.num_processes, partial(ray_workers.work_off, address=sweep.address))
     return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)
-
-
-def _hand_to_hydra(request: Request[NoKeys]) -> None:
-    """Let Hydra run a sweep whose launcher runs cells on other machines."""
-    register_schema()
-    add_config_dir(request.config_dir)
-    before = sys.argv
-    # Hydra wants options before overrides.
-    options = [word for option in request.options.items() for word in option if word]
-    sys.argv = ["entrain-bench", *options, *request.overrides]
-    try:
-        _run_cell()
-    finally:
-        sys.argv = before
-
-
-@hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
-def _run_cell(hydra_config: DictConfig) -> None:
-    """One cell of a sweep under one of Hydra's launchers. Never raises."""
-    overrides = HydraConfig.get().overrides.task
-    for source in HydraConfig.get().runtime.config_sources:
-        if source.provider == "command-line":
-            add_config_dir(source.path)
-    values = plain_values(hydra_config)
-    check_targets({group: values[group] for group in GROUP_KEYS})
-    config = RunConfig.from_values(values)
-    try:
-        shown = HydraConfig.get().job.num == 0
-        cell = replace(Cell.of(overrides, config), timeline=shown)
-        results = Results(Path(config.results_dir))
-        if not results.is_left_alone(cell.key, config.retries_failed):
-            Watch(1)(attempt(cell, results))
-    except UserError as error:
-        say(f"not recorded: {error}")

@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from entrain_bench.answers.console_table import describe_cell
 from entrain_bench.run.cells import Done
 
 MINUTE_S = 60.0
@@ -28,6 +27,9 @@ class Watch:
         if done.record is None:
             say(f"{place} not recorded: {done.problem}")
             return
+        # The words on cells take longer to import than a run to start.
+        from entrain_bench.answers.console_table import describe_cell
+
         left = self.total - self.run - self.finished
         seconds = left * (perf_counter() - self.started) / self.run
         # No more exact than an estimate is.

@@ -11,16 +11,12 @@ from pathlib import Path
 
 import yaml
 
-from entrain_bench.config.command_line import CONFIG_NAME
 from entrain_bench.config.parts import option_lines
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.tree import CONFIG_NAME, GROUPS, config_tree, folders
 
-# A group under defaults, a key, and a key inside of one; each with its value, and a comment on its line.
-GROUP_LINE = re.compile(r"  - (?P<name>\w+): (?P<value>\S+)  # (?P<comment>.+)")
-KEY_LINE = re.compile(r"(?P<indent>  )?(?P<name>\w+):(?: (?P<value>.+?))?(?:  # (?P<comment>.+))?")
-COMMENT_LINE = re.compile(r"# ?(?P<comment>.*)")
-# Where the tree's keys end and Hydra's begin.
-END = "hydra:"
+# Keys of the file that are none of a run.
+LIST = "defaults"
+OF_HYDRA = "hydra"
 # Where Hydra puts a choice is no part of what it says.
 PACKAGE = "# @package"
 
@@ -48,17 +44,21 @@ class Key:
 
 @cache
 def documented_keys() -> tuple[Key, ...]:
-    """Every key with its comment: the groups, then the others in the order of the file."""
-    lines = (config_tree() / f"{CONFIG_NAME}.yaml").read_text().splitlines()
-    chosen = [Key(each["name"], each["value"], each["comment"]) for each in map(GROUP_LINE.fullmatch, lines) if each]
+    """Return every key with its comment: the groups, then the others in the order of the file."""
+    text = (config_tree() / f"{CONFIG_NAME}.yaml").read_text()
+    lines = text.splitlines()
+    chosen: list[Key] = []
     keys: list[Key] = []
-    for key, inner in _blocks(lines[: lines.index(END)]):
-        defaults = {each.default for each in inner}
-        if len(defaults) == 1:
-            names = ", ".join(each.name.rpartition(".")[2] for each in inner)
-            keys.append(Key(f"{key.name}.*", defaults.pop(), f"{names}: {key.comment[:1].lower()}{key.comment[1:]}"))
-        else:
-            keys += inner or [key]
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    for name, value in root.value:
+        if name.value == LIST:
+            entries = (entry for entry in value.value if isinstance(entry, yaml.MappingNode))
+            chosen = [key for entry in entries for key in _inner(entry, lines) if key.comment]
+        elif isinstance(value, yaml.MappingNode) and name.value != OF_HYDRA:
+            keys += _nested(Key(name.value, "", _above(name, lines)), [*_inner(value, lines)])
+        elif name.value != OF_HYDRA:
+            keys.append(Key(name.value, _text(value, lines), _beside(value, lines) or _above(name, lines)))
     return (*chosen, *keys)
 
 
@@ -68,55 +68,29 @@ def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
     Args:
         config_dir: a folder of the user's with further choices; None for none.
     """
-    found: dict[str, dict[str, str]] = {}
-    for key in documented_keys():
-        for root in _roots(config_dir):
-            for path in sorted((root / key.name).rglob("*.yaml")):
+    listed: dict[str, dict[str, str]] = {}
+    for top in GROUPS:
+        for root in folders(config_dir):
+            for path in sorted((root / top).rglob("*.yaml")):
                 group = path.parent.relative_to(root).as_posix()
-                found.setdefault(group, {})[path.stem] = first_sentence(path)
-    return {group: dict(sorted(found[group].items())) for group in sorted(found)}
+                listed.setdefault(group, {})[path.stem] = first_sentence(path)
+    return {group: dict(sorted(listed[group].items())) for group in sorted(listed)}
 
 
 def text_of(group: str, choice: str, config_dir: str | None = None) -> str:
-    """The YAML of a choice, a folder's of the user's before the suite's, without where Hydra puts it.
+    """Return the YAML of a choice, a folder's of the user's before the suite's, without where Hydra puts it.
 
     Options that a part's YAML leaves to its class are shown with their defaults and meanings.
     """
-    paths = [root / group / f"{choice}.yaml" for root in _roots(config_dir)]
+    paths = [root / group / f"{choice}.yaml" for root in folders(config_dir)]
     text = next(path for path in reversed(paths) if path.exists()).read_text()
     lines = [line for line in text.splitlines() if not line.startswith(PACKAGE)]
     return "\n".join([*lines, *option_lines(f"{group}/{choice}", yaml.safe_load(text) or {})])
 
 
 def first_sentences(group: str) -> dict[str, str]:
-    """The choices of a group, and the first sentence on each."""
+    """Return the choices of a group, and the first sentence on each."""
     return {path.stem: first_sentence(path) for path in sorted((config_tree() / group).glob("*.yaml"))}
-
-
-def _roots(config_dir: str | None) -> list[Path]:
-    return [config_tree(), *([Path(config_dir)] if config_dir else [])]
-
-
-def _blocks(lines: Sequence[str]) -> Iterator[tuple[Key, list[Key]]]:
-    """Every top-level key with its comment, and the keys inside of it."""
-    comment: list[str] = []
-    key: Key | None = None
-    inner: list[Key] = []
-    for line in lines:
-        if said := COMMENT_LINE.fullmatch(line):
-            comment.append(said["comment"])
-        elif (found := KEY_LINE.fullmatch(line)) and found["indent"] and key:
-            inner.append(Key(f"{key.name}.{found['name']}", found["value"], found["comment"] or ""))
-        else:
-            if key and key.name != "defaults":
-                yield key, inner
-            key = None
-            inner = []
-            if found:
-                key = Key(found["name"], found["value"] or "", found["comment"] or " ".join(comment))
-            comment = []
-    if key:
-        yield key, inner
 
 
 def first_sentence(path: Path) -> str:
@@ -128,3 +102,34 @@ def first_sentence(path: Path) -> str:
         target = next((line for line in lines if line.startswith("_target_: ")), "")
         return target.rpartition(".")[2]
     return re.split(r"(?<=\.) (?=[A-Z])", comment)[0]
+
+
+def _inner(node: yaml.MappingNode, lines: Sequence[str]) -> Iterator[Key]:
+    """Yield the keys of a mapping, each with the comment on its line."""
+    for name, value in node.value:
+        yield Key(name.value, _text(value, lines), _beside(value, lines))
+
+
+def _nested(key: Key, inner: Sequence[Key]) -> list[Key]:
+    """Return the keys inside of one; a single key if they share a default."""
+    defaults = {one.default for one in inner}
+    if len(defaults) == 1:
+        names = ", ".join(one.name for one in inner)
+        return [Key(f"{key.name}.*", defaults.pop(), f"{names}: {key.comment[:1].lower()}{key.comment[1:]}")]
+    return [Key(f"{key.name}.{one.name}", one.default, one.comment) for one in inner]
+
+
+def _text(value: yaml.Node, lines: Sequence[str]) -> str:
+    """Return a value of one line as it is written."""
+    return lines[value.start_mark.line][value.start_mark.column : value.end_mark.column]
+
+
+def _beside(value: yaml.Node, lines: Sequence[str]) -> str:
+    """Return the comment behind a value; empty if there is none."""
+    return lines[value.end_mark.line][value.end_mark.column :].strip().removeprefix("#").strip()
+
+
+def _above(name: yaml.Node, lines: Sequence[str]) -> str:
+    """Return the comment above a key; empty if there is none."""
+    above = takewhile(lambda line: line.startswith("#"), reversed(lines[: name.start_mark.line]))
+    return " ".join(line.removeprefix("#").strip() for line in reversed([*above]))

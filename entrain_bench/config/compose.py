@@ -1,56 +1,49 @@
-"""Runs out of the configuration tree: what Hydra composes of overrides, each set of choices once."""
+"""Runs and sweeps out of the configuration tree: Hydra composes each choice once, and plain values are set on it."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import hydra
 import yaml
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import Glob, Override, OverrideType
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
 from entrain_bench.base.store import Store
-from entrain_bench.config.command_line import CONFIG_NAME, add_config_dir, first_line, in_tree, one_line_errors
-from entrain_bench.config.given import Given, given_of, with_value
 from entrain_bench.config.given_plan import with_plan
-from entrain_bench.config.groups import Groups
-from entrain_bench.config.overrides import check_overrides, group_of, is_inside, is_plain, parse
+from entrain_bench.config.hub.files import is_reference
+from entrain_bench.config.overrides import error_line, is_inside, parse, top_of, with_value
 from entrain_bench.config.parts import sources_stamp
-from entrain_bench.config.schema import (
-    GROUP_KEYS,
-    NESTED,
-    ConfigSchema,
-    RunConfig,
-    plain_values,
-    register_schema,
-)
+from entrain_bench.config.schema import GROUP_KEYS, NESTED, PLAIN_KEYS, ConfigSchema, RunConfig
+from entrain_bench.config.sources import LAUNCHER, add_config_dir, compose_values
 from entrain_bench.config.targets import check_targets
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.tree import choices, folders
 
-INTERPOLATION = "${"
-# The first key that an interpolation names; nothing for what is no plain path.
-INTERPOLATED = re.compile(r"\$\{(\w*)")
-# Keys of a figure's YAML that do not change its runs, and overrides that may change how something is swept.
-SWEEP_KEYS = frozenset({"hydra", "figure"})
-# What joblib's launcher and Ray's call the number of their processes.
-NUM_PROCESSES = ("n_jobs", "num_cpus")
-SWEEPING = re.compile(r"(figure|hydra)\b")
+FIGURE = "figure"
+HYDRA = "hydra"
+# Keys of a figure's YAML that do not change its runs.
+SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
 IN_FIGURES = ("all", "main", "none")
+# What joblib's launcher and Ray's call the number of their processes.
+NUM_PROCESSES = ("n_jobs", "num_cpus")
+RAY_KEYS = ("num_cpus", "address")
+OF_LAUNCHER = "hydra.launcher."
+INTERPOLATION = "${"
+# The first key that an interpolation names.
+INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
+SIMULATED = "entrain_bench.simulate.Simulator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ class Sweep:
     """The runs of a sweep and its launcher.
 
     Attributes:
-        cells: the overrides of every run, in the sweeper's order.
+        cells: the overrides of every run; the last key varies first.
         launcher: the class of Hydra's launcher.
         num_processes: how many it is to use; -1 for all there is.
         address: where Ray's cluster is; None for this machine.
@@ -78,127 +71,179 @@ class Composer:
     """
 
     def __init__(self, config_dir: str | None = None) -> None:
-        register_schema()
+        add_config_dir(config_dir)
         self.config_dir = config_dir
-        self._search = add_config_dir(config_dir)
-        self._folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
         # Hash of all that compositions depend on, besides their overrides.
-        self.version = _tree_hash(config_dir)
+        self.version = _tree_hash(folders(config_dir))
         self._store = Store("compositions", self.version)
-        self._groups = Groups(self._search)
+        # Values by their choices, of this process alone.
+        self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
-        """The run that the overrides describe.
+        """Return the run that the overrides describe. ``~key`` is the key's default; keys of Hydra change no run.
 
         Raises:
             UserError: for unknown keys, unknown choices, wrong types and values out of range.
         """
-        with one_line_errors([*self._search, *overrides]):
-            overrides = with_plan(overrides)
-            check_overrides(overrides)
-            chosen, given = given_of(overrides, self._folders)
-            plain = dict(_plain(text) for text in chosen if is_plain(parse(text)))
-            values = self._choices(tuple(text for text in chosen if not is_plain(parse(text))), given)
-            for group in NESTED:
-                usual = values[group].items()
-                values = values | {group: {name: plain.pop(f"{group}.{name}", value) for name, value in usual}}
-            return given.checked(RunConfig.from_values(_resolved(values | plain)))
+        plain: dict[str, Any] = {}
+        chosen: list[str] = []
+        inside: list[Override] = []
+        for text in with_plan(overrides):
+            override = parse(text)
+            top = top_of(override)
+            if override.is_sweep_override():
+                raise UserError(f"{text}: several values make a sweep. Add --multirun")
+            if top == HYDRA:
+                check_hydra_key(override)
+            elif top not in ConfigSchema.__dataclass_fields__:
+                raise unknown_key(text, ConfigSchema.__dataclass_fields__)
+            elif override.key_or_group in PLAIN_KEYS:
+                plain.pop(override.key_or_group, None)
+                if override.type is not OverrideType.DEL:
+                    plain[override.key_or_group] = _plain_value(text)
+            elif is_inside(override):
+                inside.append(override)
+            else:
+                self._check_group(override)
+                chosen.append(text)
+        values = {**self._choose(tuple(chosen))}
+        _check_file(values["workload"], inside)
+        for override in inside:
+            values = with_value(values, override)
+        for group in NESTED:
+            usual = values[group].items()
+            values[group] = {name: plain.pop(f"{group}.{name}", value) for name, value in usual}
+        config = RunConfig.from_values(_resolved(values | plain))
+        if config.harness["_target_"] != SIMULATED and is_reference(name := config.model["name"]):
+            raise UserError(
+                f"model={name}: can only be simulated. Use harness=simulate, or a model of experiments/model"
+            )
+        return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
         """Return the runs of a sweep, including those of a figure's ``hydra.sweeper.params``, and its launcher.
 
+        An override takes the place of a figure's value for the same key; ``~key`` takes the figure's value away.
+
         Raises:
             UserError: for unknown choices, invalid overrides, and a sweep without runs.
         """
-        key = ["sweep", *overrides]
-        stored = self._store.get(key)
-        if stored is None:
-            with one_line_errors([*self._search, *overrides]), in_tree():
-                check_overrides(overrides)
-                stored = self._expand(overrides)
-            self._store.put(key, stored)
-        if not stored["cells"]:
+        parsed = [parse(text) for text in overrides]
+        fixed = [one for one in parsed if top_of(one) in SWEEP_KEYS and not one.is_sweep_override()]
+        figures = [one for one in fixed if one.key_or_group == FIGURE]
+        own = self._hydra(tuple(str(one.input_line) for one in fixed if "/" in one.key_or_group or one in figures))
+        # A sweep that is no figure's finds all strategies.
+        shown = own["shown"] or (IN_FIGURES[:1] if figures else IN_FIGURES)
+        launcher = own["launcher"]
+        for one in fixed:
+            check_hydra_key(one)
+            if one.key_or_group == SHOWN:
+                shown = one.value()
+            elif one.key_or_group.startswith(OF_LAUNCHER):
+                launcher = _set_launcher(launcher, one, parsed)
+        given = {one.key_or_group for one in parsed}
+        kept = [parse(f"{key}={value}") for key, value in own["params"].items() if key not in given]
+        kept += [one for one in parsed if one.key_or_group != SHOWN]
+        cells = tuple(itertools.product(*(self._texts(one, shown) for one in kept)))
+        if not cells:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
-        return Sweep(tuple(map(tuple, stored["cells"])), stored["launcher"], stored["num_processes"], stored["address"])
+        return Sweep(cells, str(launcher["_target_"]), _num_processes(launcher), launcher.get("address"))
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """Chosen names and plain values of a run without overrides, by key."""
+        values = self._default
+        chosen = self._hydra(())["choices"]
+        plain = (key.partition(".") for key in PLAIN_KEYS)
+        return {group: chosen.get(group) for group in (*GROUP_KEYS, FIGURE)} | {
+            f"{top}{dot}{name}": values[top][name] if dot else values[top] for top, dot, name in plain
+        }
 
     def save(self) -> None:
         """Store what was composed for the next process."""
         self._store.save()
 
-    def _choices(self, overrides: tuple[str, ...], given: Given) -> dict[str, Any]:
-        """Return what Hydra composes of overrides that choose, with interpolations unresolved, plus ``given``.
+    def _check_group(self, override: Override) -> None:
+        """Raise ``UserError`` for the name of a group that no tree has."""
+        group = override.key_or_group
+        trees = folders(self.config_dir)
+        if "/" in group and not any((tree / group).is_dir() for tree in trees):
+            inside = (path for tree in trees for path in (tree / top_of(override)).rglob("*") if path.is_dir())
+            raise unknown_key(str(override.input_line), {"/".join(path.parts[-2:]) for path in inside})
 
-        Values inside a choice are set afterwards, so that runs that differ only in them share one composition. If a
-        value cannot be set, Hydra composes all overrides and reports the error.
+    def _choose(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
+        """Return the values of overrides that choose.
+
+        The choices of a group are composed without those of the others, unless they reach into others.
         """
-        parsed = [parse(text) for text in overrides if not self._only_sweeps(text)]
-        inside = [override for override in parsed if is_inside(override)]
-        chosen = [str(override.input_line) for override in parsed if not is_inside(override)]
-        if len({override.key_or_group for override in parsed}) == len(parsed):
-            chosen.sort()
-        try:
-            values = given.put_into(self._composed(tuple(chosen)))
-            _check_file(values["workload"], {override.key_or_group: override.value() for override in inside})
-            for override in inside:
-                values = with_value(values, override.key_or_group.split("."), override.value())
-        except KeyError:
-            values = given.put_into(self._composed(overrides))
-        return values
+        if choices not in self._combined:
+            by_group: dict[str, list[str]] = {}
+            for text in choices:
+                by_group.setdefault(top_of(parse(text)), []).append(text)
+            values = {**self._default}
+            for group, texts in by_group.items():
+                changed = self._changes(tuple(texts))
+                if {*changed} - {group}:
+                    values = {**self._default, **self._changes(choices)}
+                    break
+                values |= changed
+            self._combined[choices] = values
+        return self._combined[choices]
 
-    def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """Return what Hydra composes of overrides; each group separately, unless a choice changes other groups."""
-        by_group: dict[str, list[str]] = {}
-        for text in overrides:
-            by_group.setdefault(group_of(text), []).append(text)
-        parts: dict[str, Any] = {}
-        for group, own in by_group.items():
-            parts[group] = self._store.get(["group", *own])
-            if parts[group] is None:
-                parts[group] = self._groups.part(group, own)
-                self._store.put(["group", *own], parts[group])
-        if None in parts.values():
-            return self._composed_together(overrides)
-        return self._composed_together(()) | parts
+    def _changes(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
+        """Return the top-level values that differ from the default run's, as Hydra composes them."""
+        key = ["changes", *choices]
+        changed: dict[str, Any] | None = self._store.get(key)
+        if changed is None:
+            values = compose_values(choices, self.config_dir)
+            changed = {name: value for name, value in values.items() if value != self._default.get(name)}
+            # The files of a published model are no YAML files, whose changes are seen.
+            if not any(is_reference(one.value()) for one in map(parse, choices)):
+                self._store.put(key, changed)
+        return changed
 
-    def _composed_together(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        key = ["run", *overrides]
-        values: dict[str, Any] | None = self._store.get(key)
+    @cached_property
+    def _default(self) -> Mapping[str, Any]:
+        """The values of a run without overrides."""
+        values: dict[str, Any] | None = self._store.get(["default"])
         if values is None:
-            with in_tree():
-                config = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides])
-            values = plain_values(config, resolve=False)
-            self._store.put(key, values)
+            values = compose_values((), self.config_dir)
+            self._store.put(["default"], values)
         return values
 
-    def _only_sweeps(self, override: str) -> bool:
-        """Return whether an override chooses a figure whose YAML sets no keys of single runs."""
-        group, _, name = override.partition("=")
-        if group != "figure":
-            return False
-        files = [folder / group / f"{name}.yaml" for folder in self._folders]
-        return any(file.is_file() and _keys_of(file) <= SWEEP_KEYS for file in files)
+    def _hydra(self, choices: tuple[str, ...]) -> dict[str, Any]:
+        """Return what a figure sweeps, its launcher, and the names of all choices."""
+        key = [HYDRA, *choices]
+        stored: dict[str, Any] | None = self._store.get(key)
+        if stored is None:
+            composed = compose_values(choices, self.config_dir, with_hydra=True)
+            settings = composed[HYDRA]
+            stored = {
+                "shown": (composed[FIGURE] or {}).get("strategies"),
+                "params": settings["sweeper"]["params"] or {},
+                "launcher": settings["launcher"],
+                "choices": settings["runtime"]["choices"],
+            }
+            self._store.put(key, stored)
+        return stored
 
-    def _expand(self, overrides: Sequence[str]) -> dict[str, Any]:
-        # glob(*) asks the loader for a group's choices; the loader does not know the user's folder.
-        loader = GlobalHydra.instance().config_loader()
-        all_options = partial(loader.get_group_options, overrides=self._search)
-        loader.get_group_options = all_options  # type: ignore[method-assign]
-        parser = OverridesParser.create(loader)
-        parsed = parser.parse_overrides(list(overrides))
-        # Only these say how something is swept.
-        fixed = [one for one in parsed if not one.is_sweep_override() and SWEEPING.match(one.key_or_group)]
-        base = self._sweeper(tuple(str(one.input_line) for one in fixed))
-        shown = base["shown"]
-
-        def options(group_name: str, results_filter: Any = ObjectType.CONFIG, **more: Any) -> list[str]:
-            found = all_options(group_name, results_filter, **more)
-            return [name for name in found if group_name != "strategy" or self._in_figures(name) in shown]
-
-        loader.get_group_options = options  # type: ignore[method-assign,assignment]
-        kept = [text for text, one in zip(overrides, parsed, strict=True) if one.key_or_group != SHOWN]
-        batches = BasicSweeper.split_arguments(parser.parse_overrides([*base["swept"], *kept]), None)
-        return {**base, "cells": [list(cell) for batch in batches for cell in batch]}
+    def _texts(self, override: Override, shown: Sequence[str]) -> list[str]:
+        """Return the override of every value; of ``glob`` over strategies those that are shown."""
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            text = override.get_value_element_as_str()
+            return [key if override.type is OverrideType.DEL and not text else f"{key}={text}"]
+        glob = override.value()
+        if isinstance(glob, Glob):
+            names = glob.filter(choices(override.key_or_group, self.config_dir))
+            of_strategies = override.key_or_group == "strategy"
+            return [f"{key}={name}" for name in names if not of_strategies or self._in_figures(name) in shown]
+        if not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line}: has no list of values. Use a,b,c or range(8), or hydra/sweeper=NAME"
+            )
+        return [f"{key}={text}" for text in override.sweep_string_iterator()]
 
     def _in_figures(self, strategy: str) -> str:
         """Return the value of ``in_figures`` in a strategy's YAML.
@@ -206,51 +251,11 @@ class Composer:
         Raises:
             UserError: for an unknown value.
         """
-        file = next(file for folder in self._folders if (file := folder / "strategy" / f"{strategy}.yaml").is_file())
-        word = str((yaml.safe_load(file.read_text()) or {}).get("in_figures", IN_FIGURES[0]))
+        places = (folder / "strategy" / f"{strategy}.yaml" for folder in folders(self.config_dir))
+        word = str(_yaml_values(next(file for file in places if file.is_file())).get("in_figures", IN_FIGURES[0]))
         if word not in IN_FIGURES:
             raise unknown_choice(f"{strategy}: in_figures", word, IN_FIGURES)
         return word
-
-    def _sweeper(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """Return the sweep that a figure states, and its launcher."""
-        key = ["sweeper", *overrides]
-        found: dict[str, Any] | None = self._store.get(key)
-        if found is None:
-            composed = hydra.compose(CONFIG_NAME, overrides=[*self._search, *overrides], return_hydra_config=True)
-            # A run of these overrides, so that it is not composed again.
-            self._store.put(
-                ["run", *overrides], {k: v for k, v in plain_values(composed, False).items() if k != "hydra"}
-            )
-            launcher = composed.hydra.launcher
-            params = composed.hydra.sweeper.params or {}
-            # A sweep that is no figure's finds them all.
-            usual = IN_FIGURES[:1] if any(text.startswith("figure=") for text in overrides) else IN_FIGURES
-            found = {
-                "shown": [*(OmegaConf.select(composed, SHOWN) or usual)],
-                "swept": [f"{key}={value}" for key, value in params.items()],
-                "launcher": str(launcher["_target_"]),
-                "num_processes": _num_processes(launcher),
-                "address": launcher.get("address"),
-            }
-            self._store.put(key, found)
-        return found
-
-
-def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
-    """Return the keys of overrides, in order, and whether each has several values.
-
-    Raises:
-        UserError: for an invalid override, and for a key that is given twice.
-    """
-    found: dict[str, bool] = {}
-    for text in overrides:
-        with one_line_errors([text]):
-            override = parse(text)
-        if override.key_or_group in found:
-            raise UserError(f"{text}: {override.key_or_group} must be given once")
-        found[override.key_or_group] = override.is_sweep_override()
-    return found
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
@@ -269,91 +274,104 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     return config
 
 
-def _check_file(workload: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
+def check_hydra_key(override: Override) -> None:
+    """Raise ``UserError`` for a key of Hydra that names places to search."""
+    if override.key_or_group == "hydra.searchpath":
+        raise UserError(f"{override.input_line}: is not supported. To use a folder of YAML files, pass --config-dir")
+
+
+def _set_launcher(launcher: Mapping[str, Any], override: Override, parsed: Sequence[Override]) -> dict[str, Any]:
+    """Return a launcher with one of its keys changed; ``UserError`` for a key of another launcher."""
+    key = override.key_or_group.removeprefix(OF_LAUNCHER)
+    if key not in launcher and override.type is OverrideType.CHANGE:
+        chosen = next((str(one.input_line) for one in parsed if one.key_or_group == LAUNCHER), f"{LAUNCHER}=basic")
+        other = f"{LAUNCHER}={'ray' if key in RAY_KEYS else 'joblib'}"
+        text = override.input_line
+        raise UserError(f"{text}: {chosen} has no such key. Add a launcher that has it, such as {other}")
+    return {**launcher, key: override.value()}
+
+
+def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None:
     """Refuse another file for a workload with its own file: tables would show both under one name.
 
     Raises:
         UserError: if the path changes but the name does not.
     """
-    path = inside.get("workload.path")
-    own = workload.get("path")
-    name = workload.get("name")
-    if path is not None and name and path != own and "workload.name" not in inside:
+    changed = {override.key_or_group: override.value() for override in inside}
+    path = changed.get("workload.path")
+    if path is None or "workload.name" in changed or not isinstance(workload, Mapping) or not workload.get("name"):
+        return
+    if path != workload.get("path"):
         raise UserError(
-            f"workload.path={path}: workload={name} always reads {own}. To use your file, pass workload=trace "
-            f"workload.path={path}; to compare both, workload=trace workload.path={path},{own}"
+            f"workload.path={path}: workload={workload['name']} always reads {workload.get('path')}. To use your file, "
+            f"pass workload=trace workload.path={path}; to compare both, workload=trace "
+            f"workload.path={path},{workload.get('path')}"
         )
 
 
 @cache
-def _plain(text: str) -> tuple[str, Any]:
-    """Return key and value of a plain override; the schema checks and converts the value."""
+def _plain_value(text: str) -> Any:
+    """Return the value of a plain override, converted to the type of its key."""
     override = parse(text)
-    typed = _typed()
+    typed = OmegaConf.structured(ConfigSchema)
     try:
         OmegaConf.update(typed, override.key_or_group, override.value())
+        value = OmegaConf.select(typed, override.key_or_group)
     except OmegaConfBaseException as error:
-        raise UserError(f"{text}: {first_line(error)}") from error
-    value = OmegaConf.select(typed, override.key_or_group)
-    return override.key_or_group, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        raise UserError(error_line(error, text)) from error
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-@cache
-def _typed() -> DictConfig:
-    """Return the keys with their types; the values are arbitrary."""
-    typed: DictConfig = OmegaConf.structured(ConfigSchema)
-    return typed
-
-
-def _resolved(values: dict[str, Any]) -> dict[str, Any]:
+def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with interpolations resolved and targets checked; runs share the mappings of equal groups."""
-    texts = {group: json.dumps(values[group]) for group in GROUP_KEYS}
-    interpolated = {group for group, text in texts.items() if INTERPOLATION in text}
-    named = {*INTERPOLATED.findall("".join(texts[group] for group in interpolated))}
-    rest = json.dumps({key: value for key, value in values.items() if key not in GROUP_KEYS})
-    if named <= GROUP_KEYS.keys() and INTERPOLATION not in rest:
-        values = values | {group: _checked(group, text) for group, text in texts.items() if group not in interpolated}
-        return values | _resolved_text(json.dumps({group: values[group] for group in sorted(interpolated | named)}))
-    resolved = plain_values(OmegaConf.create(values))
-    check_targets({group: resolved[group] for group in GROUP_KEYS})
+    resolved = dict(values)
+    for group in GROUP_KEYS:
+        text = json.dumps(values[group])
+        named = {*INTERPOLATED.findall(text)} & {*values} - {group} if INTERPOLATION in text else set()
+        around = json.dumps({name: values[name] for name in sorted(named)}) if named else "{}"
+        resolved[group] = _resolved_group(group, text, around)
     return resolved
 
 
 @cache
-def _checked(group: str, text: str) -> Any:
+def _resolved_group(group: str, text: str, around: str) -> Any:
+    """Return a group's values.
+
+    Args:
+        group: its name.
+        text: its values, as JSON.
+        around: those of other keys that its interpolations name.
+    """
     values = json.loads(text)
+    if INTERPOLATION in text:
+        try:
+            whole = OmegaConf.create({**json.loads(around), group: values})
+            values = OmegaConf.to_container(whole, resolve=True)[group]  # type: ignore[index,call-overload]
+        except OmegaConfBaseException as error:
+            raise UserError(error_line(error, group)) from error
     check_targets(values, group)
     return values
 
 
-@cache
-def _resolved_text(text: str) -> dict[str, Any]:
-    resolved = plain_values(OmegaConf.create(json.loads(text)))
-    check_targets(resolved)
-    return resolved
-
-
-def _num_processes(launcher: DictConfig) -> int:
+def _num_processes(launcher: Mapping[str, Any]) -> int:
     """Return how many processes a launcher uses; 1 if it does not say."""
     key = next((key for key in NUM_PROCESSES if key in launcher), None)
     value = launcher[key] if key else 1
     if not isinstance(value, int) or (value < 1 and value != -1):
-        raise UserError(f"hydra.launcher.{key}={value}: must be an integer of at least 1, or -1 for all CPUs")
+        raise UserError(f"{OF_LAUNCHER}{key}={value}: must be an integer of at least 1, or -1 for all CPUs")
     return value
 
 
 @cache
-def _keys_of(file: Path) -> frozenset[str]:
-    """Top-level keys of a YAML."""
-    return frozenset(map(str, yaml.safe_load(file.read_text()) or {}))
+def _yaml_values(file: Path) -> Mapping[str, Any]:
+    return yaml.safe_load(file.read_text()) or {}
 
 
-def _tree_hash(config_dir: str | None) -> str:
-    """Hash of all that compositions depend on, besides their overrides."""
+def _tree_hash(trees: Sequence[Path]) -> str:
+    """Return a hash of all that compositions depend on, besides their overrides: YAML files, parts and this package."""
     digest = hashlib.sha256(f"hydra {version('hydra-core')}, omegaconf {version('omegaconf')}".encode())
-    for module in ("compose.py", "given.py", "groups.py", "overrides.py", "parts.py", "schema.py"):
-        digest.update(Path(__file__).with_name(module).read_bytes())
-    for folder in (config_tree(), *([Path(config_dir).resolve()] if config_dir else [])):
+    digest.update(sources_stamp(f"_target_: {__name__}.{Composer.__name__}").encode())
+    for folder in trees:
         digest.update(str(folder).encode() + b"\0")
         for file in sorted(map(str, folder.rglob("*.yaml"))):
             digest.update(file.removeprefix(str(folder)).encode() + b"\0" + Path(file).read_bytes() + b"\0")

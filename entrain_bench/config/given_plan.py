@@ -13,10 +13,9 @@ from typing import Any
 from hydra.core.override_parser.types import OverrideType
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.config.command_line import one_line_errors
 from entrain_bench.config.hub.files import is_reference
-from entrain_bench.config.overrides import PLAIN_KEYS, parse
-from entrain_bench.config.schema import ASIDE
+from entrain_bench.config.overrides import parse
+from entrain_bench.config.schema import ASIDE, PLAIN_KEYS
 from entrain_bench.program.plan_file import TrainingPlan, plan_overrides, read_plan
 
 KEY = "plan"
@@ -92,8 +91,7 @@ def _check_name(field: str, name: str) -> None:
 
 def _check_override(field: str, text: str, inside: re.Pattern[str]) -> None:
     """Refuse all overrides but those that give a known key a value, choose by name, or add a parameter to the job."""
-    with one_line_errors([text]):
-        override = parse(text)
+    override = parse(text)
     key = override.key_or_group
     known = override.type is OverrideType.CHANGE and (key in JOB_KEYS or inside.fullmatch(key))
     # A parameter that the choice does not list, as +workload.on_overlong=drop: the class that takes it checks it.

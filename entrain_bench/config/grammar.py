@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -11,21 +11,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.base.errors import UserError, nearest, unknown_key
-from entrain_bench.config.command_line import first_line, one_line_errors
-from entrain_bench.config.comments import groups
 from entrain_bench.config.given import DATA, with_data
-from entrain_bench.config.overrides import parse
+from entrain_bench.config.line import CONFIG_DIR, HELP, MULTIRUN, RUN, VERSION, Line, choice_hint
+from entrain_bench.config.overrides import error_line, parse
 from entrain_bench.config.schema import NESTED, ConfigSchema, check_storage
 from entrain_bench.specs.parse import parse as parse_values
 
-RUN = "run"
-MULTIRUN = "--multirun"
-CONFIG_DIR = "--config-dir"
-HELP = "--help"
-VERSION = "--version"
-# Every option by what may be typed.
-FLAGS = {MULTIRUN: MULTIRUN, "-m": MULTIRUN, VERSION: VERSION}
-HELP_OPTIONS = (HELP, "-h")
 # Top-level keys of a run, and those that traces, plans and Hydra add to them.
 RUN_KEYS = (*ConfigSchema.__dataclass_fields__, DATA, "plan", "hydra")
 NESTED_KEYS = {group: [*config.__dataclass_fields__] for group, config in NESTED.items()}
@@ -95,7 +86,7 @@ class Verb[K]:
     @property
     def known(self) -> list[str]:
         """All keys that it takes."""
-        return [*(each.name for each in self.fields), *self.passed]
+        return [*(one.name for one in self.fields), *self.passed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +98,14 @@ class Request[K]:
         words: words without ``=``.
         overrides: those of a configuration, as typed.
         options: values of the given options by name; nothing for a flag.
+        hydra: options that Hydra answers, with their values, as typed.
     """
 
     keys: K
     words: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    hydra: tuple[str, ...] = ()
 
     @property
     def config_dir(self) -> str | None:
@@ -123,65 +116,6 @@ class Request[K]:
     def multirun(self) -> bool:
         """Whether it is a sweep."""
         return MULTIRUN in self.options
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A command line, its words sorted by kind.
-
-    Attributes:
-        words: without ``=``.
-        overrides: ``key=value``.
-        options: values of options by name; nothing for a flag, and for ``--help`` without a topic.
-        unknown: what looks like an option and is none, and the value that follows it.
-    """
-
-    words: tuple[str, ...]
-    overrides: tuple[str, ...]
-    options: Mapping[str, str]
-    unknown: Mapping[str, str]
-
-
-def split(arguments: Sequence[str]) -> Line:
-    """Sort the words of a command line; options may stand anywhere; ``UserError`` for an option without its value."""
-    words = list[str]()
-    overrides = list[str]()
-    options = dict[str, str]()
-    unknown = dict[str, str]()
-    rest = [*arguments]
-    while rest:
-        text = rest.pop(0)
-        name, given, value = text.partition("=")
-        follows = rest[0] if rest and not rest[0].startswith("-") else ""
-        if not text.startswith("-"):
-            (overrides if given or text.startswith("~") else words).append(text)
-        elif name in HELP_OPTIONS:
-            options[HELP] = value if given or not follows else rest.pop(0)
-        elif text in FLAGS:
-            options[FLAGS[text]] = ""
-        elif name == CONFIG_DIR:
-            options[name] = value if given or not follows else rest.pop(0)
-            if not options[name]:
-                raise UserError(f"{name}: needs a value")
-        else:
-            unknown[name] = value if given else "" if "=" in follows else follows
-    return Line(tuple(words), tuple(overrides), options, unknown)
-
-
-def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:
-    """The verb of a command line, ``run`` without one, and the line without it.
-
-    Raises:
-        UserError: for a first word that is no verb.
-    """
-    if line.unknown:
-        return next((word for word in line.words if word in verbs), RUN), line
-    if not line.words:
-        return RUN, line
-    first, *others = line.words
-    if first not in verbs:
-        raise UserError(_no_verb(first, verbs))
-    return first, Line(tuple(others), line.overrides, line.options, line.unknown)
 
 
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
@@ -198,24 +132,24 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
     """
     for option, value in line.unknown.items():
         raise UserError(_no_option(option, value, verb))
-    for option in line.options:
+    for option in (*line.options, *(line.hydra[:1] if name != RUN else ())):
         if option not in (HELP, *verb.options):
             raise UserError(f"{option}: {name} does not take it; leave it out")
     if line.words and not verb.words:
-        raise UserError(f"{line.words[0]}: must be KEY=VALUE{_choice_hint(line.words[0])}")
-    mine = {each.name for each in verb.fields}
-    texts = list[str]()
+        raise UserError(f"{line.words[0]}: must be KEY=VALUE{choice_hint(line.words[0])}")
+    mine = {one.name for one in verb.fields}
+    texts: list[str] = []
     for text in line.overrides:
-        found = TOP.match(text)
-        if found and found[1] not in verb.known:
+        top = TOP.match(text)
+        if top and top[1] not in verb.known:
             # The key of a run that ends so: ``layout.tp`` for ``tp``.
-            name = found[1].lower()
-            nested = (f"{group}.{name}" for group in verb.passed if name in NESTED_KEYS.get(group, ()))
+            last = top[1].lower()
+            nested = (f"{group}.{last}" for group in verb.passed if last in NESTED_KEYS.get(group, ()))
             raise unknown_key(text, verb.known, next(nested, ""))
-        if found and found[1] in mine:
+        if top and top[1] in mine:
             texts.append(text)
     overrides = tuple(text for text in line.overrides if text not in texts)
-    return Request(_values(name, verb.keys, texts), line.words, with_data(overrides), line.options)
+    return Request(_values(name, verb.keys, texts), line.words, with_data(overrides), line.options, line.hydra)
 
 
 def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
@@ -223,11 +157,10 @@ def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
     node = OmegaConf.structured(keys)
     # Of a frozen dataclass it would take no value.
     OmegaConf.set_readonly(node, False)
-    given = set[str]()
+    given: set[str] = set()
     for text in texts:
         name = text.partition("=")[0]
-        with one_line_errors([text]):
-            override = parse(text)
+        override = parse(text)
         if override.key_or_group != name or override.is_sweep_override():
             raise UserError(f"{text}: must be {override.key_or_group}=VALUE, with one value")
         if name in given:
@@ -236,25 +169,12 @@ def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
         try:
             OmegaConf.update(node, name, override.value())
         except OmegaConfBaseException as error:
-            raise UserError(f"{text}: {first_line(error)}") from error
-    with one_line_errors(texts):
+            raise UserError(error_line(error, text)) from error
+    try:
         values = OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(error_line(error, " ".join(texts))) from error
     return parse_values(keys, values, verb)
-
-
-def _no_verb(word: str, verbs: Iterable[str]) -> str:
-    """Return the error for a first word that is no verb: the nearest verb, or the key whose choice it is."""
-    if word == "figure":
-        return "unknown verb figure. Use figures NAME key=value"
-    near = nearest(word, verbs)
-    hint = f". Did you mean {near}?" if near else _choice_hint(word) or f". Verbs: {', '.join(sorted(verbs))}"
-    return f"unknown verb {word}{hint}"
-
-
-def _choice_hint(word: str) -> str:
-    """The key that has a word among its choices."""
-    keys = (group for group, choices in groups().items() if "/" not in group and word.lower() in choices)
-    return "".join(f". Did you mean {group}={word.lower()}?" for group in [*keys][:1])
 
 
 def _no_option(option: str, value: str, verb: Verb[Any]) -> str:
@@ -262,7 +182,7 @@ def _no_option(option: str, value: str, verb: Verb[Any]) -> str:
     name = option.lstrip("-").replace("-", "_")
     if name == "retry_failed":
         return f"{option}: is a key. Write retry=failed"
-    kinds = {each.name: each.type for each in verb.fields}
+    kinds = {one.name: one.type for one in verb.fields}
     if name in verb.known:
         return f"{option}: is a key. Write {name}={value or ('true' if kinds.get(name) == 'bool' else 'VALUE')}"
     allowed = [HELP, VERSION, *verb.options]

@@ -1,83 +1,114 @@
-"""Classify overrides: choose, set a plain key, or change a value inside a choice."""
+"""One override of the command line: how Hydra reads it, and what kind of change it makes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
 
-from entrain_bench.base.errors import UserError
-from entrain_bench.config.schema import ASIDE, GROUP_KEYS, NESTED
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.base.errors import UserError, unknown_key
+from entrain_bench.config.schema import GROUP_KEYS
 
-# Keys that no choice of a group depends on: cells that differ in them alone share one composition.
-PLAIN_KEYS = frozenset(
-    {"seed", "iterations", "global_batch", "microbatch_size", "belief_error", "belief_bias", "action_noise"}
-    | {"tuning", "tuning_budget", "planning_seed"}
-    | {*FrameworkOptions.__dataclass_fields__, "constants", "memory_fraction", *ASIDE}
-    | {f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__}
-)
 # Characters of a file's name: a choice is looked for as one.
 MAX_NAME = 250
-OF_LAUNCHER = re.compile(r"hydra/launcher|hydra\.launcher(\.[^\W_]\w*)+")
 
 
 @cache
 def parse(text: str) -> Override:
-    """One override of the command line, as Hydra understands it."""
-    (override,) = OverridesParser.create().parse_overrides([text])
+    """One override of the command line, as Hydra understands it.
+
+    Raises:
+        UserError: for a text that is no override, and for choices of a group that are no names.
+    """
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+        value = override.value()
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(error_line(error, text)) from error
+    group = override.key_or_group
+    if not group:
+        raise UserError(f"{text}: has no key. Write KEY=VALUE")
+    if override.type is not OverrideType.DEL and (group in GROUP_KEYS or "/" in group):
+        _check_names(text, group, value)
     return override
 
 
-def is_plain(override: Override) -> bool:
-    """Whether an override gives a plain key one value."""
-    return _changes(override) and override.key_or_group in PLAIN_KEYS and not override.is_sweep_override()
-
-
-@cache
-def group_of(text: str) -> str:
-    """The group that an override chooses in, or inside of; nothing for what is more than a choice."""
-    override = parse(text)
-    return re.split(r"[./]", override.key_or_group)[0] if _changes(override) else ""
+def changes(override: Override) -> bool:
+    """Return whether an override gives an existing key one value."""
+    return override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
 
 
 def is_inside(override: Override) -> bool:
-    """Whether an override gives one plain value to something inside of a choice."""
-    plain = not override.is_sweep_override() and not isinstance(override.value(), dict | list)
-    return _changes(override) and "." in override.key_or_group and plain
+    """Return whether an override replaces one value inside of a choice."""
+    return changes(override) and "." in override.key_or_group and not isinstance(override.value(), dict)
 
 
-def check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse what Hydra's parser lets pass and its composition breaks over, and what would reach past the choices.
+def top_of(override: Override) -> str:
+    """Return the top-level key that an override changes, or changes something inside of."""
+    return override.key_or_group.replace("/", ".").partition(".")[0]
+
+
+def with_value(node: Any, override: Override, done: int = 0) -> Any:
+    """Return a copy of nested values with the one exchanged that an override names.
+
+    Args:
+        node: mappings and lists, at the place ``done`` of the override's path.
+        override: one that ``is_inside``.
+        done: keys of the path that lead to the node.
 
     Raises:
-        UserError: for an override without a key, for choices of a group that are no names, and for keys of Hydra's
-            other than a launcher's: they name places to search and classes to build.
+        UserError: for a key that is not there, with those that are.
     """
+    path = override.key_or_group.split(".")
+    if done == len(path):
+        return override.value()
+    key: Any = path[done]
+    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+        key = int(key)
+    elif not isinstance(node, Mapping) or key not in node:
+        names = [str(name) for name in node if name != "_target_"] if isinstance(node, Mapping) else []
+        prefix = ".".join(path[:done])
+        raise unknown_key(str(override.input_line), [f"{prefix}.{name}" for name in names])
+    copied: Any = [*node] if isinstance(node, list) else dict(node)
+    copied[key] = with_value(node[key], override, done + 1)
+    return copied
+
+
+def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
+    """Return the keys of overrides, in order, and whether each has several values.
+
+    Raises:
+        UserError: for an invalid override, and for a key that is given twice.
+    """
+    several: dict[str, bool] = {}
     for text in overrides:
         override = parse(text)
-        group = override.key_or_group
-        if not group:
-            raise UserError(f"{text}: has no key. Write KEY=VALUE")
-        if group.startswith("hydra") and not OF_LAUNCHER.fullmatch(group):
-            raise UserError(
-                f"{text}: is not supported. Of Hydra's keys only hydra/launcher and hydra.launcher.* are. To use a "
-                "folder of YAML files, pass --config-dir"
-            )
-        if group not in GROUP_KEYS and "/" not in group:
-            continue
-        value = override.value()
-        several = value.list if isinstance(value, ChoiceSweep) else value
-        chosen = several if isinstance(several, list) else [several]
-        names = isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)
-        if isinstance(value, list | dict) and not names:
-            raise UserError(f"{text}: must be one of the choices of that group")
-        if any(len(str(choice)) > MAX_NAME for choice in chosen):
-            raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")
+        if override.key_or_group in several:
+            raise UserError(f"{text}: {override.key_or_group} must be given once")
+        several[override.key_or_group] = override.is_sweep_override()
+    return several
 
 
-def _changes(override: Override) -> bool:
-    return override.type is OverrideType.CHANGE and override.package is None
+def error_line(error: Exception, text: str = "") -> str:
+    """Return one line on an error of Hydra or OmegaConf: the text that caused it, and the first line that says why."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {error.message.splitlines()[0]}"
+    reasons = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    reason = reasons[0] if reasons else type(error).__name__
+    return f"{text}: {reason}" if text else reason
+
+
+def _check_names(text: str, group: str, value: Any) -> None:
+    """Raise ``UserError`` unless a group is given the name of a choice, several in a sweep, or a list of names."""
+    several = value.list if isinstance(value, ChoiceSweep) else value
+    names = several if isinstance(several, list) else [several]
+    listed = isinstance(value, list) and value and all(isinstance(name, str) for name in value)
+    if isinstance(value, dict | list) and not listed:
+        raise UserError(f"{text}: must be one of the choices of that group")
+    if any(len(str(name)) > MAX_NAME for name in names):
+        raise UserError(f"{group}: the name of a choice must have at most {MAX_NAME} characters")

@@ -12,12 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf
 
 from entrain_bench.config.targets import TARGET, class_of, is_trusted
 
@@ -69,12 +63,6 @@ def option_lines(group_and_name: str, values: Mapping[str, Any]) -> Iterator[str
         yield f"{name}: {text}" + (f"  # {meanings[name]}" if name in meanings else "")
 
 
-def read_parts() -> None:
-    """Let Hydra see the options of parts, in this repository's tree and in folders of the user's."""
-    Plugins.instance()
-    SourcesRegistry.instance().types |= {source.scheme(): source for source in (_Tree, _Folder)}
-
-
 def sources_stamp(text: str) -> str:
     """A text that differs once any source file differs of the packages whose modules the targets in some YAMLs name."""
     modules = {target.rpartition(".")[0] for target in re.findall(rf"{TARGET}: ([\w.]+)", text)}
@@ -99,25 +87,3 @@ def _defaults(cls: type) -> Iterator[tuple[str, Any]]:
         made = field.default if field.default_factory is MISSING else field.default_factory()
         if field.init and made is not MISSING:
             yield field.name, [*made] if isinstance(made, tuple) else made
-
-
-class _Tree(ImportlibResourcesConfigSource):
-    """YAMLs of this repository."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        return _filled(config_path, super().load_config(config_path))
-
-
-class _Folder(FileConfigSource):
-    """YAMLs in a folder of the user's."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        return _filled(config_path, super().load_config(config_path))
-
-
-def _filled(config_path: str, found: ConfigResult) -> ConfigResult:
-    name = config_path.removesuffix(".yaml")
-    if PART.fullmatch(name):
-        values: Any = OmegaConf.to_container(found.config, resolve=False)
-        found.config = OmegaConf.create(with_options(name, values))
-    return found

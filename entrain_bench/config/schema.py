@@ -154,6 +154,10 @@ def _hints() -> dict[str, Any]:
 ConfigSchema = _schema("ConfigSchema", _hints(), ("figure", Any, None))
 # Mappings of plain keys.
 NESTED: Mapping[str, type[LayoutRequest | Speed]] = {"layout": LayoutRequest, "speed": Speed}
+# Keys that take one value, which no choice of a group depends on.
+PLAIN_KEYS = ({*ConfigSchema.__dataclass_fields__} - {*GROUP_KEYS, *NESTED, "figure"}) | {
+    f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__
+}
 
 
 @cache

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import hydra
 from omegaconf import MISSING
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.command_line import add_config_dir, in_tree, one_line_errors
 from entrain_bench.config.grammar import own
 from entrain_bench.config.instantiate import instantiate
-from entrain_bench.config.schema import plain_values
+from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
+from entrain_bench.config.sources import add_config_dir, compose_values
 from entrain_bench.config.targets import TARGET, check_targets
 
 CONFIG_NAME = "trace"
@@ -92,10 +90,13 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
     Raises:
         UserError: for unknown keys, unknown sources, wrong types and values out of range.
     """
-    search = add_config_dir(config_dir)
-    mine = [text for text in overrides if re.split(r"[=./@]", text.lstrip("+~"))[0] in CHOSEN]
-    with one_line_errors([*search, *mine], CONFIG_NAME, CHOSEN), in_tree():
-        values = plain_values(hydra.compose(CONFIG_NAME, overrides=[*search, *mine]))
+    add_config_dir(config_dir)
+    mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
+    parsed = [parse(text) for text in mine]
+    inside = [override for override in parsed if is_inside(override)]
+    values = compose_values([str(one.input_line) for one in parsed if one not in inside], config_dir, CONFIG_NAME)
+    for override in inside:
+        values = with_value(values, override)
     check_targets(values)
     missing = [key for key, value in values["source"].items() if value == MISSING]
     if missing:

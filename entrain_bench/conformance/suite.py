@@ -60,7 +60,7 @@ OTHER_LINKS = {"bandwidth_bytes_per_s": 0.3, "latency_s": 5.0, "collective_effic
 
 
 class ViolationError(Exception):
-    """A strategy does what none may; says what."""
+    """A strategy breaks a rule of the suite; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Verdict:
 
 
 def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]:
-    """Every check of the strategy that the overrides choose, on small runs; what they fix holds in all of these."""
+    """Return all tests of the chosen strategy on small runs; the given overrides hold in every run."""
     given = {text.lstrip("+").partition("=")[0] for text in overrides}
 
     def composed(**chosen: str) -> RunConfig:
@@ -97,28 +97,28 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]
     settings = [composed(model=model, workload=name, cluster=NODES[0]) for model, name in product(MODELS, WORKLOADS)]
     nodes = [composed(model=MODELS[1], workload=workload, cluster=NODES[1]) for workload in WORKLOADS]
     partner = composer.run([text for text in SMALL if text not in given] + [f"strategy={PARTNER}"]).strategy
-    found = [
+    tests = [
         ConformanceTest("imports what is open to strategies", "source", lambda: require_walls(settings[0])),
-        *(run(VALID, each, require_valid) for each in settings),
-        *(run("repeatable, also with wrong estimates", each, require_repeatable) for each in nodes),
-        *(run("blind to the truth behind its estimates", each, require_blind) for each in nodes),
-        *(run("transfers that its programs need", each, find_transfer_rule) for each in nodes),
+        *(run(VALID, config, require_valid) for config in settings),
+        *(run("repeatable, also with wrong estimates", config, require_repeatable) for config in nodes),
+        *(run("blind to the truth behind its estimates", config, require_blind) for config in nodes),
+        *(run("transfers that its programs need", config, find_transfer_rule) for config in nodes),
     ]
     for part in PARTS:
         mixed = replace(nodes[0], strategy={**nodes[0].strategy, "name": "mixed", part: partner[part]})
-        found.append(run("parts mix", mixed, require_valid, f", {PARTNER}'s {part}"))
-    return list({(case.check, case.name): case for case in found}.values())
+        tests.append(run("parts mix", mixed, require_valid, f", {PARTNER}'s {part}"))
+    return list({(case.check, case.name): case for case in tests}.values())
 
 
-def examine(each: Sequence[ConformanceTest]) -> Iterator[Verdict]:
-    """Verdicts, one by one."""
-    for case in each:
+def examine(tests: Sequence[ConformanceTest]) -> Iterator[Verdict]:
+    """Run the tests and yield their verdicts."""
+    for case in tests:
         started = perf_counter()
         outcome = "ok"
         detail = ""
         try:
-            found = case.examine()
-            detail = found if isinstance(found, str) else ""
+            finding = case.examine()
+            detail = finding if isinstance(finding, str) else ""
         except IncompatibleError as error:
             outcome = "skipped"
             detail = str(error)
@@ -135,8 +135,8 @@ def require_walls(config: RunConfig) -> None:
     """Its modules import nothing that is closed to strategies; ``ViolationError`` names files and lines."""
     strategy = prepare(config).strategy
     modules = {type(part).__module__ for part in (strategy.planner, strategy.assigner, strategy.scheduler)}
-    if found := trespasses(modules):
-        raise ViolationError("; ".join(found))
+    if lines := trespasses(modules):
+        raise ViolationError("; ".join(lines))
 
 
 def require_valid(config: RunConfig) -> RunResult:
@@ -181,8 +181,8 @@ def find_transfer_rule(config: RunConfig) -> str:
     setting = prepare(config)
     feed = Feed(setting, setting.plan(), config.seed)
     programs = (feed.program(feed.batch(iteration))[0] for iteration in range(WATCHED_ITERATIONS))
-    found = {find_receive_rule(program, setting.truth.cluster, config.framework) for program in programs}
-    return max(found, key=RULES.index)
+    rules = {find_receive_rule(program, setting.truth.cluster, config.framework) for program in programs}
+    return max(rules, key=RULES.index)
 
 
 def decisions(
@@ -206,7 +206,7 @@ def decisions(
 
 
 def elsewhere(cluster: ClusterSpec) -> ClusterSpec:
-    """A cluster that looks the same and is another."""
+    """Return a cluster with the same public data and other hidden constants."""
     device = replace(cluster.device, **{name: getattr(cluster.device, name) * by for name, by in OTHER_TRUTH.items()})
     tiers = [
         replace(tier, **{name: getattr(tier, name) * by for name, by in OTHER_LINKS.items()}) for tier in cluster.tiers
@@ -226,8 +226,8 @@ def difference(one: object, other: object, path: str = "") -> str:
         return "" if one == other else path
     if parts.keys() != others.keys():
         return path
-    found = (difference(part, others[name], f"{path}.{name}".lstrip(".")) for name, part in parts.items())
-    return next(filter(None, found), "")
+    differences = (difference(part, others[name], f"{path}.{name}".lstrip(".")) for name, part in parts.items())
+    return next(filter(None, differences), "")
 
 
 def _parts(value: object) -> dict[str, object]:

@@ -34,20 +34,22 @@ def trespasses(modules: Collection[str]) -> list[str]:
 
     ``UserError`` names a module that does not exist, and a file that is not Python.
     """
-    found = []
+    lines = []
     for module, source in sorted(sources_of(modules).items()):
         if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
             continue
         package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
         tree = ast.parse(source.path.read_bytes())
-        own = [(node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)]
+        trespassed = [
+            (node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)
+        ]
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or node.attr not in HIDDEN:
                 continue
             if getattr(node.value, "id", "") not in ("self", "cls"):
-                own.append((node.lineno, f"reads {ast.unparse(node)}"))
-        found += [f"{source.path}:{line}: {what}" for line, what in sorted(own)]
-    return found
+                trespassed.append((node.lineno, f"reads {ast.unparse(node)}"))
+        lines += [f"{source.path}:{line}: {what}" for line, what in sorted(trespassed)]
+    return lines
 
 
 def _closed(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:

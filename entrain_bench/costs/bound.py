@@ -64,8 +64,8 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
        stages and, between them, its slowest item through its generator; and the step.
     """
     steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
-    first_gather = min(float(own.gather_s[0]) for own in steps)
-    first_step = min(float(own.sync_s[0] + own.optimizer_s[0]) for own in steps)
+    first_gather = min(float(step.gather_s[0]) for step in steps)
+    first_step = min(float(step.sync_s[0] + step.optimizer_s[0]) for step in steps)
     alone = [
         truth.unit_times(module, placed, module.lengths(shapes, units), split, module.labelled(shapes, units))
         for module, placed in zip(truth.model.modules, layout.modules, strict=True)
@@ -100,10 +100,10 @@ def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTi
     num_stages = times.forward_s.shape[1]
     forward = np.zeros((num_stages + 1, len(shapes)))
     backward = np.zeros((num_stages + 1, len(shapes)))
-    for module, own in zip(truth.model.encoders, alone, strict=False):
+    for module, encoder_times in zip(truth.model.encoders, alone, strict=False):
         owner = shapes.item_sample[module.units(shapes)]
-        np.maximum.at(forward[0], owner, (own.forward_s + own.forward_comm_s).sum(axis=1))
-        np.maximum.at(backward[0], owner, (own.backward_s + own.backward_comm_s).sum(axis=1))
+        np.maximum.at(forward[0], owner, (encoder_times.forward_s + encoder_times.forward_comm_s).sum(axis=1))
+        np.maximum.at(backward[0], owner, (encoder_times.backward_s + encoder_times.backward_comm_s).sum(axis=1))
     forward[1:] = (times.forward_s + times.forward_comm_s).T
     backward[1:] = (times.backward_s + times.backward_comm_s).T
     return forward.cumsum(axis=0), backward.cumsum(axis=0)
@@ -122,13 +122,13 @@ def _paths(
     Infinite where a module has no work ``[stages]``.
     """
     paths = []
-    for module, own, times in zip(truth.model.modules, layout.modules, alone, strict=True):
+    for module, placed, times in zip(truth.model.modules, layout.modules, alone, strict=True):
         units = module.units(shapes)
         if not module.per_item:
             paths.append((forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
             continue
         if not len(units):
-            paths.append((np.full(own.pp, np.inf), np.full(own.pp, np.inf)))
+            paths.append((np.full(placed.pp, np.inf), np.full(placed.pp, np.inf)))
             continue
         ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)
         back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)
@@ -163,9 +163,9 @@ def _work_bound(
     held = stages_held(layout)
     work_s = np.concatenate(work)
     heavy_s = np.concatenate(heavy)
-    fill_s, drain_s = (np.concatenate(each) for each in zip(*paths, strict=True))
+    fill_s, drain_s = (np.concatenate(parts) for parts in zip(*paths, strict=True))
     gather_s, sync_s, optimizer_s = (
-        np.concatenate([getattr(own, name) for own in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
+        np.concatenate([getattr(step, name) for step in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
     )
     fill_s = np.maximum(fill_s, gather_s)
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)

@@ -118,11 +118,11 @@ def delayed_s(
         forward_s: first forward of the stage ``[stages]``.
     """
     launched, free, passed = np.zeros((3, num_lanes))
-    for own, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
-        begin = launched[own].max()
-        free[own] = np.maximum(free[own], begin + lead * (link > 0)) + forward
-        launched[own] = begin + link
-        passed[own] += forward
+    for stage_lanes, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
+        begin = launched[stage_lanes].max()
+        free[stage_lanes] = np.maximum(free[stage_lanes], begin + lead * (link > 0)) + forward
+        launched[stage_lanes] = begin + link
+        passed[stage_lanes] += forward
     return np.asarray(free - passed)
 
 
@@ -140,15 +140,15 @@ def trailing_s(
     """
     left = np.zeros(num_lanes)
     ends_s = []
-    for own, backward in zip(lanes, backward_s, strict=True):
-        ends_s.append(-float(left[own].min()))
-        left[own] += backward
+    for stage_lanes, backward in zip(lanes, backward_s, strict=True):
+        ends_s.append(-float(left[stage_lanes].min()))
+        left[stage_lanes] += backward
     links_free = np.full(num_lanes, -np.inf)
     trailing = np.zeros(num_lanes)
-    for own, end, lag, link in zip(lanes[::-1], ends_s[::-1], lag_s[::-1], link_s[::-1], strict=True):
+    for stage_lanes, end, lag, link in zip(lanes[::-1], ends_s[::-1], lag_s[::-1], link_s[::-1], strict=True):
         ready = end + lag
         if link:
-            ready = max(ready, float(links_free[own].max()) + link)
-            links_free[own] = ready
-        trailing[own] = np.maximum(trailing[own], ready)
+            ready = max(ready, float(links_free[stage_lanes].max()) + link)
+            links_free[stage_lanes] = ready
+        trailing[stage_lanes] = np.maximum(trailing[stage_lanes], ready)
     return trailing

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
-from entrain_bench.costs.links import collective_bytes_per_s
-from entrain_bench.program import Program
+from entrain_bench.costs.links import all_gather_s, broadcast_s, collective_bytes_per_s
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.boundary import are_grids, find_ratio
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 
@@ -43,7 +44,8 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
     action = program.dep_actions
     target_action = rows_of(program.dep_offsets)
     width, low, high, rank_set = (
-        np.concatenate([getattr(each, name) for each in layout.blocks]) for name in ("width", "low", "high", "rank_set")
+        np.concatenate([getattr(blocks, name) for blocks in layout.blocks])
+        for name in ("width", "low", "high", "rank_set")
     )
     latency = np.array([tier.latency_s for tier in cluster.tiers])
     per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
@@ -70,11 +72,11 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
 
 def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
     """Ranks of each block that hold different tokens between products, numbered through all modules ``[blocks]``."""
-    found = []
+    shares = []
     for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
         parts = [framework.token_parts(module, tp, cp) for tp, cp in placed.degrees]
-        found.append(np.repeat(np.array(parts)[placed.degree_of_copy], placed.pp))
-    return np.concatenate(found)
+        shares.append(np.repeat(np.array(parts)[placed.degree_of_copy], placed.pp))
+    return np.concatenate(shares)
 
 
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
@@ -105,3 +107,49 @@ def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[
         np.maximum.at(longest, action, fixed_s[held])
         total += np.bincount(action, weights=link_s[held], minlength=program.num_actions) + longest
     return sends, receives
+
+
+def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArray, FloatArray]:
+    """Dependencies that collectives between two grids on the same ranks serve, and the delay of each (seconds).
+
+    Forward, an LLM replica fed by k encoder replicas all-gathers over groups of k ranks, one of each; k LLM replicas
+    fed by one encoder replica slice what they hold. Backward is the inverse: a slice, or an all-gather over the k
+    replicas (arXiv:2605.27678, section 1). One collective carries an encoder microbatch of a group. Gradients are on
+    the ranks of the LLM's first stage; with more stages they are broadcast to the others before they are sliced.
+    """
+    source = program.dep_actions
+    target = rows_of(program.dep_offsets)
+    llm = program.model.llm_index
+    consumer = program.layout.modules[llm].as_replicas
+    positions = [np.zeros(0, np.int64)]
+    delays = [np.zeros(0)]
+    for index, placed in enumerate(module_layout.as_replicas for module_layout in program.layout.modules[:llm]):
+        if not are_grids(placed, consumer):
+            continue
+        ratio = find_ratio(placed, consumer)
+        ahead = (program.module[source] == index) & (program.module[target] == llm)
+        back = (program.module[source] == llm) & (program.module[target] == index)
+        dependencies = np.flatnonzero(ahead | back)
+        of_encoder = np.where(ahead, source, target)[dependencies]
+        of_llm = np.where(ahead, target, source)[dependencies]
+        group = program.replica[of_encoder] // ratio.fan_in
+        inside = group == program.replica[of_llm] // ratio.fan_out
+        dependencies = dependencies[inside]
+        of_encoder = of_encoder[inside]
+        group = group[inside].astype(np.int64)
+        microbatch = program.chunks[index].microbatch[program.chunk[of_encoder]]
+        forward = program.kind[target[dependencies]] == Pass.FORWARD
+        call = 2 * (group * (1 + microbatch.max(initial=0)) + microbatch) + forward
+        total = np.bincount(call, weights=program.dep_bytes[dependencies])[call]
+        ranks = placed.ranks.reshape(min(placed.dp, consumer.dp), -1)
+        tier_index = cluster.tier_of(ranks.min(axis=1), ranks.max(axis=1))[group]
+        seconds = np.zeros(len(dependencies))
+        for number in np.unique(tier_index):
+            tier = cluster.tiers[number]
+            mine = tier_index == number
+            forward_s = all_gather_s(total[mine], ratio.fan_in, tier)
+            backward_s = all_gather_s(total[mine], ratio.fan_out, tier) + broadcast_s(total[mine], consumer.pp, tier)
+            seconds[mine] = np.where(forward[mine], forward_s, backward_s)
+        positions.append(dependencies)
+        delays.append(seconds)
+    return np.concatenate(positions), np.concatenate(delays)

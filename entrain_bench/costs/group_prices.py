@@ -29,20 +29,20 @@ def priced_by_width(placed: ModuleLayout, replica: IntArray, loads: Loads, price
     if not placed.widths:
         return list(priced(placed, loads, slice(None)))
     degree = placed.degree_of_copy[replica]
-    found = list[tuple[IntArray, Sequence[PassTimes]]]()
-    for each in np.unique(degree).tolist() or [0]:
-        rows = np.flatnonzero(degree == each)
-        found.append((rows, priced(placed.at(each), loads.take(rows), rows)))
-    if len(found) == 1:
-        return list(found[0][1])
-    rows = np.concatenate([own for own, _ in found])
+    priced_rows = list[tuple[IntArray, Sequence[PassTimes]]]()
+    for place in np.unique(degree).tolist() or [0]:
+        rows = np.flatnonzero(degree == place)
+        priced_rows.append((rows, priced(placed.at(place), loads.take(rows), rows)))
+    if len(priced_rows) == 1:
+        return list(priced_rows[0][1])
+    rows = np.concatenate([chunk_rows for chunk_rows, _ in priced_rows])
     order = np.argsort(rows, kind="stable")
-    return [_joined([times[index] for _, times in found], order) for index in range(len(found[0][1]))]
+    return [_joined([times[index] for _, times in priced_rows], order) for index in range(len(priced_rows[0][1]))]
 
 
 def least_times(times: Sequence[PassTimes]) -> PassTimes:
     """Return the least of each time over several degrees."""
-    columns = zip(*(each.columns for each in times), strict=True)
+    columns = zip(*(pass_times.columns for pass_times in times), strict=True)
     return PassTimes(*(np.minimum.reduce(column) for column in columns))
 
 
@@ -54,11 +54,11 @@ def _joined(times: Sequence[PassTimes], order: IntArray) -> PassTimes:
 
     first = times[0]
     joined: dict[str, Any] = {
-        field.name: together([getattr(each, field.name) for each in times])
+        field.name: together([getattr(pass_times, field.name) for pass_times in times])
         for field in fields(PassTimes)
         if field.name != "remade_s" and getattr(first, field.name) is not None
     }
     if first.remade_s is None:
         return replace(first, **joined)
-    again = tuple(together([(each.remade_s or first.remade_s)[side] for each in times]) for side in (0, 1))
+    again = tuple(together([(pass_times.remade_s or first.remade_s)[side] for pass_times in times]) for side in (0, 1))
     return replace(first, **joined, remade_s=(again[0], again[1]))

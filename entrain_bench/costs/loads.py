@@ -41,14 +41,24 @@ class Loads:
     def take(self, rows: IntArray) -> Loads:
         """Those of the given chunks."""
         packs = None if self.packs is None else self.packs.take(rows)
-        areas, segments = ({name: own[rows] for name, own in each.items()} for each in (self.areas, self.segments))
+        areas, segments = (
+            {name: values[rows] for name, values in by_kind.items()} for by_kind in (self.areas, self.segments)
+        )
         return Loads(self.tokens[rows], areas, segments, packs)
 
     @property
     def content(self) -> tuple[object, ...]:
         """All that the roofline reads of them."""
-        own = self.packs
-        packs = () if own is None else (own.lengths, own.offsets, *(() if own.labelled is None else (own.labelled,)))
+        pack_arrays = self.packs
+        packs = (
+            ()
+            if pack_arrays is None
+            else (
+                pack_arrays.lengths,
+                pack_arrays.offsets,
+                *(() if pack_arrays.labelled is None else (pack_arrays.labelled,)),
+            )
+        )
         columns = (self.tokens, *self.areas.values(), *packs)
         return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 

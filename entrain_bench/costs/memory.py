@@ -136,11 +136,11 @@ class Memory:
         """
         framework = self.framework
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-        each = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
+        bytes_per_parameter = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
         sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
         shared = sharing if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
-        return np.asarray(learning * (each * self.reserved / shared))
+        return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
@@ -177,18 +177,18 @@ class Memory:
         shape = (len(replica), placed.pp)
         kept = np.zeros(shape)
         extra = np.zeros(shape)
-        for each in np.unique(degree).tolist():
-            rows = np.flatnonzero(degree == each)
-            own = self.token_bytes(module, placed.at(each), None if remade is None else remade[rows])
-            kept[rows], extra[rows] = own
+        for index in np.unique(degree).tolist():
+            rows = np.flatnonzero(degree == index)
+            token_bytes = self.token_bytes(module, placed.at(index), None if remade is None else remade[rows])
+            kept[rows], extra[rows] = token_bytes
         return kept, extra
 
     def _token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        found = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
-        freeze(*found)
-        return found
+        sizes = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+        freeze(*sizes)
+        return sizes
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
@@ -210,10 +210,10 @@ class Memory:
 
     def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
-        each = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
+        bytes_per_kind = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
         return matmul(
             module.kind_counts(placed.layers_per_stage),
-            each * (self.reserved / self.framework.sequence_parts(module, placed.cp)),
+            bytes_per_kind * (self.reserved / self.framework.sequence_parts(module, placed.cp)),
         )
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
@@ -221,7 +221,9 @@ class Memory:
 
         def made() -> tuple[Layout, FloatArray]:
             placed = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums([self.stage_state_bytes(module, own) for module, own in placed])
+            states = layout.lane_sums(
+                [self.stage_state_bytes(module, module_layout) for module, module_layout in placed]
+            )
             freeze(states)
             return layout, states
 
@@ -258,13 +260,15 @@ class Memory:
             held = (
                 layout.lane_sums(
                     [
-                        count(module, own) / own.tp * (other == index)
-                        for other, (module, own) in enumerate(zip(self.model.modules, layout.modules, strict=True))
+                        count(module, module_layout) / module_layout.tp * (other == index)
+                        for other, (module, module_layout) in enumerate(
+                            zip(self.model.modules, layout.modules, strict=True)
+                        )
                     ]
                 )
                 for count in (self.stage_parameters, self.learning_parameters)
             )
-            yield _OffloadWindow(last[lanes], first[lanes], *(each[lanes] for each in held))
+            yield _OffloadWindow(last[lanes], first[lanes], *(values[lanes] for values in held))
 
     def transfers(self, program: Program) -> HandedTensors:
         """Tensors that the program's actions hand each other.
@@ -320,16 +324,17 @@ class Memory:
             chunks = program.chunks[index]
             tokens = sum_rows(chunks.offsets, module.lengths(program.shapes, chunks.members))
             remade = program.remade[index] if program.remade else None
-            each = self._chunk_token_bytes(module, placed, chunks.replica, remade)
+            token_bytes = self._chunk_token_bytes(module, placed, chunks.replica, remade)
             scores = self._score_bytes(program, index)
             kept, extra = (
-                (tokens[:, None] * per_token + more).ravel() for per_token, more in zip(each, scores, strict=True)
+                (tokens[:, None] * per_token + more).ravel()
+                for per_token, more in zip(token_bytes, scores, strict=True)
             )
             forward, backward, weight = program.spans(index)
             change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
             if program.splits_backward(index):
                 widths = range(len(placed.degrees))
-                per_token = np.stack([self.weight_token_bytes(module, placed.at(each)) for each in widths])
+                per_token = np.stack([self.weight_token_bytes(module, placed.at(index)) for index in widths])
                 left = (tokens[:, None] * per_token[placed.degree_of_copy[chunks.replica]]).ravel()
                 change[backward] += left
                 change[weight] = -left
@@ -364,16 +369,18 @@ class Memory:
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
             again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole
-        groups = [placed.at(each) for each in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
-        split = np.array([own.tp * self.framework.sequence_parts(module, own.cp) for own in groups])
+        groups = (
+            [placed.at(index) for index in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
+        )
+        split = np.array([group.tp * self.framework.sequence_parts(module, group.cp) for group in groups])
         parts = split[chunks.replica]
         kept, working = (np.zeros((len(chunks), placed.pp)) for _ in range(2))
         for number, kind in enumerate(module.kinds):
             if kind.attention is None:
                 continue
-            own = kind.attention
-            area = sum_rows(chunks.offsets, score_area(own, lengths, UNFUSED))
-            matrix = area * (self.reserved * self.element_bytes * own.query_width / own.head_dim) / parts
+            attention = kind.attention
+            area = sum_rows(chunks.offsets, score_area(attention, lengths, UNFUSED))
+            matrix = area * (self.reserved * self.element_bytes * attention.query_width / attention.head_dim) / parts
             stays = (counts[:, number] - again[..., number]) * (kind.backward_share > 0)
             kept += matrix[:, None] * stays
             running = 2.0 * (counts[:, number] > 0) + (again[..., number] > 0)

@@ -78,7 +78,7 @@ class Packs:
         every = np.arange(len(self.lengths))
         if not self.whole:
             ranks = pair_by_rank(np.diff(before(every[:, None], split_pieces(self.lengths, cp)), axis=1))
-            return np.stack([sum_rows(self.offsets, own) for own in ranks.T], axis=1)
+            return np.stack([sum_rows(self.offsets, rank_tokens) for rank_tokens in ranks.T], axis=1)
         first = offsets_from_counts(self.lengths)
         bounds = first[self.offsets]
         cuts = bounds[:-1, None] + split_pieces(np.diff(bounds), cp)

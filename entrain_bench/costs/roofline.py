@@ -110,8 +110,8 @@ class Roofline:
         labelled: IntArray | None = None,
     ) -> Loads:
         """As ``compute_loads``."""
-        found = compute_loads(module, lengths, offsets, labelled, self._kernel)
-        return packed(found, module, lengths, offsets, self.framework, labelled)
+        sequence_loads = compute_loads(module, lengths, offsets, labelled, self._kernel)
+        return packed(sequence_loads, module, lengths, offsets, self.framework, labelled)
 
     @property
     def _kernel(self) -> str:
@@ -156,8 +156,8 @@ class Roofline:
         flops = (4.0 * attention.query_width * narrow / (tp * cp)) * scores
         rate = device.peak_bf16_flops * device.sustained_fraction
         # Efficiencies are of the device's own kernels, if those are unfused of FlashAttention-2.
-        own = FLASH_RATES.get(device.attention_kernel, FLASH_RATES[FLASH2])
-        ahead, back = (mine / other for mine, other in zip(FLASH_RATES[kernel], own, strict=True))
+        device_rates = FLASH_RATES.get(device.attention_kernel, FLASH_RATES[FLASH2])
+        ahead, back = (mine / other for mine, other in zip(FLASH_RATES[kernel], device_rates, strict=True))
         forward = flops / (rate * (device.attention_forward_efficiency * ahead))
         backward = flops * (ATTENTION_BACKWARD / (rate * (device.attention_backward_efficiency * back)))
         return np.maximum(forward, device.kernel_launch_s), np.maximum(backward, device.kernel_launch_s)
@@ -200,7 +200,7 @@ class Roofline:
             backward = backward + back
         if not layer.backward_share:
             backward = np.zeros_like(tokens)
-        columns = [each for each, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
+        columns = [seconds for seconds, product in zip(gemms, layer.gemms, strict=True) if not product.row_parallel]
         weight = None
         put_off = 0
         if split:
@@ -220,14 +220,14 @@ class Roofline:
         """
         whole = replace(self, framework=replace(self.framework, sequence_parallel=False))
         split = times.weight_s
-        own = whole.layer_s(part, Loads(most_labelled(layer, loads, cp), {}), tp, cp, split is not None)
-        again = own.forward_s if part.backward_share else np.zeros_like(own.forward_s)
+        labelled = whole.layer_s(part, Loads(most_labelled(layer, loads, cp), {}), tp, cp, split is not None)
+        again = labelled.forward_s if part.backward_share else np.zeros_like(labelled.forward_s)
         return PassTimes(
-            times.forward_s + own.forward_s,
-            self._gather_s(layer, loads.tokens, tp, cp) + own.forward_comm_s,
-            times.backward_s + own.backward_s + again,
-            own.backward_comm_s + (own.forward_comm_s if part.backward_share else 0.0),
-            own.weight_s,
+            times.forward_s + labelled.forward_s,
+            self._gather_s(layer, loads.tokens, tp, cp) + labelled.forward_comm_s,
+            times.backward_s + labelled.backward_s + again,
+            labelled.backward_comm_s + (labelled.forward_comm_s if part.backward_share else 0.0),
+            labelled.weight_s,
         )
 
     def _gather_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
@@ -294,11 +294,11 @@ class Roofline:
         )[1]
 
     def _layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool) -> list[PassTimes]:
-        own = self.of(module)
-        times = [own.layer_s(layer, loads, tp, cp, split) for layer in module.kinds]
+        roofline = self.of(module)
+        times = [roofline.layer_s(layer, loads, tp, cp, split) for layer in module.kinds]
         for index, layer in enumerate(module.kinds):
             if layer.remade is not None:
-                again = own.layer_s(layer.remade, loads, tp, cp)
+                again = roofline.layer_s(layer.remade, loads, tp, cp)
                 times[index] = replace(times[index], remade_s=(again.forward_s, again.forward_comm_s))
             freeze(*times[index].columns, *(times[index].remade_s or ()))
         return times

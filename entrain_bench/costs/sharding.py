@@ -42,10 +42,10 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArra
 
     The module is on one stage. A tied embedding counts with the first layer.
     """
-    own = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
-    if module.config.tied_embeddings and own[0]:
-        own[-1] = max(own[-1] - own[0], 0.0)
-    return own
+    parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
+    if module.config.tied_embeddings and parameters[0]:
+        parameters[-1] = max(parameters[-1] - parameters[0], 0.0)
+    return parameters
 
 
 def gathered_bytes(
@@ -57,9 +57,9 @@ def gathered_bytes(
     gradients of one layer, in the type in which they are reduced.
     """
     shards = module.weight_shards(placed.tp)
-    own = layer_parameters(module) / shards
-    kept = float(own[0]) if module.config.tied_embeddings else 0.0
-    inner = own[1:] if module.config.tied_embeddings else own
+    parameters = layer_parameters(module) / shards
+    kept = float(parameters[0]) if module.config.tied_embeddings else 0.0
+    inner = parameters[1:] if module.config.tied_embeddings else parameters
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = element_bytes * (kept + float(pairs.max()))
@@ -145,8 +145,8 @@ def exposed_s(
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)
     sets = [
         passes
-        for index, own in layers_s.items()
-        for passes in price_passes(program, index, own, cluster, gradient_bytes)
+        for index, layer_s in layers_s.items()
+        for passes in price_passes(program, index, layer_s, cluster, gradient_bytes)
     ]
     if not sets:
         return added
@@ -154,22 +154,22 @@ def exposed_s(
     hides_scatter = framework.overlap_grad_reduce
     first_ready = np.zeros(program.num_actions)
     last_left = np.zeros(program.num_actions)
-    for own in sets:
-        first_ready[own.actions] = own.ready_s[0]
-        last_left[own.actions] = own.left_s[-1]
-    before, after = _neighbours(program, np.concatenate([own.actions for own in sets]))
-    for own in sets:
+    for pass_set in sets:
+        first_ready[pass_set.actions] = pass_set.ready_s[0]
+        last_left[pass_set.actions] = pass_set.left_s[-1]
+    before, after = _neighbours(program, np.concatenate([pass_set.actions for pass_set in sets]))
+    for pass_set in sets:
         row = np.full(program.num_actions, -1)
-        row[own.actions] = np.arange(len(own.actions))
+        row[pass_set.actions] = np.arange(len(pass_set.actions))
         rows = row[program.lane_actions]
         previous = before[rows >= 0]
         following = after[rows >= 0]
         rows = rows[rows >= 0]
-        compute_s = own.compute_s[rows]
+        compute_s = pass_set.compute_s[rows]
         gathers = np.zeros(compute_s.shape)
         scatters = np.zeros(compute_s.shape)
-        gathers[:, :-1] = own.ready_s[1:]
-        scatters[:, 1:] = own.left_s[:-1]
+        gathers[:, :-1] = pass_set.ready_s[1:]
+        scatters[:, 1:] = pass_set.left_s[:-1]
         gathers[:, -1] = np.where(following >= 0, first_ready[following], 0.0)
         scatters[:, 0] = np.where(previous >= 0, last_left[previous], 0.0)
         beside = hides_gather * gathers + hides_scatter * scatters
@@ -177,9 +177,9 @@ def exposed_s(
         slowed = compute_s + cluster.device.overlap_cost * beside
         seconds = (np.maximum(slowed, beside) - compute_s + alone).sum(axis=1)
         # The ends of a micro-step have nothing to hide behind.
-        seconds += np.where(previous < 0, own.ready_s[0], 0.0) + np.where(following < 0, own.left_s[-1], 0.0)
+        seconds += np.where(previous < 0, pass_set.ready_s[0], 0.0) + np.where(following < 0, pass_set.left_s[-1], 0.0)
         # Lanes of an action work together, so the slowest decides.
-        np.maximum.at(added, own.actions[rows], seconds)
+        np.maximum.at(added, pass_set.actions[rows], seconds)
     return added
 
 
@@ -209,13 +209,15 @@ def price_layers(program: Program, index: int, layer_times: LayerTimes) -> tuple
     kind = module.layer_kind
     loads = chunk_loads(layer_times, module, program.shapes, chunks.members, chunks.offsets)
 
-    def priced(own: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
-        return layer_times.layers_s(module, part, own.tp, own.cp)
+    def priced(placed_group: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
+        return layer_times.layers_s(module, part, placed_group.tp, placed_group.cp)
 
     times = priced_by_width(placed, chunks.replica, loads, priced)
-    forward_s = np.stack([each.forward_s + each.forward_comm_s for each in times], axis=1)[:, kind]
-    backward_s = np.stack([each.backward_s + each.backward_comm_s for each in times], axis=1)[:, kind]
-    again_s = np.stack([each.again_s for each in times], axis=1)[:, kind]
+    forward_s = np.stack([layer_times.forward_s + layer_times.forward_comm_s for layer_times in times], axis=1)[:, kind]
+    backward_s = np.stack([layer_times.backward_s + layer_times.backward_comm_s for layer_times in times], axis=1)[
+        :, kind
+    ]
+    again_s = np.stack([layer_times.again_s for layer_times in times], axis=1)[:, kind]
     return forward_s, backward_s + again_s * remade_layers(program, index)
 
 

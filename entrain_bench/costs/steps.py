@@ -127,11 +127,11 @@ class StepCosts:
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """How long the gradients of each stage occupy the links, in their buckets ``[stages]``."""
-        return np.array([own.sync_s.sum() for own in self.traffic(module, placed)])
+        return np.array([stage.sync_s.sum() for stage in self.traffic(module, placed)])
 
     def gather_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """All-gather of the bf16 weights of each stage, in their buckets ``[stages]``; none if they are not sharded."""
-        return np.array([own.gather_s.sum() for own in self.traffic(module, placed)])
+        return np.array([stage.gather_s.sum() for stage in self.traffic(module, placed)])
 
     def tied_s(self, module: ModuleSpec, placed: ModuleLayout) -> float:
         """All-reduce of a tied embedding between the two blocks that hold it, after all other gradients are reduced."""
@@ -163,17 +163,23 @@ class StepCosts:
         passes = zip(np.split(forward_s, bounds), np.split(backward_s, bounds), strict=True)
         tied_s = np.zeros(placed.pp)
         tied_s[[0, -1]] += self.tied_s(module, placed)
-        for stage, (own, (forward, backward)) in enumerate(zip(self.traffic(module, placed), passes, strict=True)):
-            if len(own.parameters) < 2:
+        for stage, (stage_traffic, (forward, backward)) in enumerate(
+            zip(self.traffic(module, placed), passes, strict=True)
+        ):
+            if len(stage_traffic.parameters) < 2:
                 # A single bucket hides nowhere.
                 continue
-            if framework.overlap_grad_reduce and own.sync_s.any():
-                lag_s = sync_lag_s(backward[None], own.layer_parameters, own.parameters, own.sync_s)
-                sync_s[stage] = self._slowed_s(lag_s, own.sync_s)[0] + tied_s[stage]
-            if framework.overlap_param_gather and own.gather_s.any():
+            if framework.overlap_grad_reduce and stage_traffic.sync_s.any():
+                lag_s = sync_lag_s(
+                    backward[None], stage_traffic.layer_parameters, stage_traffic.parameters, stage_traffic.sync_s
+                )
+                sync_s[stage] = self._slowed_s(lag_s, stage_traffic.sync_s)[0] + tied_s[stage]
+            if framework.overlap_param_gather and stage_traffic.gather_s.any():
                 waited_s = gather_lead_s if framework.align_param_gather else gather_stall_s
-                waits_s = waited_s(forward[None], own.layer_parameters, own.parameters, own.gather_s)
-                gather_s[stage] = self._slowed_s(waits_s, own.gather_s)[0]
+                waits_s = waited_s(
+                    forward[None], stage_traffic.layer_parameters, stage_traffic.parameters, stage_traffic.gather_s
+                )
+                gather_s[stage] = self._slowed_s(waits_s, stage_traffic.gather_s)[0]
         return ExposedStep(gather_s, sync_s, least.optimizer_s)
 
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
@@ -198,11 +204,11 @@ class StepCosts:
         framework = self.memory.framework
         gather_s = np.zeros(placed.pp)
         sync_s = np.zeros(placed.pp)
-        for stage, own in enumerate(traffic):
+        for stage, stage_traffic in enumerate(traffic):
             # First layers without parameters hide a part of their bucket.
-            last = slice(-1, None) if own.layer_parameters[0] else slice(0, 0)
-            gather_s[stage] = own.gather_s[last if framework.overlap_param_gather else slice(None)].sum()
-            sync_s[stage] = own.sync_s[last if framework.overlap_grad_reduce else slice(None)].sum()
+            last = slice(-1, None) if stage_traffic.layer_parameters[0] else slice(0, 0)
+            gather_s[stage] = stage_traffic.gather_s[last if framework.overlap_param_gather else slice(None)].sum()
+            sync_s[stage] = stage_traffic.sync_s[last if framework.overlap_grad_reduce else slice(None)].sum()
         sync_s[[0, -1]] += self.tied_s(module, placed)
         exposed = ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
         freeze(exposed.gather_s, exposed.sync_s, exposed.optimizer_s)
@@ -221,13 +227,13 @@ class StepCosts:
         of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
-        found = list[Traffic]()
+        stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
-        for (kinds, own), total, ring, instances in stages:
+        for (kinds, layer_parameters), total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
-            parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not found)
+            parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not stages_traffic)
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
@@ -237,10 +243,10 @@ class StepCosts:
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
             kinds = kinds.astype(np.int64)
-            own = own.copy()
-            freeze(kinds, own, parameters, sync_s, gather_s)
-            found.append(Traffic(kinds, own, parameters, sync_s, gather_s))
-        return found
+            layer_parameters = layer_parameters.copy()
+            freeze(kinds, layer_parameters, parameters, sync_s, gather_s)
+            stages_traffic.append(Traffic(kinds, layer_parameters, parameters, sync_s, gather_s))
+        return stages_traffic
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """As the cluster's; layouts that differ in layers alone have the same rings."""
@@ -254,8 +260,8 @@ class StepCosts:
         lasts = last_of_stages(program, index)
         split = program.splits_backward(index)
 
-        def priced(own: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
-            return self.layer_times.layers_s(module, part, own.tp, own.cp, split)
+        def priced(placed_group: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
+            return self.layer_times.layers_s(module, part, placed_group.tp, placed_group.cp, split)
 
         kinds = priced_by_width(placed, program.chunks[index].replica, loads, priced)
         # [chunks, kinds]
@@ -275,7 +281,7 @@ class StepCosts:
 
         def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
             pairs = zip(actions, traffic, strict=True)
-            return [seconds[program.chunk[own]].take(stage.kinds, axis=1) for own, stage in pairs]
+            return [seconds[program.chunk[stage_actions]].take(stage.kinds, axis=1) for stage_actions, stage in pairs]
 
         layer_s = of_stages(backward_s, lasts)
         if program.remade and again_s.any():
@@ -296,18 +302,20 @@ class StepCosts:
             layer_s: seconds of every layer of each module in forward and backward, in whose proportion the layers of a
                 stage share a pass ``[layers]``.
         """
-        found = []
-        for index, (placed, each) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
+        module_ends = []
+        for index, (placed, module_layer_s) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
             bounds = np.cumsum(placed.layers_per_stage[:-1])
             sides = []
             firsts = first_of_stages(program, index)
             lasts = last_of_stages(program, index)
-            for own, seconds in zip((firsts, lasts), each, strict=True):
+            for stage_actions, seconds in zip((firsts, lasts), module_layer_s, strict=True):
                 shares = [part / part.sum() for part in np.split(np.maximum(seconds, 1e-12), bounds)]
-                sides.append([duration_s[one][:, None] * share for one, share in zip(own, shares, strict=True)])
+                sides.append(
+                    [duration_s[one][:, None] * share for one, share in zip(stage_actions, shares, strict=True)]
+                )
             _, traffic, exposed = self._of(program.model.modules[index], placed)
-            found.append(PassEnds(traffic, exposed, firsts, lasts, *sides))
-        return found
+            module_ends.append(PassEnds(traffic, exposed, firsts, lasts, *sides))
+        return module_ends
 
     def steps(self, program: Program, ends: Sequence[PassEnds]) -> Steps:
         """Times of a program's step."""
@@ -316,8 +324,8 @@ class StepCosts:
         lags = []
         tied = []
         first_stage = 0
-        for (module, placed), own in zip(modules, ends, strict=True):
-            for traffic, layer_s in zip(own.traffic, own.backward_s, strict=True):
+        for (module, placed), module_ends in zip(modules, ends, strict=True):
+            for traffic, layer_s in zip(module_ends.traffic, module_ends.backward_s, strict=True):
                 lags.append(np.zeros(len(layer_s)))
                 if framework.overlap_grad_reduce and traffic.sync_s.any():
                     lag_s = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
@@ -325,14 +333,14 @@ class StepCosts:
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
-        stages = [traffic for own in ends for traffic in own.traffic]
+        stages = [traffic for module_ends in ends for traffic in module_ends.traffic]
         gather_s = np.array([traffic.gather_s.sum() for traffic in stages])
         return Steps(
             framework.overlap_grad_reduce,
             np.array([traffic.sync_s.sum() for traffic in stages]),
-            np.concatenate([own.exposed.optimizer_s for own in ends]),
+            np.concatenate([module_ends.exposed.optimizer_s for module_ends in ends]),
             np.zeros_like(gather_s) if framework.overlap_param_gather else gather_s,
-            tuple(last for own in ends for last in own.lasts),
+            tuple(last for module_ends in ends for last in module_ends.lasts),
             tuple(lags),
             tuple(tied),
         )
@@ -351,11 +359,11 @@ class StepCosts:
         launched = np.zeros(program.layout.num_lanes)
         if not framework.overlap_param_gather:
             return release, stall
-        for blocks, own in zip(program.layout.blocks, ends, strict=True):
-            for stage, (traffic, firsts) in enumerate(zip(own.traffic, own.firsts, strict=True)):
+        for blocks, module_ends in zip(program.layout.blocks, ends, strict=True):
+            for stage, (traffic, firsts) in enumerate(zip(module_ends.traffic, module_ends.firsts, strict=True)):
                 if not traffic.gather_s.any():
                     continue
-                passes = own.forward_s[stage], traffic.layer_parameters, traffic.parameters, traffic.gather_s
+                passes = module_ends.forward_s[stage], traffic.layer_parameters, traffic.parameters, traffic.gather_s
                 if framework.align_param_gather:
                     lanes = blocks.of_stage(stage)
                     begin = launched[lanes].max()
@@ -403,7 +411,7 @@ def _extreme(program: Program, index: int, kind: Pass, order: slice) -> list[Int
     mine = (program.module[actions] == index) & (program.kind[actions] == kind)
     actions = actions[mine]
     lanes = lanes[mine]
-    found = np.full((placed.pp, program.layout.num_lanes), -1)
+    extremes = np.full((placed.pp, program.layout.num_lanes), -1)
     # Of several values for one place the last is kept.
-    found[program.stage[actions], lanes] = actions
-    return [np.unique(row[row >= 0]) for row in found]
+    extremes[program.stage[actions], lanes] = actions
+    return [np.unique(row[row >= 0]) for row in extremes]

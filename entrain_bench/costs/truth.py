@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.edges import Edges, derive_edges, held_s, moved_s
+from entrain_bench.costs.edges import Edges, colocated_transforms, derive_edges, held_s, moved_s
 from entrain_bench.costs.group_prices import least_times, priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.loads import Loads
@@ -17,7 +17,6 @@ from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.costs.transfers import LinkTransfers, both, relay_between_modules, transfers_between_blocks
-from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
@@ -117,7 +116,7 @@ class CostTruth:
         """
         loads = self.layer_times.loads(module, lengths, None, labelled)
         placements = range(len(placed.degrees))
-        return least_times([self._stages_s(module, placed.at(each), loads, None, split) for each in placements])
+        return least_times([self._stages_s(module, placed.at(degree), loads, None, split) for degree in placements])
 
     def chunk_times(
         self,
@@ -149,8 +148,8 @@ class CostTruth:
     ) -> PassTimes:
         """Return the times of chunks on their groups ``[chunks, stages]``."""
 
-        def priced(own: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
-            return [self._stages_s(module, own, part, None if remade is None else remade[rows], split)]
+        def priced(placed_group: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
+            return [self._stages_s(module, placed_group, part, None if remade is None else remade[rows], split)]
 
         return priced_by_width(placed, replica, loads, priced)[0]
 
@@ -193,7 +192,7 @@ class CostTruth:
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
-        ends = [costs.ends(program, index, own) for index, own in enumerate(loads)]
+        ends = [costs.ends(program, index, module_loads) for index, module_loads in enumerate(loads)]
         release, stall = costs.gathers(program, ends)
         steps = costs.steps(program, ends)
         duration += comm

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.config.compose import IN_FIGURES, SHOWN, swept_keys
+from entrain_bench.config.compose import IN_FIGURES, SHOWN
+from entrain_bench.config.overrides import swept_keys
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import labels_of

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import commands_of
-from entrain_bench.answers.report.decision import gain_text, winner_of
-from entrain_bench.answers.sentences import outcome_of
+from entrain_bench.answers.sentences import gain_text
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import count, listing, speedup, spell_seeds
 from entrain_bench.base.errors import UserError
@@ -71,12 +70,11 @@ def job_text(answer: Answer) -> str:
 
 def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure:
     """Words above bars of speedups with 95% intervals, the commands below; as high as that needs."""
-    found = winner_of(answer)
-    winner = answer.variant(found[1]) if found else ""
+    winner = answer.fastest
     wins = sum(bool(case.best) and answer.variant(case.groups[case.best[0]]) == winner for case in answer.cases)
     where = f" in {wins} of {len(answer.cases)} cases" if len(answer.cases) > 1 else ""
     title = f"{winner} is the fastest{where}" if winner else "Not decided"
-    good = outcome_of(answer, answer.cases[0])[2] if len(answer.cases) == 1 else ()
+    good = answer.first_and_ties(answer.cases[0])[1] if len(answer.cases) == 1 else ()
     also = f". As good: {listing(good)}." if good else ""
     won = textwrap.wrap(f"{gain_text(answer) or 'no speedup over the baseline is known'}{also}", GAIN_LETTERS)
     job = textwrap.wrap(f"{job_text(answer)}.", JOB_LETTERS)

@@ -13,7 +13,8 @@ import pandas as pd
 from matplotlib.colors import LogNorm
 
 from entrain_bench.answers.labels import OURS, families, names
-from entrain_bench.answers.posterior import chances_by_job, posterior_sentences
+from entrain_bench.answers.posterior import chances_by_job
+from entrain_bench.answers.sentences import posterior_sentences
 from entrain_bench.answers.tables import ALL, compared, run_table
 from entrain_bench.figures._forms import ranking
 from entrain_bench.figures._style import Picture, family_colours, family_handles

@@ -15,14 +15,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import encoder_degrees, interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.answers.tables import encoder_stages_and_gpus, interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.answers.text import count
 from entrain_bench.figures._forms import draw_lines, line_handles, marker_of
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, Picture, legend_above, palette, panels
 from entrain_bench.figures._tables import JOB, lacking
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.specs.module_layers import Role
 
 EXPERIMENT = "sensitivity"
 RUNS = True
@@ -36,17 +35,8 @@ COLUMNS = [*JOB, *STATE, "iteration_time_s", "relative", "relative_low", "relati
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """The table of the sweep's runs; ``forced_stages`` is empty where the planner chose."""
     table = run_table(cells, results, {"forced_stages": "strategy.planner.encoder_stages"})
-    encoders = {
-        str(cell.config.model["name"]): name
-        for cell in cells
-        for name, module in cell.config.model["modules"].items()
-        if module["role"] == Role.ENCODER
-    }
-    chosen = [
-        degrees[0] if (degrees := encoder_degrees(str(layout), encoders[model])) else None
-        for layout, model in zip(table.get("layout", pd.Series("", table.index)), table["model"], strict=True)
-    ]
-    return table.assign(encoder_stages=table["forced_stages"].fillna(pd.Series(chosen, table.index)))
+    chosen = {cell.key: encoder_stages_and_gpus(cell, results.read(cell.key))[0] for cell in cells}
+    return table.assign(encoder_stages=table["forced_stages"].fillna(table["key"].map(chosen)))
 
 
 def draw(data: pd.DataFrame) -> Picture:

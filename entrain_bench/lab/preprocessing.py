@@ -1,6 +1,6 @@
 """Train on pictures made on the spot; write ``results/preprocessing.csv`` and a figure after each repetition.
 
-Inputs are made by the ranks, by their threads, and by processes apart, in turn, several times over.
+Inputs are made by the ranks, by their threads, and by DataLoader workers, in turn, several times over.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def measure(pictures: Sequence[Prepared], repetitions: int) -> Iterator[pd.DataF
 
 
 def children_cpu_s() -> float:
-    """CPU time of what this process's children have started and seen end: ranks and producers, of their server."""
+    """CPU time of what this process's children have started and seen end: ranks and their workers."""
     ticks = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -195,7 +195,7 @@ def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.ui
     return total.clip(0, 255).astype(np.uint8)
 
 
-LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A separate process"}
+LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A DataLoader worker"}
 QUANTITIES = ("input_stall_s", "iteration_time_s", "cpu_s")
 # What the others are compared with, repetition by repetition: a machine's speed changes over minutes.
 COMPARED_WITH = "inline"
@@ -262,9 +262,9 @@ def draw(table: pd.DataFrame, cores: int) -> Picture:
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
     message = (
         f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}. "
-        f"{NUM_RANKS} ranks and, in the last case, a producer on {cores} cores ({load}); {BATCH} images per iteration. "
-        "Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, with its "
-        f"seconds; {table['repetitions'].min()} repetitions, 95% intervals."
+        f"{NUM_RANKS} ranks and, in the last case, their DataLoader workers on {cores} cores ({load}); {BATCH} images "
+        "per iteration. Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, "
+        f"with its seconds; {table['repetitions'].min()} repetitions, 95% intervals."
     )
     return Picture(figure, table, message)
 

@@ -47,7 +47,7 @@ def build_program(
 ) -> Program:
     """Number the actions, order them on their lanes and derive their dependencies."""
     stages = [module.pp for module in layout.modules]
-    num_passes = [len(own.passes) for own in slots]
+    num_passes = [len(module_slots.passes) for module_slots in slots]
     counts = [kinds * len(rows) * pp for kinds, rows, pp in zip(num_passes, chunks, stages, strict=True)]
     first_action = offsets_from_counts(np.array(counts))
     num_steps = sum(stages)
@@ -117,9 +117,9 @@ def _lane_order(
             key += column.dtype.char, column.shape, column.tobytes()
 
     def made() -> tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]:
-        found = _ordered(layout, chunks, slots, first_action)
-        freeze(*found)
-        return layout.blocks, found
+        order = _ordered(layout, chunks, slots, first_action)
+        freeze(*order)
+        return layout.blocks, order
 
     return remembered(_orders, tuple(key), made, MAX_ORDERS)[1]
 
@@ -129,7 +129,7 @@ def _ordered(
 ) -> tuple[IntArray, IntArray, IntArray]:
     num_groups = 3 * len(chunks)
     num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
-    last_slot = max(int(times.max(initial=0)) for own in slots for times in own.passes)
+    last_slot = max(int(times.max(initial=0)) for module_slots in slots for times in module_slots.passes)
     lanes = []
     keys = []
     actions = []
@@ -202,10 +202,10 @@ def _dependencies(
         waits += [forward[:, 1:].ravel(), backward[:, :-1].ravel()]
         needs += [forward[:, :-1].ravel(), backward[:, 1:].ravel()]
         sizes += [hidden, gradient]
-        for own in weight:
-            waits.append(own.ravel())
+        for llm_edges in weight:
+            waits.append(llm_edges.ravel())
             needs.append(backward.ravel())
-            sizes.append(np.zeros(own.size, np.int64))
+            sizes.append(np.zeros(llm_edges.size, np.int64))
         if not module.is_encoder:
             # A loss of its own.
             waits.append(backward[:, -1])
@@ -218,14 +218,14 @@ def _dependencies(
         edges, edge = np.unique(pair, return_inverse=True)
         projected = np.bincount(edge, weights=shapes.item_llm_tokens[rows.members], minlength=len(edges))
         size = projected.astype(np.int64) * (BF16_BYTES * model.llm.config.hidden_size)
-        own = edges // len(chunks[llm])
+        llm_edges = edges // len(chunks[llm])
         its_llm = edges % len(chunks[llm])
         if module.is_encoder:
-            waits += [grid[llm][0, its_llm, 0], backward[own, -1]]
-            needs += [forward[own, -1], grid[llm][1, its_llm, 0]]
+            waits += [grid[llm][0, its_llm, 0], backward[llm_edges, -1]]
+            needs += [forward[llm_edges, -1], grid[llm][1, its_llm, 0]]
         else:
-            waits += [forward[own, 0], grid[llm][1, its_llm, -1]]
-            needs += [grid[llm][0, its_llm, -1], backward[own, 0]]
+            waits += [forward[llm_edges, 0], grid[llm][1, its_llm, -1]]
+            needs += [grid[llm][0, its_llm, -1], backward[llm_edges, 0]]
         sizes += [size, size * (module.has_backward if module.is_encoder else model.llm.has_backward)]
     wait = np.concatenate(waits)
     order = np.argsort(wait, kind="stable")

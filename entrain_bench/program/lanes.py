@@ -50,7 +50,9 @@ def find_lanes(
 
     ``shapes`` are those of the ranks, with the widths of groups.
     """
-    modules = [np.frombuffer(own, np.int64).reshape(shape[:3]) for shape, own in zip(shapes, contents, strict=True)]
+    modules = [
+        np.frombuffer(content, np.int64).reshape(shape[:3]) for shape, content in zip(shapes, contents, strict=True)
+    ]
     num_ranks = 1 + max(int(ranks.max()) for ranks in modules)
     block_of_rank = np.full((len(modules), num_ranks), -1)
     sets = [
@@ -76,7 +78,8 @@ def find_lanes(
     lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
     blocks = []
     for ranks, number, own_sets, (*_, widths) in zip(modules, numbers, sets, shapes, strict=True):
-        own = held = _block_lanes(*own_sets, lane_of_rank, len(order))
+        block_lanes = _block_lanes(*own_sets, lane_of_rank, len(order))
+        held = block_lanes
         if widths:
             plane = stage_planes(ranks)
             held = _block_lanes(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
@@ -84,8 +87,8 @@ def find_lanes(
         starts = offsets_from_counts(size)[:-1]
         low = np.minimum.reduceat(flat, starts)
         high = np.maximum.reduceat(flat, starts)
-        blocks.append(Blocks(*own, ranks.shape[1], number, low, high, size, *held))
-        freeze(*own, number, low, high, size, *held)
+        blocks.append(Blocks(*block_lanes, ranks.shape[1], number, low, high, size, *held))
+        freeze(*block_lanes, number, low, high, size, *held)
     lanes = width[order], used[first[order]]
     freeze(*lanes)
     return *lanes, tuple(blocks)
@@ -106,16 +109,16 @@ def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> tuple[IntArray, IntA
     """The same of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
     plane = stage_planes(ranks)
     counts = [plane.shape[1] // width for width in widths]
-    each = [
+    group_ranks = [
         plane[:, : count * width].reshape(len(plane), count, width).swapaxes(0, 1).ravel()
         for count, width in zip(counts, widths, strict=True)
     ]
-    return np.concatenate(each), np.repeat(widths, [count * len(plane) for count in counts])
+    return np.concatenate(group_ranks), np.repeat(widths, [count * len(plane) for count in counts])
 
 
 def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
     """Number of every set of ranks by its first place among those of all modules; equal sets have one number."""
-    flat, size = (np.concatenate(each) for each in zip(*sets, strict=True))
+    flat, size = (np.concatenate(columns) for columns in zip(*sets, strict=True))
     ends = offsets_from_counts(size)
     low = flat[ends[:-1]]
     high = flat[ends[1:] - 1]
@@ -126,7 +129,7 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
         key[index] = known.setdefault(flat[ends[index] : ends[index + 1]].tobytes(), index)
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     of_first = np.argsort(np.argsort(first, kind="stable"), kind="stable")[number]
-    return np.split(of_first, np.cumsum([len(own) for _, own in sets])[:-1])
+    return np.split(of_first, np.cumsum([len(flat_ranks) for _, flat_ranks in sets])[:-1])
 
 
 def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:

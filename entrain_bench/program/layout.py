@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -220,11 +222,11 @@ class Layout:
         }
 
 
-def check_tensor_parallel(module: ModuleSpec, tp: int) -> None:
-    """Raise ``UserError`` if tensor parallelism of that degree does not divide what it splits."""
+def check_tensor_parallel(module: ModuleSpec, tp: int, key: str = "layout.tp") -> None:
+    """Raise ``UserError`` if tensor parallelism of that degree, the user's ``key``, does not divide what it splits."""
     for what, size in module.sharded_sizes.items():
         if size % tp:
-            raise UserError(f"layout.tp={tp}: must divide the {size} {what} of module {module.name}")
+            raise UserError(f"{key}={tp}: must divide the {size} {what} of module {module.name}")
 
 
 def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None:
@@ -296,3 +298,36 @@ def _goes_back(ranks: IntArray) -> bool:
     longer = ranks[:, :turn] if turn >= stages - turn else back
     same = np.array_equal(back[:, :common], ranks[:, turn - common : turn][:, ::-1])
     return same and np.unique(ranks).size == longer.size
+
+
+def layout_values(layout: Layout) -> dict[str, Any]:
+    """A layout as plain values, complete and comparable: its fields, and those of each module under ``modules``."""
+    modules = [
+        {f.name: getattr(module, f.name) for f in fields(ModuleLayout)}
+        | {"layers_per_stage": [*module.layers_per_stage], "ranks": module.ranks.tolist()}
+        for module in layout.modules
+    ]
+    rest = {f.name: getattr(layout, f.name) for f in fields(Layout) if f.init and f.name != "modules"}
+    return {"modules": modules, **rest}
+
+
+def layout_of_values(values: Mapping[str, Any]) -> Layout:
+    """The layout that ``layout_values`` wrote."""
+    rest = {name: value for name, value in values.items() if name != "modules"}
+    return Layout(tuple(_module_layout(module) for module in values["modules"]), **rest)
+
+
+def layout_to_json(layout: Layout) -> str:
+    """A layout as text, complete and comparable."""
+    return json.dumps(layout_values(layout), sort_keys=True)
+
+
+def layout_from_json(text: str) -> Layout:
+    """The layout that ``layout_to_json`` wrote."""
+    return layout_of_values(json.loads(text))
+
+
+def _module_layout(values: Mapping[str, Any]) -> ModuleLayout:
+    widths = tuple((tp, cp) for tp, cp in values.get("widths", ()))
+    arrays = {"layers_per_stage": tuple(values["layers_per_stage"]), "ranks": np.array(values["ranks"])}
+    return ModuleLayout(**{**values, **arrays, "widths": widths})

@@ -16,8 +16,7 @@ import numpy as np
 import yaml
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.layout_json import layout_values
+from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
 from entrain_bench.specs.parse import check_keys, parse
 
 VERSION = 1
@@ -134,7 +133,8 @@ def plan_text(plan: TrainingPlan) -> str:
         "options": [*plan.options],
         "job": asdict(plan.job) | {"overrides": [*plan.job.overrides]},
         "expected": asdict(plan.expected),
-        "layout": layout | {"modules": [module | own for module, own in zip(modules, lists, strict=True)]},
+        "layout": layout
+        | {"modules": [module | rank_lists for module, rank_lists in zip(modules, lists, strict=True)]},
     }
     return HEADER + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
 
@@ -228,9 +228,9 @@ def _module(values: Any, where: str) -> ModuleLayout:
     for name in ("tp", "cp"):
         require(getattr(module, name) >= 1, f"{where}.{name}", getattr(module, name), "at least 1")
     stages = module.layers_per_stage
-    for own in module.widths:
-        pair = len(own) == 2 and min(own) >= 1
-        require(pair, f"{where}.widths", [*own], "TP and CP of a group, both at least 1")
+    for degrees in module.widths:
+        pair = len(degrees) == 2 and min(degrees) >= 1
+        require(pair, f"{where}.widths", [*degrees], "TP and CP of a group, both at least 1")
     require(bool(stages) and min(stages) >= 1, f"{where}.layers_per_stage", [*stages], "at least 1 on each stage")
     shape = f"[replica][{len(stages)} stages][{module.tp * module.cp} ranks], whole numbers of at least 0"
     try:

@@ -47,13 +47,13 @@ def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
     Raises:
         UserError: for more than a stage has, and for a module that the layout recomputes as a whole.
     """
-    for module, placed, rows, own in zip(
+    for module, placed, rows, layers in zip(
         program.model.modules, program.layout.modules, program.chunks, remade, strict=True
     ):
         where = f"program.remade.{module.name}"
-        require(own.shape == (len(rows), placed.pp), where, own.shape, f"of shape {(len(rows), placed.pp)}")
+        require(layers.shape == (len(rows), placed.pp), where, layers.shape, f"of shape {(len(rows), placed.pp)}")
         most = covered_per_stage(module, placed.layers_per_stage)
-        fits = bool(np.all((own >= 0) & (own <= most)))
-        require(fits, where, own.max(initial=0), f"in [0, n], n = {most.tolist()} on its stages")
-        require(not (placed.recompute and own.any()), where, "given", "0 where the layout recomputes the module")
-    return replace(program, remade=tuple(remade) if any(own.any() for own in remade) else ())
+        fits = bool(np.all((layers >= 0) & (layers <= most)))
+        require(fits, where, layers.max(initial=0), f"in [0, n], n = {most.tolist()} on its stages")
+        require(not (placed.recompute and layers.any()), where, "given", "0 where the layout recomputes the module")
+    return replace(program, remade=tuple(remade) if any(layers.any() for layers in remade) else ())

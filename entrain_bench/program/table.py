@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from entrain_bench.base.arrays import rows_of
-from entrain_bench.program.columns import Pass
-from entrain_bench.program.parents import parent_microbatches
+from entrain_bench.base.arrays import IntArray, rows_of
+from entrain_bench.program.columns import Pass, Program
 from entrain_bench.program.timeline import Timeline
 
 
@@ -50,8 +49,8 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
         }
     )
     if any(len(placed.widths) > 1 for placed in program.layout.modules):
-        own = np.array([program.group_name(each) for each in range(program.num_actions)])
-        frame["group"] = own[action]
+        group_names = np.array([program.group_name(action) for action in range(program.num_actions)])
+        frame["group"] = group_names[action]
     if timeline.memory_bytes is not None:
         frame["memory_bytes"], frame["memory_after_bytes"] = timeline.memory_bytes
     return frame
@@ -87,3 +86,31 @@ def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
             }
         )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def parent_microbatches(program: Program, module: int) -> IntArray:
+    """The microbatch that each chunk of a module counts as ``[chunks]``: its own, or its parent where it is a part.
+
+    An encoder's microbatches are parts of the LLM's (DIP, arXiv:2504.14145) where each feeds exactly one, of its own
+    replica. Where any feeds several (deferral, windows of the batch) they are microbatches in their own right.
+    """
+    model = program.model
+    shapes = program.shapes
+    chunks = program.chunks[module]
+    llm = program.chunks[model.llm_index]
+    groups = [placed.copies for placed in program.layout.modules]
+    if not model.modules[module].is_encoder or not len(chunks) or groups[module] != groups[model.llm_index]:
+        return chunks.microbatch
+    # Replica and LLM microbatch of every sample, as one number.
+    most = 1 + int(llm.microbatch.max(initial=0))
+    fed = np.full(len(shapes), -1)
+    fed[llm.members] = (llm.replica * most + llm.microbatch).repeat(np.diff(llm.offsets))
+    # Chunks are sorted by replica and microbatch; those of one microbatch differ in their part.
+    begins = np.diff(chunks.replica, prepend=-1).astype(bool) | np.diff(chunks.microbatch, prepend=-1).astype(bool)
+    batch = np.cumsum(begins) - 1
+    goal = fed[model.modules[module].owners(shapes, chunks.members)]
+    parent = goal[chunks.offsets[:-1][begins]]
+    of_unit = batch.repeat(np.diff(chunks.offsets))
+    if np.array_equal(goal, parent[of_unit]) and np.array_equal(parent // most, chunks.replica[begins]):
+        return np.asarray(parent[batch] % most)
+    return chunks.microbatch

@@ -65,11 +65,11 @@ def _check_lanes(program: Program) -> None:
         raise UserError(f"program: {program.view(repeated)} is listed twice on the lane of rank {rank}")
     for index, blocks in enumerate(layout.blocks):
         mine = np.flatnonzero(program.module[action] == index)
-        own = action[mine]
+        actions = action[mine]
         # A pass belongs to the block of its replica, a step to all that hold its stage: numbered behind the blocks.
-        step = program.chunk[own] < 0
+        step = program.chunk[actions] < 0
         num_blocks = len(blocks.rank_set)
-        block = np.where(step, num_blocks, program.replica[own] * blocks.num_stages) + program.stage[own]
+        block = np.where(step, num_blocks, program.replica[actions] * blocks.num_stages) + program.stage[actions]
         holder = num_blocks + rows_of(blocks.held_offsets) % blocks.num_stages
         holds = np.concatenate([rows_of(blocks.offsets), holder]) * layout.num_lanes
         holds += np.concatenate([blocks.lanes, blocks.held_lanes])

@@ -11,7 +11,7 @@ from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.parents import parent_microbatches
+from entrain_bench.program.table import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import remade_share, time_shares
 

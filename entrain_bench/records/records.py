@@ -96,6 +96,7 @@ class Record:
         code_version: hash of the code that produced the result.
         host: the machine that planning and assignment times are of; empty for records older than it.
         layout: short text a module.
+        degrees: ``tp``, ``cp``, ``pp`` and ``dp`` of each module.
         metrics: means over iterations.
         iterations: metrics of every iteration.
         samples: how many samples the workload lists, and what the model's context made of them (``RunResult.samples``).
@@ -120,6 +121,7 @@ class Record:
     code_version: str
     host: str = ""
     layout: Mapping[str, str] = field(default_factory=dict)
+    degrees: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
     samples: Counts = field(default_factory=dict)
@@ -198,6 +200,7 @@ def new_record(
         chosen = {"microbatches": str(outcome.layout.num_microbatches)} if cell.config.microbatch_size is None else {}
         result = {
             "layout": outcome.layout.describe() | chosen,
+            "degrees": {m.module: {"tp": m.tp, "cp": m.cp, "pp": m.pp, "dp": m.dp} for m in outcome.layout.modules},
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
             "samples": outcome.samples,

@@ -70,6 +70,8 @@ def hash_of_inputs(
     if not sources.keys() >= {*modules}:
         return ""
     digest = hashlib.sha256(json.dumps([hash_of(sources), *details]).encode())
+    for file in templates_of(sources):
+        digest.update(file.read_bytes())
     for cells in sweeps:
         digest.update(b"\0")
         for cell in cells:
@@ -79,6 +81,13 @@ def hash_of_inputs(
         has = record is not None and results.has_timeline(record)
         digest.update(f"{cell.key} {record.timeline_sha256 if record and has else ''}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def templates_of(modules: Iterable[str]) -> list[Path]:
+    """Return the files in folders ``templates`` next to some modules, which word what these write."""
+    root = Path(__file__).parents[2]
+    folders = {root.joinpath(*module.split(".")[:-1], "templates") for module in modules}
+    return [file for folder in sorted(folders) for file in sorted(folder.glob("*"))]
 
 
 def _path(results: Results, name: str) -> Path:

@@ -16,8 +16,7 @@ from entrain_bench.balancing.planning import place_chain
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import check_assignment
-from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.sampler.microbatches import COUNTS, Dealt, deal
 from entrain_bench.specs.job import Degrees, Job

@@ -69,8 +69,8 @@ def place_actions(
         met = wait[program.num_actions :]
         first = columns.lane_offsets[:-1]
         # The program's actions among those that each lane ran.
-        own = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
-        position = own[first + position] - own[first]
+        offsets = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
+        position = offsets[first + position] - offsets[first]
         start, end, wait = (times[: program.num_actions] for times in (start, end, wait))
         # What lanes waited for transfers before they met counts for what they began together.
         wait += np.where(groups >= 0, met[groups], 0.0)

@@ -43,7 +43,7 @@ class Simulator:
         return make_timeline(program, self.truth.charge(program), memory)
 
     def check_memory(self, program: Program) -> FloatArray:
-        """Memory of the lanes' entries ``[2, entries]``; raises ``OutOfMemoryError`` if one exceeds the budget."""
+        """Return the memory of the lanes' entries ``[2, entries]``; raise ``OutOfMemoryError`` above the budget."""
         memory = self.truth.memory.over_program(program)
         worst = int(memory[0].argmax())
         need = memory[0, worst]

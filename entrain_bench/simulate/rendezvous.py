@@ -12,8 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts, rows_of, take_rows
-from entrain_bench.costs.edges import derive_edges
-from entrain_bench.costs.transform import colocated_transforms
+from entrain_bench.costs.edges import colocated_transforms, derive_edges
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions

@@ -140,7 +140,9 @@ class Speed:
 
     def times(self, other: Speed) -> Speed:
         """Both sets of factors, one after the other."""
-        return Speed(**{each.name: getattr(self, each.name) * getattr(other, each.name) for each in fields(self)})
+        return Speed(
+            **{factor.name: getattr(self, factor.name) * getattr(other, factor.name) for factor in fields(self)}
+        )
 
 
 @dataclass(frozen=True, slots=True)

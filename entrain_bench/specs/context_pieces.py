@@ -39,11 +39,11 @@ def rows_of_ranks(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 
     """Rows of a pack that each rank holds, unit by unit, front piece first; -1 for padding ``[cp, rank_rows]``."""
     units = cut_units(lengths, whole_pack=whole_pack)
     bounds = (np.cumsum(units) - units)[:, None] + split_pieces(units, cp)
-    found = np.full((cp, rank_rows(lengths, cp, whole_pack=whole_pack, parts=parts)), -1)
-    for rank, own in enumerate(found):
+    rows = np.full((cp, rank_rows(lengths, cp, whole_pack=whole_pack, parts=parts)), -1)
+    for rank, rank_row in enumerate(rows):
         pair = [rank, 2 * cp - 1 - rank]
         starts = bounds[:, pair].ravel()
         counts = np.diff(bounds, axis=1)[:, pair].ravel()
         ends = np.cumsum(counts)
-        own[: ends[-1]] = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
-    return found
+        rank_row[: ends[-1]] = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
+    return rows

@@ -170,13 +170,13 @@ class FrameworkOptions:
 
     def check_device(self, device: DeviceSpec) -> None:
         """Raise ``UserError`` for kernels of a later generation than the device runs."""
-        own = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
+        available = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
         if self.attention_kernel is not None:
             require(
-                self.attention_kernel in own,
+                self.attention_kernel in available,
                 "attention_kernel",
                 self.attention_kernel,
-                f"one of {', '.join(own)} on {device.name}, or null",
+                f"one of {', '.join(available)} on {device.name}, or null",
             )
 
     def check_modules(self, names: Sequence[str]) -> None:

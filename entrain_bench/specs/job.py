@@ -156,14 +156,14 @@ class Job:
         cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
         dps = [asked.dp] if asked.dp else [d for d in divisors(ranks) if self._divides(d)]
         self.check_request()
-        found = False
+        is_met = False
         for tp, cp, dp in product(tps, cps, dps):
             pp, rest = divmod(ranks, tp * cp * dp)
             if rest or (asked.pp and pp != asked.pp) or not 1 <= pp <= self.max_stages:
                 continue
-            found = True
+            is_met = True
             yield Degrees(tp, cp, pp, dp)
-        if not found:
+        if not is_met:
             wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
             raise UserError(
                 f"{wanted or 'layout'}: no TP x CP x PP x DP equals the {ranks} ranks of cluster={self.cluster.name} "

@@ -18,10 +18,10 @@ def device_of(settings: TrainSettings) -> torch.device:
     if find_device(settings.device, "harness.device").type == "cpu":
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    found = torch.cuda.device_count()
+    num_gpus = torch.cuda.device_count()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
-    if local_ranks > found:
-        need = f"{local_ranks} ranks need {local_ranks} GPUs, but this machine has {found}"
+    if local_ranks > num_gpus:
+        need = f"{local_ranks} ranks need {local_ranks} GPUs, but this machine has {num_gpus}"
         raise UserError(f"harness.num_ranks={settings.num_ranks}: {need}")
     return torch.device("cuda", local)
 

@@ -129,12 +129,12 @@ def main() -> None:
     measured = np.array([measure(names, shapes, options) for _ in range(options.repetitions)])
     if dist.get_rank() == 0:
         # Iterations have the same samples under every strategy; repetitions of one are not independent.
-        each = np.median(measured, axis=0)
+        median = np.median(measured, axis=0)
         samplers = [sampler_of(name, shapes, options) for name in names]
         # Of the slowest rank, in the iterations that were measured.
         believed_s = np.array([[s.believed_s(1 + i).max() for i in range(options.iterations)] for s in samplers])
         for index, name in enumerate(names):
-            mean_s, ratio = each[:, index].mean(axis=0), each[:, 0] / each[:, index]
+            mean_s, ratio = median[:, index].mean(axis=0), median[:, 0] / median[:, index]
             gain = np.mean(believed_s[0] / believed_s[index])
             wall, busy = (f"{s:6.3f} s, {BASELINE}/{name} {interval(r)}" for s, r in zip(mean_s, ratio.T, strict=True))
             print(f"{name:12} wall {wall}   busiest rank {busy}   as believed {gain:.3f}")

@@ -133,12 +133,12 @@ class SplitByWork:
         most = [min(len(model.modules[index].layers) for index in group) for group in model.module_groups]
 
         # Called with the given microbatch size, or with every possible one for microbatch_size=null.
-        def candidates(each: Profile) -> list[Candidate]:
+        def candidates(sized: Profile) -> list[Candidate]:
             return by_estimate(
-                candidate(each, samples, degrees, most, recompute)
-                for degrees in each.job.degrees()
+                candidate(sized, samples, degrees, most, recompute)
+                for degrees in sized.job.degrees()
                 if len(most) <= degrees.pp <= sum(most)
-                for recompute in recompute_choices(each.job)
+                for recompute in recompute_choices(sized.job)
             )
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
@@ -258,8 +258,8 @@ class LongestFirst:
         work_s = np.zeros((len(shapes), len(layout.modules)))
         for column, module, placed in zip(work_s.T, profile.job.model.modules, layout.modules, strict=True):
             # Units of encoders and generators are items, the LLM's are samples.
-            each = profile.estimates.units(module, shapes, placed.tp, placed.cp) / placed.pp
-            column[:] = shapes.sum_items(module.units(shapes), each) if module.per_item else each
+            seconds = profile.estimates.units(module, shapes, placed.tp, placed.cp) / placed.pp
+            column[:] = shapes.sum_items(module.units(shapes), seconds) if module.per_item else seconds
         return work_s * (self.pace or 1.0)
 
 
@@ -295,14 +295,14 @@ def exchanged(work_s: FloatArray, microbatch: IntArray, num_exchanges: int) -> I
     for _ in range(num_exchanges):
         load_s = loads_s(work_s, microbatch)
         slowest = int(decisive(load_s.max(axis=1)).argmax())
-        own = np.flatnonzero(microbatch == slowest)
-        given_s = work_s[own][:, None] - work_s  # [own, samples, modules]
+        mine = np.flatnonzero(microbatch == slowest)
+        given_s = work_s[mine][:, None] - work_s  # [own, samples, modules]
         after_s = np.maximum(load_s[slowest] - given_s, load_s[microbatch] + given_s).max(axis=2)
-        after_s[:, own] = np.inf
+        after_s[:, mine] = np.inf
         one, other = np.unravel_index(decisive(after_s).argmin(), after_s.shape)
         if decisive(float(after_s[one, other])) >= decisive(float(load_s[slowest].max())):
             break
-        microbatch[own[one]], microbatch[other] = microbatch[other], slowest
+        microbatch[mine[one]], microbatch[other] = microbatch[other], slowest
     return microbatch
 
 

@@ -61,18 +61,18 @@ class BraidAssigner:
         """
         profile = profile.smoothed()
         if layout.modules[0].widths:
-            found = fastest_packs(shapes, layout, profile, self.compare)[1]
-            if not found.modules:
+            packed = fastest_packs(shapes, layout, profile, self.compare)[1]
+            if not packed.modules:
                 raise OutOfMemoryError(
                     f"assignment: {len(shapes)} samples do not fit in memory in any number of rounds"
                 )
-            return found
+            return packed
         model = profile.job.model
         index_of_llm = profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())
         placed_modules = zip(model.modules, layout.modules, strict=True)
-        work = [_work(profile, module, shapes, own, room_bytes) for module, own in placed_modules]
+        work = [_work(profile, module, shapes, placed, room_bytes) for module, placed in placed_modules]
         replica, microbatch = self._samples(profile, shapes, layout, work)
         busy_s = _lane_seconds(layout, index_of_llm, _sums(replica, work[index_of_llm], llm.dp))
         chunks_s = _chunk_work(profile, model.llm, llm) * layout.num_microbatches
@@ -220,9 +220,9 @@ def _deal(order, group, cost_s, count):  # type: ignore[no-untyped-def]
     load = np.zeros((len(count), count.max()))
     chosen = np.zeros(len(order), np.int64)
     for item in order:
-        own = load[group[item], : count[group[item]]]
-        chosen[item] = own.argmin()
-        own[chosen[item]] += cost_s[item]
+        bins = load[group[item], : count[group[item]]]
+        chosen[item] = bins.argmin()
+        bins[chosen[item]] += cost_s[item]
     return chosen
 
 
@@ -238,13 +238,13 @@ def spread_chunks(
     if not len(replica):
         return np.zeros(0, np.int64)
     key, member = np.unique(replica * (1 + int(chunk.max())) + chunk, return_inverse=True)
-    own = key // (1 + int(chunk.max()))
+    chunk_replica = key // (1 + int(chunk.max()))
     seconds = np.bincount(member, cost_s) + chunk_s
-    total = np.bincount(own, seconds, len(shares))
-    mean = total / np.maximum(np.bincount(own, minlength=len(shares)), 1)
-    heavy = np.flatnonzero(seconds > HEAVY * mean[own])
+    total = np.bincount(chunk_replica, seconds, len(shares))
+    mean = total / np.maximum(np.bincount(chunk_replica, minlength=len(shares)), 1)
+    heavy = np.flatnonzero(seconds > HEAVY * mean[chunk_replica])
     heavy = heavy[np.argsort(-decisive(seconds[heavy]), kind="stable")]
-    return np.asarray(_spread(own, seconds, shares, shares * total[:, None], heavy)[member])
+    return np.asarray(_spread(chunk_replica, seconds, shares, shares * total[:, None], heavy)[member])
 
 
 @njit()
@@ -252,21 +252,21 @@ def _spread(replica, cost_s, shares, target_s, heavy):  # type: ignore[no-untype
     carried = np.zeros_like(shares)
     chosen = np.full(len(replica), -1)
     for chunk in heavy:
-        own = replica[chunk]
-        chosen[chunk] = (target_s[own] - carried[own]).argmax()
-        carried[own, chosen[chunk]] += cost_s[chunk]
+        mine = replica[chunk]
+        chosen[chunk] = (target_s[mine] - carried[mine]).argmax()
+        carried[mine, chosen[chunk]] += cost_s[chunk]
     for chunk in range(len(replica)):
         if chosen[chunk] >= 0:
             continue
-        own = replica[chunk]
+        mine = replica[chunk]
         best_s = np.inf
         for copy in range(shares.shape[1]):
-            if shares[own, copy] > 0:
-                after_s = (carried[own, copy] + cost_s[chunk]) / shares[own, copy]
+            if shares[mine, copy] > 0:
+                after_s = (carried[mine, copy] + cost_s[chunk]) / shares[mine, copy]
                 if after_s < best_s * (1 - 1e-9):
                     chosen[chunk] = copy
                     best_s = after_s
-        carried[own, chosen[chunk]] += cost_s[chunk]
+        carried[mine, chosen[chunk]] += cost_s[chunk]
     return chosen
 
 

@@ -186,8 +186,10 @@ class ShapeWork:
         if module.per_item:
             tp = shape.encoder_tp
             cp = shape.encoder_cp
-        own = self._of(index, tp, cp, shape.recompute[index])
-        return np.asarray((own.units_s + max(own.num_chunks, chunks) * own.chunk_s) / shape.degrees.dp)
+        module_work = self._of(index, tp, cp, shape.recompute[index])
+        return np.asarray(
+            (module_work.units_s + max(module_work.num_chunks, chunks) * module_work.chunk_s) / shape.degrees.dp
+        )
 
     def longest_s(self, shape: Shape) -> float:
         """Seconds of the sample that takes longest, forth and back: its longest items, before the LLM and after it."""
@@ -196,9 +198,9 @@ class ShapeWork:
         llm = self.profile.job.model.llm_index
         before, behind = np.zeros((2, len(self.samples)))
         for index in others(model):
-            own = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index]).longest_s
+            longest_unit_s = self._of(index, shape.encoder_tp, shape.encoder_cp, shape.recompute[index]).longest_s
             longest = before if index < llm else behind
-            np.maximum(longest, own, out=longest)
+            np.maximum(longest, longest_unit_s, out=longest)
         between = self._of(llm, degrees.tp, degrees.cp, shape.recompute[llm]).longest_s
         return float((before + between + behind).max())
 
@@ -221,7 +223,7 @@ def split_layers(work: ShapeWork, shape: Shape) -> tuple[list[tuple[int, ...]], 
     encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
     if shape.chain:
         loaded_s = work.layers_s(shape, llm).copy()
-        whole = [(len(own),) for own in encoders_s]
+        whole = [(len(layer_s),) for layer_s in encoders_s]
         loaded_s[[0, -1]] += [sum(map(np.sum, encoders_s[:llm])), sum(map(np.sum, encoders_s[llm:]))]
         layers = partition_layers(loaded_s, shape.llm_stages)
         return [*whole[:llm], layers, *whole[llm:]], float(stage_sums(loaded_s, layers).max())
@@ -233,7 +235,7 @@ def split_layers(work: ShapeWork, shape: Shape) -> tuple[list[tuple[int, ...]], 
         (shape.segments, shape.encoder_stages, shape.blocks_abreast),
         shape.copies_abreast,
     )
-    chain = [tuple(np.diff(each).tolist()) for each in bounds]
+    chain = [tuple(np.diff(bound).tolist()) for bound in bounds]
     chain.insert(llm, tuple(np.diff(llm_bounds).tolist()))
     return chain, float(busiest_s)
 
@@ -263,7 +265,7 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
     return Layout(tuple(modules), shape.num_microbatches)
 
 
-def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
+def llm_places(job: Job, degrees: Degrees, spread: bool) -> list[tuple[int, int]]:
     """Numbers of the LLM's stages and blocks from one to the next: on every block as far as it has layers.
 
     With ``own`` also on half, a quarter, ... of the blocks, next to each other or spread over the replica: fewer
@@ -271,11 +273,11 @@ def llm_places(job: Job, degrees: Degrees, own: bool) -> list[tuple[int, int]]:
     """
     layers = len(job.model.llm.layers)
     lanes = degrees.pp
-    found = [(min(lanes, layers), 1)]
-    for count in reversed(divisors(lanes)[:-1]) if own and others(job.model) else ():
+    choices = [(min(lanes, layers), 1)]
+    for count in reversed(divisors(lanes)[:-1]) if spread and others(job.model) else ():
         if count <= layers:
-            found += [(count, 1), (count, lanes // count)]
-    return [*dict.fromkeys(found)]
+            choices += [(count, 1), (count, lanes // count)]
+    return [*dict.fromkeys(choices)]
 
 
 def list_shapes(job: Job, choices: Sequence[tuple[bool, ...]], planner: ShapeOptions) -> Iterator[Shape]:

@@ -86,7 +86,7 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
             running[row, mine] = lengths * (float(extra[0]) + (index == llm) * 2 * hidden_bytes)
-    key = np.concatenate([own * len(modules) + index for index, own in enumerate(owners)])
+    key = np.concatenate([owner * len(modules) + index for index, owner in enumerate(owners)])
     order = np.argsort(key, kind="stable")
     offsets = offsets_from_counts(np.bincount(key, minlength=num_samples * len(modules)))
     return UnitWork(width, first_degree, seconds, chunk_s, again_s, bytes_, lean, running, first_unit, offsets, order)
@@ -145,10 +145,10 @@ def dealt(
     first, load = _placed(order, level, mine, widths, num_ranks)
     narrow = np.flatnonzero(level == 0)
     groups = num_ranks // int(widths[0])
-    own = first[narrow] // int(widths[0])
-    start = load.reshape(groups, -1).max(axis=1) - np.bincount(own, mine[narrow], groups)
-    own, end_s = _exchanged(own, mine[narrow], start, EXCHANGES)
-    first[narrow] = own * int(widths[0])
+    narrow_group = first[narrow] // int(widths[0])
+    start = load.reshape(groups, -1).max(axis=1) - np.bincount(narrow_group, mine[narrow], groups)
+    narrow_group, end_s = _exchanged(narrow_group, mine[narrow], start, EXCHANGES)
+    first[narrow] = narrow_group * int(widths[0])
     return Deal(widths[level], first, float(end_s))
 
 
@@ -168,8 +168,8 @@ def labelled(
         first_group: number of the first group of each degree ``[degrees]``.
     """
     columns = work.seconds, work.chunk_s, work.width, work.first_degree, work.offsets, work.units
-    found = _labelled(*columns, order, offsets, deal.width, deal.first, place, first_group)
-    return np.asarray(found[0]), np.asarray(found[1])
+    labels = _labelled(*columns, order, offsets, deal.width, deal.first, place, first_group)
+    return np.asarray(labels[0]), np.asarray(labels[1])
 
 
 @njit()
@@ -182,10 +182,10 @@ def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
             total += seconds[unit]
         return total
     load = np.zeros(min(count, len(units)))
-    own = np.empty(len(units))
+    falling = np.empty(len(units))
     for index in range(len(units)):
-        own[index] = -seconds[units[index]]
-    for index in np.argsort(own, kind="mergesort"):  # type: ignore[assignment]
+        falling[index] = -seconds[units[index]]
+    for index in np.argsort(falling, kind="mergesort"):  # type: ignore[assignment]
         group = load.argmin()
         place[index] = group
         load[group] += seconds[units[index]]
@@ -215,7 +215,7 @@ def _labelled(  # type: ignore[no-untyped-def]
 ):
     replica = np.zeros(len(units), np.int64)
     number = np.zeros(len(units), np.int64)
-    own = np.empty(len(units), np.int64)
+    members = np.empty(len(units), np.int64)
     modules = len(first_degree) - 1
     for pack in range(len(place)):
         some = order[offsets[pack]]
@@ -224,17 +224,19 @@ def _labelled(  # type: ignore[no-untyped-def]
             for spot in range(offsets[pack], offsets[pack + 1]):
                 row = order[spot] * modules + module
                 for unit in units[rows[row] : rows[row + 1]]:
-                    own[count] = unit
+                    members[count] = unit
                     count += 1
             if count == 0:
                 continue
             low = first_degree[module]
             high = first_degree[module + 1]
-            best, where = _split(own[:count], seconds[low:high], chunk_s[low:high], degree_width[low:high], width[some])
+            best, where = _split(
+                members[:count], seconds[low:high], chunk_s[low:high], degree_width[low:high], width[some]
+            )
             group = first_group[low + best] + first[some] // degree_width[low + best]
             for index in range(count):
-                replica[own[index]] = group + where[index]
-                number[own[index]] = place[pack]
+                replica[members[index]] = group + where[index]
+                number[members[index]] = place[pack]
     return replica, number
 
 
@@ -248,18 +250,18 @@ def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
     chosen = np.zeros(len(order), np.int64)
     low = 0
     while low < len(order):
-        own = group[order[low]]
+        current = group[order[low]]
         high = low
-        while high < len(order) and group[order[high]] == own:
+        while high < len(order) and group[order[high]] == current:
             high += 1
-        bins = count[own]
+        bins = count[current]
         while True:
             filled = np.zeros(bins)
             for sample in order[low:high]:
                 least = filled.argmin()
                 chosen[sample] = least
                 filled[least] += bytes_[sample]
-            if bins >= high - low or filled.max() <= room[own]:
+            if bins >= high - low or filled.max() <= room[current]:
                 break
             bins += 1
         low = high
@@ -274,38 +276,38 @@ def _priced(width, chunk_s, columns, first_degree, offsets, units, widths, num_s
     """
     seconds = columns[0]
     modules = len(first_degree) - 1
-    found = np.zeros((5, len(widths), num_samples))
+    totals = np.zeros((5, len(widths), num_samples))
     place = np.zeros(len(units) + 1, np.int64)
     for level in range(len(widths)):
         for sample in range(num_samples):
             for module in range(modules):
                 row = sample * modules + module
-                own = units[offsets[row] : offsets[row + 1]]
-                if not len(own):
+                sample_units = units[offsets[row] : offsets[row + 1]]
+                if not len(sample_units):
                     continue
                 best = np.full(5, np.inf)
                 for degree in range(first_degree[module], first_degree[module + 1]):
                     if width[degree] > widths[level]:
                         continue
                     count = widths[level] // width[degree]
-                    span = _span(own, seconds[degree], count, place)
+                    span = _span(sample_units, seconds[degree], count, place)
                     if level == 0:
                         # Many share a pack, which groups of a narrower width share evenly.
                         span = 0.0
-                        for unit in own:
+                        for unit in sample_units:
                             span += seconds[degree, unit] / count
                     else:
                         span += chunk_s[degree]
                     if span < best[0] * (1 - 1e-9):
                         best[0] = span
                         load = np.zeros((5, count))
-                        for index in range(len(own)):
-                            load[:, place[index]] += columns[:, degree, own[index]]
+                        for index in range(len(sample_units)):
+                            load[:, place[index]] += columns[:, degree, sample_units[index]]
                         for column in range(1, 5):
                             best[column] = load[column].max()
-                found[:4, level, sample] += best[:4]
-                found[4, level, sample] = max(found[4, level, sample], best[4])
-    return found
+                totals[:4, level, sample] += best[:4]
+                totals[4, level, sample] = max(totals[4, level, sample], best[4])
+    return totals
 
 
 @njit()
@@ -332,17 +334,17 @@ def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untype
 
 
 @njit()
-def _exchanged(own, seconds, start, rounds):  # type: ignore[no-untyped-def]
+def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def]
     """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
-    own = own.copy()
+    group_of = group_of.copy()
     load = start.copy()
     # A group's samples are linked: its first one, and the next of each; -1: none.
     head = np.full(len(load), -1)
-    after = np.full(len(own), -1)
-    for sample in range(len(own) - 1, -1, -1):
-        load[own[sample]] += seconds[sample]
-        after[sample] = head[own[sample]]
-        head[own[sample]] = sample
+    after = np.full(len(group_of), -1)
+    for sample in range(len(group_of) - 1, -1, -1):
+        load[group_of[sample]] += seconds[sample]
+        after[sample] = head[group_of[sample]]
+        head[group_of[sample]] = sample
     for _ in range(rounds):
         top = load.argmax()
         low = load.argmin()
@@ -375,17 +377,17 @@ def _exchanged(own, seconds, start, rounds):  # type: ignore[no-untyped-def]
                 sample = after[sample]
         if one < 0:
             break
-        goal = low if other < 0 else own[other]
-        _relink(one, goal, own, load, seconds, head, after)
+        goal = low if other < 0 else group_of[other]
+        _relink(one, goal, group_of, load, seconds, head, after)
         if other >= 0:
-            _relink(other, top, own, load, seconds, head, after)
-    return own, load.max()
+            _relink(other, top, group_of, load, seconds, head, after)
+    return group_of, load.max()
 
 
 @inlined
-def _relink(sample, goal, own, load, seconds, head, after):  # type: ignore[no-untyped-def]
+def _relink(sample, goal, group_of, load, seconds, head, after):  # type: ignore[no-untyped-def]
     """Move a sample to another group, with its load and links."""
-    source = own[sample]
+    source = group_of[sample]
     before = head[source]
     if before == sample:
         head[source] = after[sample]
@@ -395,6 +397,6 @@ def _relink(sample, goal, own, load, seconds, head, after):  # type: ignore[no-u
         after[before] = after[sample]
     after[sample] = head[goal]
     head[goal] = sample
-    own[sample] = goal
+    group_of[sample] = goal
     load[source] -= seconds[sample]
     load[goal] += seconds[sample]

@@ -50,26 +50,26 @@ def fastest_packs(
     seconds, kept, running = priced(work, widths, len(shapes), room)
     num_ranks = layout.modules[0].plane.shape[1]
     even_s = float(np.min(seconds * widths[:, None], axis=0).sum()) / num_ranks
-    found = (dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * even_s)) for share in LIMITS)
-    each = {(deal.width.tobytes(), deal.first.tobytes()): deal for deal in found}
-    deals = sorted(each.values(), key=lambda deal: decisive(deal.end_s))[: COMPARED if compare else 1]
+    every_deal = (dealt(seconds, kept + running, widths, num_ranks, room, decisive(share * even_s)) for share in LIMITS)
+    distinct = {(deal.width.tobytes(), deal.first.tobytes()): deal for deal in every_deal}
+    deals = sorted(distinct.values(), key=lambda deal: decisive(deal.end_s))[: COMPARED if compare else 1]
     known: dict[tuple[int, bytes, int], tuple[float, Assignment]] = {}
 
     def end_s(index: int, stretch: float, first: int) -> float:
         deal = deals[index]
-        own = np.searchsorted(widths, deal.width), np.arange(len(shapes))
-        packs = place_packs(deal, seconds[own], kept[own], running[own], stretch * room, first)
+        chosen = np.searchsorted(widths, deal.width), np.arange(len(shapes))
+        packs = place_packs(deal, seconds[chosen], kept[chosen], running[chosen], stretch * room, first)
         key = index, packs.tobytes(), first
         if key not in known:
             labels = label_units(packs, deal, work, layout)
             known[key] = ended_s(shapes, layout, labels, profile), labels
         return known[key][0]
 
-    stretch = min(STRETCHES if compare else (1.0,), key=lambda each: end_s(0, each, WIDE))
+    stretch = min(STRETCHES if compare else (1.0,), key=lambda factor: end_s(0, factor, WIDE))
     for index, deal in enumerate(deals):
         for first in ORDERS if compare and len(np.unique(deal.width)) > 1 else (WIDE,):
             end_s(index, stretch, first)
-    return min(known.values(), key=lambda each: each[0])
+    return min(known.values(), key=lambda entry: entry[0])
 
 
 def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[float, Assignment]:
@@ -81,7 +81,9 @@ def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tu
     model = profile.job.model
     work = estimate_work(shapes, layout, profile)
     asked = profile.job.request.recompute is not None
-    lean = replace(layout, modules=tuple(replace(own, recompute=own.recompute or not asked) for own in layout.modules))
+    lean = replace(
+        layout, modules=tuple(replace(placed, recompute=placed.recompute or not asked) for placed in layout.modules)
+    )
     cost = np.zeros((len(shapes), 2))
     bytes_ = 0.0
     for index, module in enumerate(model.modules):
@@ -96,7 +98,7 @@ def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tu
         with suppress(OutOfMemoryError):
             step = lpt_with_exchange(cost, min(count, len(shapes)))
             labels = step_assignment(shapes, lean, profile, [module.name for module in model.modules], step)
-            best = min(best, (ended_s(shapes, layout, labels, profile), labels), key=lambda each: each[0])
+            best = min(best, (ended_s(shapes, layout, labels, profile), labels), key=lambda entry: entry[0])
     return best
 
 
@@ -116,7 +118,7 @@ def label_units(place: IntArray, deal: Deal, work: UnitWork, layout: Layout) -> 
     offsets = np.append(start, len(order))
     labels = labelled(work, order, offsets, deal, key[0, start], np.concatenate(groups))
     modules = (slice(*work.first_unit[index : index + 2]) for index in range(len(groups)))
-    return Assignment(tuple(ModuleAssignment(*(own[units] for own in labels)) for units in modules))
+    return Assignment(tuple(ModuleAssignment(*(values[units] for values in labels)) for units in modules))
 
 
 def place_packs(
@@ -139,8 +141,8 @@ def place_packs(
     most = np.zeros(len(groups))
     np.maximum.at(most, group, running)
     count = np.maximum(np.ceil(decisive(np.bincount(group, bytes_) / room)), 1).astype(np.int64)
-    own = binned(np.lexsort((-decisive(bytes_), group)), group, bytes_, room - most, count)
-    bins, pack = np.unique(group * len(group) + own, return_inverse=True)
+    bin_of = binned(np.lexsort((-decisive(bytes_), group)), group, bytes_, room - most, count)
+    bins, pack = np.unique(group * len(group) + bin_of, return_inverse=True)
     of_pack = bins // len(group)
     rising = np.lexsort((decisive(np.bincount(pack, seconds)), of_pack))
     place = np.zeros(len(bins), np.int64)

@@ -100,12 +100,12 @@ class BraidPlanner:
         best_s = {True: np.inf, False: np.inf}
         work = ShapeWork(profile, profile.samples.draw(self.profile_samples), self.overhead)
 
-        def candidates(chain: bool, cut: float, each: Profile) -> Iterator[Candidate]:
+        def candidates(chain: bool, cut: float, sized: Profile) -> Iterator[Candidate]:
             later = draft.chooses_recomputation
             # Where sizes are free, another job has them; the default job is answered as if it were given.
-            request = replace(each.job.request, recompute=profile.job.request.recompute)
-            planner = one_size if sizes and replace(each.job, request=request) != default else self
-            for candidate in planner.rated(each, work, later, chain, cut * best_s[chain]):
+            request = replace(sized.job.request, recompute=profile.job.request.recompute)
+            planner = one_size if sizes and replace(sized.job, request=request) != default else self
+            for candidate in planner.rated(sized, work, later, chain, cut * best_s[chain]):
                 if candidate.estimated_s < best_s[chain] and has_room(profile, candidate.layout):
                     best_s[chain] = candidate.estimated_s
                 yield candidate
@@ -115,7 +115,7 @@ class BraidPlanner:
 
         def found(limit_s: float = np.inf, spent: int = 0) -> Layout:
             # Layouts with widths compete if they are believed to take less.
-            near = [each for each in wide if decisive(each.estimated_s) < limit_s]
+            near = [candidate for candidate in wide if decisive(candidate.estimated_s) < limit_s]
 
             def under(cut: float) -> Layout:
                 sets: list[Candidates] = [partial(candidates, False, cut), *([lambda _: near] if near else [])]
@@ -153,16 +153,16 @@ class BraidPlanner:
         batches = [profile.samples.draw(size) for _ in range(count)]
         profile.samples.restore(start)
         best = np.full(count, np.inf)
-        for layout, own in offered_pairs(profile, part) if count else ():
+        for layout, part_layout in offered_pairs(profile, part) if count else ():
             # No round is shorter than its gathers.
             if not has_room(profile, layout) or gathers_s(profile, layout) > NEAR * best.mean():
                 continue
             # Collectives of all ranks take longer than those of a part.
-            more_s = profile.programs.step_s(layout) - part.programs.step_s(own)
-            more_s += gathers_s(profile, layout) - gathers_s(part, own)
+            more_s = profile.programs.step_s(layout) - part.programs.step_s(part_layout)
+            more_s += gathers_s(profile, layout) - gathers_s(part, part_layout)
             seconds = np.zeros(0)
             for samples in batches:
-                seconds = np.append(seconds, more_s + fastest_packs(samples, own, part)[0])
+                seconds = np.append(seconds, more_s + fastest_packs(samples, part_layout, part)[0])
                 is_near = seconds.mean() <= NEAR * best[: len(seconds)].mean()
                 if np.isinf(seconds[-1]) or (len(seconds) * size >= FEW and not is_near):
                     break
@@ -170,7 +170,7 @@ class BraidPlanner:
                 offers.append(Candidate(float(seconds.mean()), layout))
                 best = min(best, seconds, key=np.mean)
         even_s = min((evenly_s(samples, part) for samples in batches), default=np.inf)
-        return sorted(offers, key=lambda each: decisive(each.estimated_s)), even_s
+        return sorted(offers, key=lambda candidate: decisive(candidate.estimated_s)), even_s
 
     def rated(
         self, profile: Profile, work: ShapeWork, recompute_later: bool, chain: bool = False, most_s: float = np.inf
@@ -227,7 +227,10 @@ def shrink_job(profile: Profile) -> Profile:
         part = profile.for_job(
             replace(job, cluster=replace(job.cluster, num_nodes=nodes // parts), global_batch=size // parts)
         )
-        if all(has_room(profile, whole) == has_room(part, own) for whole, own in offered_pairs(profile, part)):
+        if all(
+            has_room(profile, whole) == has_room(part, part_layout)
+            for whole, part_layout in offered_pairs(profile, part)
+        ):
             return part
         parts //= 2
     return profile
@@ -235,8 +238,8 @@ def shrink_job(profile: Profile) -> Profile:
 
 def offered_pairs(profile: Profile, part: Profile) -> Iterator[tuple[Layout, Layout]]:
     """Layouts of a job with groups of several widths, and the same of its part."""
-    own = [*layouts_with_widths(part.job)]
-    return zip(own if part is profile else layouts_with_widths(profile.job), own, strict=True)
+    part_layouts = [*layouts_with_widths(part.job)]
+    return zip(part_layouts if part is profile else layouts_with_widths(profile.job), part_layouts, strict=True)
 
 
 def evenly_s(samples: SampleShapes, profile: Profile) -> float:
@@ -252,7 +255,7 @@ def gathers_s(profile: Profile, layout: Layout) -> float:
     """Seconds that a round's gathers and scatters of sharded weights take; 0 if they are not sharded."""
     pairs = [pair for pair in zip(profile.job.model.modules, layout.modules, strict=True) if pair[1].sharded]
     traffic = [profile.layers.traffic(*pair) for pair in pairs]
-    return float(sum((own.gather_s + own.again_s + own.scatter_s).sum() for own in traffic))
+    return float(sum((layers.gather_s + layers.again_s + layers.scatter_s).sum() for layers in traffic))
 
 
 def has_room(profile: Profile, layout: Layout) -> bool:

@@ -29,7 +29,7 @@ class Replica:
     """Lanes whose actions depend on each other, and these actions.
 
     Attributes:
-        own: their numbers in the program ``[actions]``.
+        numbers: of the actions in the program ``[actions]``.
         members: numbers of its lanes in the layout ``[lanes]``.
         actions: what the list scheduler knows of them.
         group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
@@ -41,7 +41,7 @@ class Replica:
         held_s: seconds of each encoder backward, all of which may be held ``[encoder backwards]``.
     """
 
-    own: IntArray
+    numbers: IntArray
     members: IntArray
     actions: ListedActions
     group: IntArray
@@ -99,7 +99,7 @@ def split_replicas(draft: Program, assignment: Assignment, profile: Profile) -> 
     partner = np.arange(count)
     for index in range(len(draft.chunks)):
         partner[draft.forward_actions(index)] = draft.backward_actions(index)
-    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(own.pp for own in layout.modules))
+    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(placed.pp for placed in layout.modules))
     actions = ListedActions(
         **believed,
         lane_offsets=lane_offsets,
@@ -119,12 +119,14 @@ def split_replicas(draft: Program, assignment: Assignment, profile: Profile) -> 
     )
     inner = groups.rank[is_backward, chunk] + depth
     replicas = []
-    for one, own in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
-        if len(own):
+    for one, lanes_of_set in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
+        if len(lanes_of_set):
             members = np.flatnonzero(lane_set == one)
             count = first_group[one + 1] - first_group[one]
-            own_group = groups.group[chunk[own]] - first_group[one]
-            replicas.append(Replica(own, members, actions.of(own, members), own_group, inner[own], count))
+            own_group = groups.group[chunk[lanes_of_set]] - first_group[one]
+            replicas.append(
+                Replica(lanes_of_set, members, actions.of(lanes_of_set, members), own_group, inner[lanes_of_set], count)
+            )
     return replicas
 
 
@@ -132,12 +134,12 @@ def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profil
     """The same replicas recomputing as ``frugal`` does, where the list scheduler may keep activations instead."""
     lane_offsets, lanes = list_lanes(frugal)
     believed, room_bytes = _believed(frugal, profile, lanes, rows_of(lane_offsets), plain)
-    found = []
+    shorter = []
     for replica in replicas:
-        decided = {name: values[replica.own] for name, values in believed.items()}
+        decided = {name: values[replica.numbers] for name, values in believed.items()}
         actions = replica.actions._replace(**decided, room_bytes=room_bytes[replica.members])
-        found.append(replace(replica, actions=actions))
-    return found
+        shorter.append(replace(replica, actions=actions))
+    return shorter
 
 
 def _believed(

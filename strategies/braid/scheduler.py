@@ -92,7 +92,7 @@ class Search:
     def __post_init__(self) -> None:
         self.state = room_for(self.replica.actions, len(self.replica.load_s))
         self.seeds = first_choices(self.replica, self.rules)
-        self.place = np.zeros(len(self.replica.own), np.int64)
+        self.place = np.zeros(len(self.replica.numbers), np.int64)
         self.score(self.seeds.pop(0))
 
     def score(self, choice: Choice) -> None:
@@ -207,8 +207,8 @@ def improve(searches: list[Search], rollouts: int) -> None:
 def ordered(draft: Program, searches: list[Search]) -> Program:
     """Return the program in the order that the searches found."""
     slot = np.zeros(int(draft.first_action[-1]), np.int64)
-    for found in searches:
-        slot[found.replica.own] = found.place
+    for search in searches:
+        slot[search.replica.numbers] = search.place
     return ordered_program(draft, slot)
 
 
@@ -263,7 +263,7 @@ class BraidScheduler(Recomputation):
         profile = profile.smoothed()
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)
-        if sharded := [own.module for own in layout.modules if own.sharded]:
+        if sharded := [placed.module for placed in layout.modules if placed.sharded]:
             why = "because it orders each replica separately"
             raise IncompatibleError(f"schedule: Braid does not support sharded weights ({sharded[0]}), {why}")
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
@@ -274,33 +274,33 @@ class BraidScheduler(Recomputation):
         first = ordered(draft, searches)
         peak_bytes = profile.memory.peak_bytes(first)
         # Where a further microbatch would have fitted beside the most that was held, memory held none up.
-        is_ample = all((peak_bytes[own.members] + own.most_bytes <= limit).all() for own in replicas)
+        is_ample = all((peak_bytes[replica.members] + replica.most_bytes <= limit).all() for replica in replicas)
         rollouts = min(self.rollouts, afforded_rollouts(searches))
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             improve(searches, rollouts)
             return ordered(draft, searches)
         # The list scheduler keeps activations that fit; what it counts as recomputed may fit after all.
         frugal = recompute_all(draft)
-        short = [Search(each, rules) for each in keeping(replicas, draft, frugal, profile)]
+        short = [Search(replica, rules) for replica in keeping(replicas, draft, frugal, profile)]
         improve(short, rollouts)
         first = self.within_memory(ordered(frugal, short), profile)
-        found = [(packed_iteration_s(first, profile), first)]
+        offers = [(packed_iteration_s(first, profile), first)]
 
         def offer(program: Program) -> None:
             if profile.memory.peak_bytes(program).max() <= limit:
-                found.append((packed_iteration_s(program, profile), program))
+                offers.append((packed_iteration_s(program, profile), program))
 
-        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * found[0][0]):
+        if decisive(max(search.end_s for search in searches)) <= decisive(HOPELESS * offers[0][0]):
             improve(searches, rollouts)
             offer(ordered(draft, searches))
         with suppress(IncompatibleError, DeadlockError):
             # Few microbatches under way, and so the least to recompute; for chains only.
             offer(Interleaved(memory=self.memory).schedule(shapes, layout, assignment, profile))
-        return min(found, key=lambda each: decisive(each[0]))[1]
+        return min(offers, key=lambda offered: decisive(offered[0]))[1]
 
 
 def afforded_rollouts(searches: list[Search]) -> int:
     """Return the rollouts of a program that take at most their share of the estimated iteration time."""
     believed_s = max(search.end_s for search in searches)
-    num_actions = max(len(search.replica.own) for search in searches)
+    num_actions = max(len(search.replica.numbers) for search in searches)
     return int(decisive(AFFORDED * believed_s / (ACTION_S * num_actions)))

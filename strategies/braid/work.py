@@ -67,24 +67,24 @@ def _shares(base_s, cost_s):  # type: ignore[no-untyped-def]
     replicas, copies, stages = base_s.shape
     shares = np.zeros((replicas, copies))
     high = np.zeros(replicas)
-    for own in range(replicas):
+    for replica in range(replicas):
         low_s = np.inf
         most_s = 0.0
         for stage in range(stages):
-            most_s = max(most_s, cost_s[own, stage])
+            most_s = max(most_s, cost_s[replica, stage])
         for copy in range(copies):
-            low_s = min(low_s, base_s[own, copy].max())
+            low_s = min(low_s, base_s[replica, copy].max())
         high_s = low_s + most_s
         for _ in range(LEVEL_STEPS):
             middle_s = (low_s + high_s) / 2
-            if _taken(middle_s, base_s[own], cost_s[own], shares[own]) >= 1:
+            if _taken(middle_s, base_s[replica], cost_s[replica], shares[replica]) >= 1:
                 high_s = middle_s
             else:
                 low_s = middle_s
-        total = _taken(high_s, base_s[own], cost_s[own], shares[own])
+        total = _taken(high_s, base_s[replica], cost_s[replica], shares[replica])
         for copy in range(copies):
-            shares[own, copy] = shares[own, copy] / total if total > 0 else 1 / copies
-        high[own] = high_s
+            shares[replica, copy] = shares[replica, copy] / total if total > 0 else 1 / copies
+        high[replica] = high_s
     return shares, high
 
 

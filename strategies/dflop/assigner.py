@@ -168,10 +168,10 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     solver.parameters.linearization_level = 0
     # It would leave the process without Python's handler: Ctrl-C could not clean up any more.
     solver.parameters.catch_sigint_signal = False
-    found = start.copy()
+    best = start.copy()
     if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        found[order] = [next(b for b, literal in enumerate(row) if solver.boolean_value(literal)) for row in rows]
-    return found, float(solver.response_proto.deterministic_time)
+        best[order] = [next(b for b, literal in enumerate(row) if solver.boolean_value(literal)) for row in rows]
+    return best, float(solver.response_proto.deterministic_time)
 
 
 def _highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:

@@ -90,11 +90,11 @@ class DflopPlanner:
         """The plan with the least T whose programs fit memory."""
         shapes = data_shapes(profile, profile.samples.draw(self.profile_samples))
 
-        def candidates(each: Profile) -> Iterator[Candidate]:
-            return offered(self, each)
+        def candidates(sized: Profile) -> Iterator[Candidate]:
+            return offered(self, sized)
 
-        def offered(planner: DflopPlanner, each: Profile) -> Iterator[Candidate]:
-            ranked = planner.rank(each, shapes)
+        def offered(planner: DflopPlanner, sized: Profile) -> Iterator[Candidate]:
+            ranked = planner.rank(sized, shapes)
             first = next(ranked, None)
             if first is None:
                 raise OutOfMemoryError(
@@ -102,20 +102,20 @@ class DflopPlanner:
                     f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner "
                     "dflop)"
                 )
-            yield from (self.build(each, shapes, *one) for one in chain([first], ranked))
+            yield from (self.build(sized, shapes, *one) for one in chain([first], ranked))
 
         # N_mb is part of a plan: the job's microbatch size decides nothing.
         if profile.tuning_budget is None or self.num_microbatches or self.microbatches == "released":
             profile = profile.for_job(profile.job.with_microbatch_size(profile.job.microbatch_size))
 
-        def walked(each: Profile) -> Iterator[Candidate]:
+        def walked(sized: Profile) -> Iterator[Candidate]:
             # Where the microbatch size is a knob, so is N_mb; the plan of the paper's rule comes first.
-            own = candidates(each)
-            dp = each.job.request.dp
-            yield from islice(own, 1)
+            ranked = candidates(sized)
+            dp = sized.job.request.dp
+            yield from islice(ranked, 1)
             if profile.job.free_microbatch_size and dp:
-                own = offered(replace(self, num_microbatches=each.job.num_microbatches(dp)), each)
-            yield from own
+                ranked = offered(replace(self, num_microbatches=sized.job.num_microbatches(dp)), sized)
+            yield from ranked
 
         return chosen_layout(profile, candidates, make_program, self.num_trials, quick=walked)
 
@@ -131,7 +131,7 @@ class DflopPlanner:
             return
         degrees = enumerate_degrees(profile.job)
         recompute = self.recompute(profile)
-        found: list[tuple[IntArray, ...]] = []
+        ranking: list[tuple[IntArray, ...]] = []
         for rows, i, totals in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
                 usable = np.isfinite(total)
@@ -139,8 +139,8 @@ class DflopPlanner:
                 picks = np.stack([np.tile(np.arange(len(rows)), 2), np.concatenate([total.argmin(axis=1), last])])
                 picks = np.unique(picks, axis=1)
                 row, pick = picks[:, usable[tuple(picks)]]
-                found.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
-        row, count, seconds, choices = (np.concatenate(column) for column in zip(*found, strict=True))
+                ranking.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
+        row, count, seconds, choices = (np.concatenate(column) for column in zip(*ranking, strict=True))
         for index in np.lexsort((row, choices, seconds)):
             theta = (*degrees[row[index]].tolist(), int(count[index]))
             yield float(seconds[index]), DflopDegrees(*theta), recompute[choices[index]]
@@ -158,7 +158,7 @@ class DflopPlanner:
             llm_pp = degrees[rows, 4]
             encoder_s = estimates.encoder_s[:, 0]
             llm_s = estimates.llm_s[:, 0]
-            factors = [recompute_factor(each) for each in again]
+            factors = [recompute_factor(recompute) for recompute in again]
             seconds[rows] = decisive(
                 pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s * factors[0], llm_s * factors[1])
             )
@@ -266,8 +266,8 @@ class DflopPlanner:
                     encoder_s += table.seconds(flops * whole, whole, encoder_pp) * factor[encoder_pp - 1]
                     encoder_act += activation_bytes(module, whole * tokens, encoder_tp * encoder_pp)
                     encoder_state += state_bytes(module, encoder_dp, encoder_tp * encoder_pp)
-                each = np.array([shapes.sequence_tokens])
-                llm_s = llm_table.seconds(each, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
+                length = np.array([shapes.sequence_tokens])
+                llm_s = llm_table.seconds(length, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
                 yield (
                     rows,
                     i,

@@ -71,14 +71,14 @@ def efficient_items(
     lengths = module.lengths(shapes, module.units(shapes))
     if not len(lengths):
         return 1
-    each = max(1, round(float(lengths.mean())))
+    length = max(1, round(float(lengths.mean())))
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
 
     def throughput(items: int) -> float:
-        times = profile.layers.measure(module, np.full(items, each), tp, cp)
+        times = profile.layers.measure(module, np.full(items, length), tp, cp)
         return items / float(matmul(counts, [t.total_s[0] for t in times]))
 
-    sizes = [2**i for i in range(max(1, (PEAK_TOKENS // each).bit_length()))]
+    sizes = [2**i for i in range(max(1, (PEAK_TOKENS // length).bit_length()))]
     measured = [throughput(size) for size in sizes]
     wanted = efficiency * max(measured)
     first = next(index for index, value in enumerate(measured) if value >= wanted)

@@ -61,10 +61,10 @@ class DipPlanner:
         batch = profile.samples.draw(profile.job.global_batch)
         return chosen_layout(
             profile,
-            lambda each: by_estimate(self._candidates(each, samples, batch, make_program)),
+            lambda sized: by_estimate(self._candidates(sized, samples, batch, make_program)),
             make_program,
             self.num_trials,
-            quick=lambda each: by_estimate(self._balanced(each, samples, make_program)),
+            quick=lambda sized: by_estimate(self._balanced(sized, samples, make_program)),
         )
 
     def _layouts(
@@ -80,7 +80,7 @@ class DipPlanner:
             cost = [layer_s(profile, module, samples, degrees) for module in modules]
             for chunks in self._chunk_choices(profile, samples, degrees):
                 stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]
-                layers = [partition_layers(own, count) for own, count in zip(cost, stages, strict=True)]
+                layers = [partition_layers(layer_s, count) for layer_s, count in zip(cost, stages, strict=True)]
                 yield colocate(profile.job, degrees, layers, recompute), cost, chunks
 
     def _balanced(self, profile: Profile, samples: SampleShapes, make_program: MakeProgram) -> Iterator[Candidate]:
@@ -90,9 +90,9 @@ class DipPlanner:
         """
         for layout, cost, _ in self._layouts(profile, samples, make_program):
             ranks = np.zeros(profile.job.cluster.num_ranks)
-            for placed, own in zip(layout.modules, cost, strict=True):
+            for placed, layer_s in zip(layout.modules, cost, strict=True):
                 again = recompute_factor(placed.recompute)
-                np.add.at(ranks, placed.ranks[0, :, 0], again * stage_sums(own, placed.layers_per_stage))
+                np.add.at(ranks, placed.ranks[0, :, 0], again * stage_sums(layer_s, placed.layers_per_stage))
             ranks *= profile.job.microbatch_size / len(samples)
             fill_s = ranks.sum() / layout.modules[profile.job.model.llm_index].stages_per_rank
             seconds = fill_s + (layout.num_microbatches - 1) * ranks.max()
@@ -145,8 +145,8 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, e
         count = profile.job.microbatch_size
         if module.per_item:
             count = efficient_items(profile, module, samples, tp, cp, efficiency)
-        each = max(1, round(float(lengths.mean())))
-        seconds[index] = measured_layer_s(profile, module, np.full(count, each), degrees).sum()
+        length = max(1, round(float(lengths.mean())))
+        seconds[index] = measured_layer_s(profile, module, np.full(count, length), degrees).sum()
     ratio = decisive(np.where(np.isfinite(seconds), seconds, seconds.min()) / seconds.min())
     most = [max(1, len(module.layers) // degrees.pp) for module in modules]
     return tuple(min(int(k), limit) for k, limit in zip(ratio, most, strict=True))

@@ -222,15 +222,18 @@ def best_slots(segments: ChunkSegments, rounds: int, seconds: float | None = Non
     started = perf_counter()
     num_sets = len(segments.num_groups)
     num_actions = len(segments.actions.lanes)
-    own = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
-    actions = [segments.actions.of(each, np.flatnonzero(segments.lane_set == one)) for one, each in enumerate(own)]
-    states = [room_for(each, count) for each, count in zip(actions, segments.num_groups.tolist(), strict=True)]
+    set_actions = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
+    actions = [
+        segments.actions.of(members, np.flatnonzero(segments.lane_set == one))
+        for one, members in enumerate(set_actions)
+    ]
+    states = [room_for(set_list, count) for set_list, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
     trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
     # The same moves in every iteration: the same batch always gets the same order.
     rngs = [np.random.default_rng(one) for one in range(num_sets)]
-    labels = [(segments.group[each], segments.element[each], segments.rank[each]) for each in own]
-    places = [np.zeros(len(each), np.int64) for each in own]
+    labels = [(segments.group[members], segments.element[members], segments.rank[members]) for members in set_actions]
+    places = [np.zeros(len(members), np.int64) for members in set_actions]
 
     def search(num_rollouts: int) -> None:
         def search_one(one: int) -> None:
@@ -248,8 +251,8 @@ def best_slots(segments: ChunkSegments, rounds: int, seconds: float | None = Non
                 break
             search(1)
     slot = np.zeros(num_actions, np.int64)
-    for each, place in zip(own, places, strict=True):
-        slot[each] = place
+    for members, place in zip(set_actions, places, strict=True):
+        slot[members] = place
     return slot
 
 

@@ -261,8 +261,8 @@ def module_seconds(shapes: SampleShapes, layout: Layout, profile: Profile) -> Fl
     """Estimated forward seconds of each sample in each module, at the module's own degrees ``[samples, modules]``."""
     seconds = np.zeros((len(shapes), len(layout.modules)))
     for column, module, placed in zip(seconds.T, profile.job.model.modules, layout.modules, strict=True):
-        each = profile.estimates.units(module, shapes, placed.tp, placed.cp)
-        column[:] = shapes.sum_items(module.units(shapes), each) if module.per_item else each
+        units_s = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+        column[:] = shapes.sum_items(module.units(shapes), units_s) if module.per_item else units_s
     return seconds
 
 

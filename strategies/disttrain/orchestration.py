@@ -65,7 +65,7 @@ def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
     gpus = np.full(loads.gpu_s.shape, np.nan)
-    work, fewest, most = (each[feasible] for each in (loads.gpu_s, loads.fewest, most))
+    work, fewest, most = (column[feasible] for column in (loads.gpu_s, loads.fewest, most))
     warms = loads.fills.astype(np.float64)
     gpus[feasible] = _bisect_steps(work, fewest, most, warms, float(num_gpus), num_steps - 1.0)
     return gpus

@@ -99,12 +99,12 @@ class Orchestration:
 
     def stage_s(self, group: int, tp: int) -> FloatArray:
         """Seconds of a sample at all stages of a group, and at its slowest, for 1, 2, ... stages ``[2, stages]``."""
-        found = []
+        slowest = []
         for pp in range(self.most_stages(group)):
             sums = [stage_sums(self.layer_s(m, tp), self.splits(m, tp)[pp]) for m in self.groups[group]]
             stages = np.sum(sums, axis=0)
-            found.append((stages.sum(), stages.max()))
-        return np.array(found).T
+            slowest.append((stages.sum(), stages.max()))
+        return np.array(slowest).T
 
     def most_stages(self, group: int) -> int:
         """Stages of a group at one layer each."""
@@ -146,10 +146,10 @@ class Orchestration:
         """Every DP of the backbone, TP and recomputation of the groups, by DP and TP of the backbone."""
         every_tp = list(product(*map(self.tps, range(len(self.groups)))))
         choices = recompute_choices(self.profile.job, self.groups)
-        found: dict[tuple[int, int], list[SubProblem]] = {}
+        by_degrees: dict[tuple[int, int], list[SubProblem]] = {}
         for dp, tps, again in product(self.backbone_dps(), every_tp, choices):
-            found.setdefault((dp, tps[self.backbone]), []).append(SubProblem(dp, tps, again))
-        return [*found.values()]
+            by_degrees.setdefault((dp, tps[self.backbone]), []).append(SubProblem(dp, tps, again))
+        return [*by_degrees.values()]
 
     def works(self, problems: Sequence[SubProblem]) -> FloatArray:
         """GPU-seconds w_u of one pipeline step in each group ``[problems, groups]``, for one DP of the backbone."""
@@ -199,10 +199,10 @@ class Orchestration:
             share = recompute_factor(again) * job.microbatch_size * backbone_dp / dp
             least = self.state_bytes(group, tp, dp) / (width * dp * job.planning_budget_bytes)
             pp = np.arange(max(1, ceil(least)), min(most, job.cluster.num_ranks // (width * dp)) + 1)
-            each = np.full(len(pp), dp), pp, width * dp * pp, share * total_s[pp - 1], share * slowest_s[pp - 1]
-            rows.append(each)
-        found = Options(*map(np.concatenate, zip(*rows, strict=True)))
-        return found if job.request.pp else found.undominated()
+            columns = np.full(len(pp), dp), pp, width * dp * pp, share * total_s[pp - 1], share * slowest_s[pp - 1]
+            rows.append(columns)
+        all_options = Options(*map(np.concatenate, zip(*rows, strict=True)))
+        return all_options if job.request.pp else all_options.undominated()
 
     def solve(self, problems: Sequence[SubProblem]) -> tuple[FloatArray, FloatArray]:
         """T of the convex program, infinite if memory leaves nothing ``[problems]``, for one backbone.
@@ -250,8 +250,10 @@ class Orchestration:
         held = 0.0
         for spec in (job.model.modules[m] for m in self.groups[group]):
             tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
-            each = [x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers]
-            held += backbone_dp * job.microbatch_size * float(tokens) * sum(each)
+            layer_bytes = [
+                x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers
+            ]
+            held += backbone_dp * job.microbatch_size * float(tokens) * sum(layer_bytes)
         return held
 
     def fewest(self, problems: Sequence[SubProblem], activations: bool) -> FloatArray:

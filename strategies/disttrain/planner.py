@@ -59,8 +59,8 @@ class DistTrainPlanner:
         samples = self._draw(profile)
         bound = job.request if self.requests_bind_encoder else LayoutRequest()
 
-        def rising_candidates(each: Profile) -> Iterator[Candidate]:
-            rising = candidates(Orchestration(each, samples, bound), self.rounded, self.count_step)
+        def rising_candidates(sized: Profile) -> Iterator[Candidate]:
+            rising = candidates(Orchestration(sized, samples, bound), self.rounded, self.count_step)
             first = next(rising, None)
             if first is None:
                 asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
@@ -113,7 +113,7 @@ def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> I
     """
     least_s = space.least_s(problems)
     yield decisive(float(least_s.min())), None
-    bound_s, optimum_s = (decisive(np.maximum(least_s, each)) for each in space.solve(problems))
+    bound_s, optimum_s = (decisive(np.maximum(least_s, bound)) for bound in space.solve(problems))
     yield float(bound_s.min()), None
     number = count()
     queue: list[tuple[float, int, SubProblem, Point | None]] = [
@@ -127,5 +127,5 @@ def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> I
         if point is not None:
             yield seconds, (problem, point)
             continue
-        for estimate, found in space.rounded(problem, keep):
-            heappush(queue, (estimate, next(number), problem, found))
+        for estimate, option in space.rounded(problem, keep):
+            heappush(queue, (estimate, next(number), problem, option))

@@ -60,17 +60,17 @@ class Cuttable:
         least_sum = int((self.cost[:, -1]).max())
         limit = int(single.max())
         best = np.inf
-        found = ends[:0]
+        cuts = ends[:0]
         while True:
             starts = cuts_within(self.cost, self.fixed, self.present, self.earliest, limit)
             estimate = self.estimate(starts, num_stages, num_replicas)
             if estimate < best:
                 best = estimate
-                found = starts
+                cuts = starts
             limit = max(limit + 1, int(limit * (1.0 + limit_step)))
             hopeless = (num_stages - 1) * limit + least_sum / num_replicas >= best
             if hopeless or limit >= whole * (1.0 + limit_step):
-                return found
+                return cuts
 
     def estimate(self, starts: IntArray, num_stages: int, num_replicas: int) -> float:
         """(P - 1) max t + sum t / D, in units."""
@@ -161,11 +161,11 @@ def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyp
         for first in range(end - 1, earliest[end] - 1, -1):
             slowest = np.int64(0)
             for stage in range(stages):
-                own = cost[stage, end] - cost[stage, first]
+                slice_s = cost[stage, end] - cost[stage, first]
                 for module in range(present.shape[0]):
                     if present[module, end] > present[module, first]:
-                        own += fixed[stage, module]
-                slowest = max(slowest, own)
+                        slice_s += fixed[stage, module]
+                slowest = max(slowest, slice_s)
             if slowest > limit and first < end - 1:
                 break
             if least < 0 or best[first] + slowest <= least:
@@ -231,8 +231,8 @@ class DynaPipeAssigner:
         # Place of each microbatch among its replica's.
         place = np.empty(len(starts), np.int64)
         for one in range(dp):
-            own = np.flatnonzero(replica == one)
-            place[own] = np.arange(len(own))
+            mine = np.flatnonzero(replica == one)
+            place[mine] = np.arange(len(mine))
         microbatch = np.empty(len(samples), np.int64)
         microbatch[samples] = rows_of(np.append(starts, len(samples)))
         return same_microbatches(profile.job.model, shapes, replica[microbatch], place[microbatch], place[microbatch])

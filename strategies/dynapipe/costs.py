@@ -63,7 +63,7 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Sa
     behind = stages_behind(layout, model.llm_index)
     if len({placed.dp for placed in layout.modules}) > 1:
         raise IncompatibleError("strategy: DynaPipe replicates whole pipelines, so all modules need the same DP")
-    num_stages = 1 + max(int(own.max()) for own in behind)
+    num_stages = 1 + max(int(stages.max()) for stages in behind)
     shape = num_stages, len(model.modules)
     forward = np.zeros(shape)
     backward = np.zeros(shape)

@@ -156,8 +156,8 @@ class DynaPipeScheduler(Recomputation):
             forward[replica, microbatches] = best.forward
             backward[replica, microbatches] = best.backward
         slots = []
-        for rows, last, own in zip(program.chunks, freed, behind, strict=True):
-            place = pipelines.num_stages - 1 - own
+        for rows, last, stages in zip(program.chunks, freed, behind, strict=True):
+            place = pipelines.num_stages - 1 - stages
             slots.append(
                 Slots(
                     forward[rows.replica[:, None], rows.microbatch[:, None], place],
@@ -169,15 +169,15 @@ class DynaPipeScheduler(Recomputation):
     def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
         """Microbatches in the order in which they enter a replica, and the order of their passes."""
         seconds = pipelines.forward_s[replica, :count] + pipelines.backward_s[replica, :count]
-        found: list[tuple[float, IntArray, PassOrder]] = []
+        orders: list[tuple[float, IntArray, PassOrder]] = []
         in_order = np.arange(count)
         for microbatches in entries(seconds.max(axis=1), self.classes) if together else [in_order]:
             for order in self._orders(pipelines, replica, microbatches):
                 if np.all(order.peak_bytes <= pipelines.room_bytes[replica]):
-                    found.append((decisive(order.makespan_s), microbatches, order))
-        if not found:
+                    orders.append((decisive(order.makespan_s), microbatches, order))
+        if not orders:
             return in_order, pipelines.order(replica, in_order, pipelines.one_each)
-        _, microbatches, order = min(found, key=lambda each: each[0])
+        _, microbatches, order = min(orders, key=lambda entry: entry[0])
         return microbatches, order
 
     def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[PassOrder]:
@@ -225,8 +225,8 @@ class Pipelines:
         stages = self.num_stages
         flying = np.full(stages, len(microbatches) + 1) if most_in_flight is None else most_in_flight
         room = self.room_bytes[replica] if limited else np.full(stages, np.inf)
-        each = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
-        return PassOrder(*cyclic_order(microbatches, *each, room, flying))
+        costs = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
+        return PassOrder(*cyclic_order(microbatches, *costs, room, flying))
 
 
 def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:
@@ -282,8 +282,8 @@ def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
     A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.
     """
     yield np.arange(len(seconds))
-    found = time_classes(seconds, classes)
-    members = [np.flatnonzero(found == one) for one in np.unique(found)]
+    starts = time_classes(seconds, classes)
+    members = [np.flatnonzero(starts == one) for one in np.unique(starts)]
     if len(members) > 1:
         for order in permutations(members):
             yield np.concatenate(order)

@@ -60,9 +60,9 @@ class DeferringAssigner:
         with each_replica_alone(placed.dp):
             for replica in range(placed.dp):
                 mine: IntArray = np.flatnonzero(llm.replica == replica)
-                places, own = np.unique(llm.microbatch[mine], return_inverse=True)
+                places, microbatch = np.unique(llm.microbatch[mine], return_inverse=True)
                 if len(places):
-                    encoder[mine], deferred[mine] = defer_pairwise(own, llm_s[mine], len(places), self.num_bins)
+                    encoder[mine], deferred[mine] = defer_pairwise(microbatch, llm_s[mine], len(places), self.num_bins)
         return same_microbatches(model, shapes, llm.replica, encoder, deferred)
 
     def draft(self) -> DeferringAssigner:

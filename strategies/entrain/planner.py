@@ -84,8 +84,8 @@ class EntrainPlanner:
             stable = dict.fromkeys(usable, self._num_samples(profile, self._first(profile, usable)))
             draw = cache(profile.samples.draw)
 
-        def candidates(each: Profile) -> list[Candidate]:
-            return by_estimate(self._candidates(each, stable, draw))
+        def candidates(sized: Profile) -> list[Candidate]:
+            return by_estimate(self._candidates(sized, stable, draw))
 
         layout = chosen_layout(profile, candidates, make_program, self.num_trials)
         llm = layout.modules[-1]

@@ -73,10 +73,10 @@ class FlexibleGroups:
         count = least
         last = least + self.trials
         while count <= len(shapes) and (count < last or not best):
-            found = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
-            total_s = decisive(sum(groups.makespan_s for _, groups in found)) if found else np.inf
+            microbatches = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
+            total_s = decisive(sum(groups.makespan_s for _, groups in microbatches)) if microbatches else np.inf
             if total_s < best_s:
-                best = found
+                best = microbatches
                 best_s = total_s
             count += 1
         number, first, width = np.zeros((3, len(shapes)), np.int64)
@@ -100,14 +100,14 @@ class FlexibleGroups:
     ) -> list[tuple[IntArray, SequenceGroups]]:
         """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
         microbatch = blasted(bytes_[order], count)
-        found = []
-        for each in range(int(microbatch.max()) + 1):
-            mine = order[microbatch == each]
+        group_lists = []
+        for number in range(int(microbatch.max()) + 1):
+            mine = order[microbatch == number]
             groups = grouped(seconds[:, mine], bytes_[mine], widths, num_ranks, room)
             if groups is None:
                 return []
-            found.append((mine, groups))
-        return found
+            group_lists.append((mine, groups))
+        return group_lists
 
 
 def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
@@ -122,8 +122,10 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
     bytes_ = np.zeros(len(shapes))
     for module, placed in zip(model.modules, layout.modules, strict=True):
         owner = module.owners(shapes, module.units(shapes))
-        own, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
+        unit_s, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
         for level, width in enumerate(widths.tolist()):
-            seconds[level] += np.bincount(owner, own[level] if module is model.llm else own[0] / width, len(shapes))
+            seconds[level] += np.bincount(
+                owner, unit_s[level] if module is model.llm else unit_s[0] / width, len(shapes)
+            )
         bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
     return seconds, bytes_

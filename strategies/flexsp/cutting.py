@@ -26,8 +26,8 @@ def blasted(size: FloatArray, count: int) -> IntArray:
             high = middle
         else:
             low = middle + 1
-    found: IntArray = _consecutive(whole, high)
-    return found
+    microbatch: IntArray = _consecutive(whole, high)
+    return microbatch
 
 
 @njit()
@@ -56,8 +56,8 @@ def bucketed(rising: IntArray, count: int) -> IntArray:
     distinct, which, number = np.unique(rising, return_inverse=True, return_counts=True)
     if len(distinct) <= count:
         return np.asarray(which.ravel(), np.int64)
-    found: IntArray = _buckets(distinct, number, count)[which.ravel()]
-    return found
+    bucket: IntArray = _buckets(distinct, number, count)[which.ravel()]
+    return bucket
 
 
 @njit()

@@ -1,7 +1,7 @@
 """FlexSP's program of a microbatch: which groups of ranks there are, and which sequences each has.
 
 Makespan of the slowest group, under memory, with widths that sum to at most all ranks. The greedy packing of
-``balancing.grouping`` answers first; the paper's mixed-integer program over buckets of lengths improves it.
+``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of lengths improves it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def solved(
     bucket = np.empty(len(order), np.int64)
     bucket[order] = bucketed(np.ceil(seconds[0, order] / unit).astype(np.int64), num_buckets)
     count = np.bincount(bucket)
-    members = [np.flatnonzero(bucket == each) for each in range(len(count))]
+    members = [np.flatnonzero(bucket == index) for index in range(len(count))]
     # A bucket counts as its largest sequence.
     cost = np.stack([np.ceil(seconds[:, mine].max(axis=1) / unit) for mine in members], axis=1).astype(np.int64)
     held = np.array([np.ceil(bytes_[mine].max() / room * UNITS) for mine in members], np.int64)
@@ -61,18 +61,18 @@ def solved(
         before = None
         for _ in range(num_ranks // width):
             selected = model.new_bool_var("")
-            own = [model.new_int_var(0, int(most), "") for most in count]
-            model.add(cp_model.LinearExpr.weighted_sum(own, cost[level].tolist()) <= makespan)
-            model.add(cp_model.LinearExpr.weighted_sum(own, held.tolist()) <= UNITS * width)
-            for variable, most in zip(own, count.tolist(), strict=True):
+            counts = [model.new_int_var(0, int(most), "") for most in count]
+            model.add(cp_model.LinearExpr.weighted_sum(counts, cost[level].tolist()) <= makespan)
+            model.add(cp_model.LinearExpr.weighted_sum(counts, held.tolist()) <= UNITS * width)
+            for variable, most in zip(counts, count.tolist(), strict=True):
                 model.add(variable <= most * selected)
             if before is not None:
                 model.add_implication(selected, before)
             before = selected
-            taken.append((width, own))
+            taken.append((width, counts))
             chosen.append((width, selected))
-    for each, most in enumerate(count.tolist()):
-        model.add(sum(own[each] for _, own in taken) == most)
+    for groups, most in enumerate(count.tolist()):
+        model.add(sum(counts[groups] for _, counts in taken) == most)
     model.add(sum(width * selected for width, selected in chosen) <= num_ranks)
     model.minimize(makespan)
     solver = cp_model.CpSolver()
@@ -85,13 +85,13 @@ def solved(
     width = []
     group = np.zeros(len(bucket), np.int64)
     next_of = [0] * len(count)
-    for each, own in taken:
-        values = [solver.value(variable) for variable in own]
+    for groups, counts in taken:
+        values = [solver.value(variable) for variable in counts]
         if not any(values):
             continue
         for index, value in enumerate(values):
             group[members[index][next_of[index] : next_of[index] + value]] = len(width)
             next_of[index] += value
-        width.append(each)
-    found = measured(np.array(width), group, seconds, widths)
-    return found if decisive(found.makespan_s) < decisive(start.makespan_s) else start
+        width.append(groups)
+    solution = measured(np.array(width), group, seconds, widths)
+    return solution if decisive(solution.makespan_s) < decisive(start.makespan_s) else start

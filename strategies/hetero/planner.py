@@ -257,9 +257,9 @@ def average_layer_s(
     units = module.units(samples)
     if not len(units):
         return np.zeros(len(module.layers))
-    each = max(1, round(float(module.lengths(samples, units).mean())))
+    length = max(1, round(float(module.lengths(samples, units).mean())))
     count = max(1, ceil(num_samples * len(units) / len(samples) - 1e-9))
-    times = profile.layers.measure(module, np.full(count, each), tp, cp)
+    times = profile.layers.measure(module, np.full(count, length), tp, cp)
     return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]
 
 
@@ -289,9 +289,9 @@ class ColocatedPlanner:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
 
-        def candidates(each: Profile) -> list[Candidate]:
-            pairs = colocated_pairs(each.job, self.encoder_tp)
-            return by_estimate(list_candidates(each, samples, pairs, colocated=True, offload=self.offload_encoder))
+        def candidates(sized: Profile) -> list[Candidate]:
+            pairs = colocated_pairs(sized.job, self.encoder_tp)
+            return by_estimate(list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 
@@ -330,8 +330,8 @@ class NoncolocatedPlanner:
             # The tuner asks for few degrees at a time; that all are too many should be known before.
             noncolocated_pairs(profile.job, *limits)
 
-        def candidates(each: Profile) -> list[Candidate]:
-            pairs = noncolocated_pairs(each.job, *limits)
-            return by_estimate(list_candidates(each, samples, pairs, colocated=False))
+        def candidates(sized: Profile) -> list[Candidate]:
+            pairs = noncolocated_pairs(sized.job, *limits)
+            return by_estimate(list_candidates(sized, samples, pairs, colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)

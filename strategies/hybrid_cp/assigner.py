@@ -68,10 +68,10 @@ class GroupsByLength:
         return round_labels(model, shapes, layout, rounds, spread=self.encoders == "spread")
 
 
-def one_pack_a_round(found: list[list[Group]], num_samples: int) -> Rounds:
+def one_pack_a_round(rounds: list[list[Group]], num_samples: int) -> Rounds:
     """Each group's samples as one pack of its round."""
     number, first, width = np.zeros((3, num_samples), np.int64)
-    for index, groups in enumerate(found):
+    for index, groups in enumerate(rounds):
         for group, start in _placed(groups):
             number[group.samples] = index
             first[group.samples] = start
@@ -79,11 +79,11 @@ def one_pack_a_round(found: list[list[Group]], num_samples: int) -> Rounds:
     return Rounds(number, first, width)
 
 
-def one_sample_a_round(found: list[list[Group]], num_samples: int) -> Rounds:
+def one_sample_a_round(rounds: list[list[Group]], num_samples: int) -> Rounds:
     """Each group's samples one after another; the groups of a round begin together in their numbers."""
     number, first, width = np.zeros((3, num_samples), np.int64)
     begin = 0
-    for groups in found:
+    for groups in rounds:
         for group, start in _placed(groups):
             number[group.samples] = begin + np.arange(len(group.samples))
             first[group.samples] = start

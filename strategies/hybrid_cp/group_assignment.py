@@ -61,10 +61,10 @@ def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Gr
     while len(left):
         group, widths = _dev_round(lengths[left].astype(np.float64), least[left], num_ranks, float(capacity))
         round_ = [Group(width) for width in filled(widths, num_ranks).tolist()]
-        for sample, own in zip(left.tolist(), group.tolist(), strict=True):
-            if own >= 0:
-                round_[own].samples.append(sample)
-                round_[own].work += float(lengths[sample]) ** 2 / round_[own].width
+        for sample, group_index in zip(left.tolist(), group.tolist(), strict=True):
+            if group_index >= 0:
+                round_[group_index].samples.append(sample)
+                round_[group_index].work += float(lengths[sample]) ** 2 / round_[group_index].width
         rounds.append(round_)
         left = left[group < 0]
     return rounds
@@ -85,27 +85,27 @@ def _dev_round(length, least, num_ranks, capacity):  # type: ignore[no-untyped-d
         best = -2
         best_width = 0
         best_work = np.inf
-        each = least[sample]
-        while each <= num_ranks and best_work > busiest:
-            cost = length[sample] * length[sample] / each
-            for own in range(count):
-                if width[own] != each or tokens[own] + length[sample] / each > capacity:
+        needed = least[sample]
+        while needed <= num_ranks and best_work > busiest:
+            cost = length[sample] * length[sample] / needed
+            for index in range(count):
+                if width[index] != needed or tokens[index] + length[sample] / needed > capacity:
                     continue
-                after = max(busiest, work[own] + cost)
+                after = max(busiest, work[index] + cost)
                 if after <= cap and after < best_work:
-                    best = own
-                    best_width = each
+                    best = index
+                    best_width = needed
                     best_work = after
                     if after == busiest:
                         break
             after = max(busiest, cost)
-            if free >= each and after <= cap and after < best_work:
+            if free >= needed and after <= cap and after < best_work:
                 best = -1
-                best_width = each
+                best_width = needed
                 best_work = after
             if sample == 0:
                 break
-            each *= 2
+            needed *= 2
         if best == -2:
             continue
         if best == -1:
@@ -142,8 +142,8 @@ def main_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[G
     left = falling(lengths).tolist()
     rounds = []
     while left:
-        found, left = _main_round(left, lengths, num_ranks, capacity)
-        rounds.append(found)
+        main_round, left = _main_round(left, lengths, num_ranks, capacity)
+        rounds.append(main_round)
     return rounds
 
 
@@ -155,18 +155,18 @@ def _buckets(samples: Sequence[int], lengths: IntArray, capacity: int) -> list[l
     target = sum(work) / count
     open_buckets = count
     buckets: list[list[int]] = []
-    own: list[int] = []
+    bucket: list[int] = []
     own_work = 0.0
     for index, sample in enumerate(samples):
         few_left = len(samples) - index <= open_buckets - len(buckets)
-        if own and (own_work + work[index] > BUCKET_SLACK * target or few_left):
-            buckets.append(own)
-            own = []
+        if bucket and (own_work + work[index] > BUCKET_SLACK * target or few_left):
+            buckets.append(bucket)
+            bucket = []
             own_work = 0.0
             open_buckets = open_buckets - 1
-        own.append(sample)
+        bucket.append(sample)
         own_work += work[index]
-    return [*buckets, own]
+    return [*buckets, bucket]
 
 
 def _main_round(

@@ -45,14 +45,14 @@ def filtered_groups(vision: IntArray, text: IntArray, caps: Caps, threshold: flo
     left = np.flatnonzero(~beyond)
     for number in range(rounds):
         order = left[np.random.default_rng([seed, number]).permutation(len(left))]
-        found = fill(vision[order], text[order], caps.vision, caps.text)
-        sums = [np.bincount(found, weights=tokens[order]) for tokens in (vision, text)]
+        groups = fill(vision[order], text[order], caps.vision, caps.text)
+        sums = [np.bincount(groups, weights=tokens[order]) for tokens in (vision, text)]
         full = (sums[0] >= threshold * caps.vision) | (sums[1] >= threshold * caps.text)
         if number == rounds - 1:
             full[:] = True
         renumbered = count + np.cumsum(full) - 1
-        stays = full[found]
-        group[order[stays]] = renumbered[found[stays]]
+        stays = full[groups]
+        group[order[stays]] = renumbered[groups[stays]]
         count += int(full.sum())
         left = order[~stays]
         if not len(left):

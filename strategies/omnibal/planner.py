@@ -58,8 +58,8 @@ class OmniBalPlanner:
         samples = profile.samples.draw(self.profile_samples)
         chosen_later = make_program.chooses_recomputation
 
-        def candidates(each: Profile) -> Iterator[Candidate]:
-            return rising_candidates(self._drafts(each, samples, chosen_later))
+        def candidates(sized: Profile) -> Iterator[Candidate]:
+            return rising_candidates(self._drafts(sized, samples, chosen_later))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 
@@ -75,8 +75,8 @@ class OmniBalPlanner:
             return Candidate(least_s + profile.programs.step_s(layout), layout)
 
         for degrees, recompute in product(job.degrees(), recompute_choices(job, chosen_later=chosen_later)):
-            each = zip(measured(degrees.tp, degrees.cp), recompute, strict=True)
-            chain_s = np.concatenate([seconds * recompute_factor(again) for seconds, again in each])
+            pairs = zip(measured(degrees.tp, degrees.cp), recompute, strict=True)
+            chain_s = np.concatenate([seconds * recompute_factor(again) for seconds, again in pairs])
             if degrees.pp > len(chain_s):
                 continue
             for layers in near_partitions(chain_s, degrees.pp, self.radius)[:MOST_RATED]:
@@ -103,10 +103,10 @@ def near_partitions(layer_s: FloatArray, num_stages: int, radius: int) -> list[t
     for count in range(min(MOVED_CUTS, len(optimum)) + 1 if radius else 1):
         cuts = np.array([*combinations(range(len(optimum)), count)], np.int64)
         steps = np.array([*product(moves, repeat=count)], np.int64)
-        each = np.zeros((len(cuts), len(steps), len(optimum)), np.int64)
+        shifts = np.zeros((len(cuts), len(steps), len(optimum)), np.int64)
         places, by = np.broadcast_arrays(cuts[:, None], steps)
-        np.put_along_axis(each, places, by, 2)
-        moved.append(each.reshape(len(cuts) * len(steps), len(optimum)) + optimum)
+        np.put_along_axis(shifts, places, by, 2)
+        moved.append(shifts.reshape(len(cuts) * len(steps), len(optimum)) + optimum)
     layers = np.diff(np.concatenate(moved), axis=1, prepend=0, append=len(layer_s))
     layers = layers[layers.min(axis=1) >= 1]
     until_s = np.cumsum(layer_s)[layers.cumsum(axis=1) - 1]

@@ -48,8 +48,8 @@ def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padde
         return longest_first_by_row(cost, row, num_batches)
     rounded = decisive(cost)
     batch = np.zeros(len(cost), np.int64)
-    for each in np.unique(row):
-        mine = np.flatnonzero(row == each)
+    for step in np.unique(row):
+        mine = np.flatnonzero(row == step)
         rising = mine[np.argsort(rounded[mine], kind="stable")]
         batch[rising] = cut_padded(rounded[rising], num_batches)
     return batch
@@ -73,8 +73,8 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
             high = middle
         else:
             low = middle
-    found: IntArray = _fill(rising, high)
-    return found
+    batch: IntArray = _fill(rising, high)
+    return batch
 
 
 @njit()
@@ -104,8 +104,8 @@ def place_batches(row: IntArray, batch: IntArray, home: IntArray, tokens: IntArr
     """
     dp = len(node)
     replica = np.zeros(len(batch), np.int64)
-    for each in np.unique(row):
-        mine = np.flatnonzero(row == each)
+    for step in np.unique(row):
+        mine = np.flatnonzero(row == step)
         # Tokens of batch b whose home is replica r [batches, replicas].
         volume = np.bincount(batch[mine] * dp + home[mine], weights=tokens[mine], minlength=dp * dp).reshape(dp, dp)
         replica[mine] = _replica_of_batches(volume.astype(np.int64), node)[batch[mine]]

@@ -10,19 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.answers.comparison import (
-    AS_GOOD,
-    BEHIND,
-    FAILED,
-    FASTEST,
-    OPEN,
-    Comparison,
-    Times,
-    baseline_of,
-    compare,
-    overall,
-    with_result,
-)
+from entrain_bench.answers.comparison import Comparison, Times, Verdict, baseline_of, compare, overall, with_result
 from entrain_bench.answers.statistics import ratio_interval
 from entrain_bench.base.arithmetic import decisive
 
@@ -149,32 +137,36 @@ def seeded(*seconds: float | None) -> Times:
 
 
 def test_with_one_seed_nothing_is_as_good() -> None:
-    assert verdicts(a=seeded(1.0), b=seeded(1.0), c=seeded(1.001)) == {"a": FASTEST, "b": BEHIND, "c": BEHIND}
+    assert verdicts(a=seeded(1.0), b=seeded(1.0), c=seeded(1.001)) == {
+        "a": Verdict.FASTEST,
+        "b": Verdict.BEHIND,
+        "c": Verdict.BEHIND,
+    }
 
 
 def test_nothing_more_than_five_percent_slower_is_as_good() -> None:
     noisy = seeded(1.0, 3.0, 1.0)
-    assert verdicts(a=seeded(1.5, 1.5, 1.5), b=noisy) == {"a": FASTEST, "b": BEHIND}
+    assert verdicts(a=seeded(1.5, 1.5, 1.5), b=noisy) == {"a": Verdict.FASTEST, "b": Verdict.BEHIND}
     near = seeded(1.4, 1.7, 1.6)
-    assert verdicts(a=seeded(1.5, 1.5, 1.5), b=near) == {"a": FASTEST, "b": AS_GOOD}
+    assert verdicts(a=seeded(1.5, 1.5, 1.5), b=near) == {"a": Verdict.FASTEST, "b": Verdict.AS_GOOD}
 
 
 def test_every_pair_is_compared_at_the_seeds_that_both_ran() -> None:
     # A quick look at seed 0, then three seeds of two: nobody is left out, and more seeds do not win by themselves.
     found = verdicts(a=seeded(2.0, 2.1, 2.2), b=seeded(1.0, 1.1, 1.1), c=seeded(3.0), d=seeded(0.5))
-    assert found == {"d": FASTEST, "b": BEHIND, "a": BEHIND, "c": BEHIND}
-    assert verdicts(a=seeded(2.0, 2.1, 2.2), b=seeded(1.0, 1.1, 1.1), c=seeded(3.0))["c"] == BEHIND
+    assert found == {"d": Verdict.FASTEST, "b": Verdict.BEHIND, "a": Verdict.BEHIND, "c": Verdict.BEHIND}
+    assert verdicts(a=seeded(2.0, 2.1, 2.2), b=seeded(1.0, 1.1, 1.1), c=seeded(3.0))["c"] == Verdict.BEHIND
 
 
 def test_who_lost_runs_and_might_win_leaves_it_open() -> None:
     whole = {seed: 1.0 + seed / 100 for seed in range(4)}
     found = compare({"a": whole, "b": {0: 0.99, 1: 1.02}}, {})
-    assert (found.best, found.with_verdict(OPEN)) == ([], ["b"] if found.ranked[0] == "a" else ["a"])
+    assert (found.best, found.with_verdict(Verdict.OPEN)) == ([], ["b"] if found.ranked[0] == "a" else ["a"])
     # Lost runs decide nothing where it is far behind, or shares no seed.
     assert compare({"a": whole, "b": {0: 2.0, 1: 2.1}}, {}).best == ["a"]
     assert compare({"a": whole, "b": {9: 2.0}}, {}).best == []
 
 
 def test_who_failed_cannot_win() -> None:
-    assert verdicts(a=seeded(1.0, None), b=seeded(2.0, 2.0)) == {"b": FASTEST, "a": FAILED}
+    assert verdicts(a=seeded(1.0, None), b=seeded(2.0, 2.0)) == {"b": Verdict.FASTEST, "a": Verdict.FAILED}
     assert compare({"a": seeded(1.0, None)}, {}).best == []

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from entrain_bench.answers.case import cases_of, groups_of, swept_paths
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.cases import cases_of, groups_of, swept_paths
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.tables import compared
 from entrain_bench.records.leaves import flatten
@@ -132,9 +133,8 @@ def test_bold_are_those_that_the_documents_print_in_bold(times: dict[str, list[f
 def test_degrees_asked_of_several_strategies_make_a_case_of_their_own() -> None:
     times = {("megatron", 2): 3.0, ("entrain", 2): 2.0, ("megatron", 4): 1.0, ("entrain", 4): 2.0}
     records = [made(name, time=time, config={"layout": {"tp": tp}}) for (name, tp), time in times.items()]
-    said = " ".join(lines(records))
-    assert "entrain is the fastest of 2 of 22 strategies on tp=2 (1.50x over megatron)." in said
-    assert "megatron is the fastest of 2 of 22 strategies on tp=4." in said
+    found = [(each["fastest"], each["cases"]) for each in Answer.of(records).to_dict()["winners"]]
+    assert found == [(["entrain"], ["tp=2"]), (["megatron"], ["tp=4"])]
 
 
 def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
@@ -238,32 +238,20 @@ def test_degrees_of_one_job_are_compared_and_jobs_are_not() -> None:
     ]
     _, rows = table(records)
     assert [row.split()[:2] for row in rows] == [["4", "0.7"], ["2", "0.7"], ["2", "1.3"], ["4", "1.3"]]
-    assert lines(records)[-3:] == [
-        "entrain tp=4 is the fastest of 2 variants on gemm=0.7.",
-        "entrain tp=2 is the fastest of 2 variants on gemm=1.3.",
-        "Only one seed was run, so differences may be noise.",
-    ]
+    found = [(*each["fastest"], *each["cases"]) for each in Answer.of(records).to_dict()["winners"]]
+    assert found == [("entrain tp=4", "gemm=0.7"), ("entrain tp=2", "gemm=1.3")]
 
 
-def test_the_last_line_says_who_won_where_and_what_has_no_result() -> None:
+def test_problems_come_before_the_answer_and_losses_last() -> None:
     records = [
         *seeds("megatron", [2.0, 2.01, 2.02]),
         *seeds("entrain", [1.0, 1.01, 1.02]),
-        *seeds("megatron", [1.0, 1.01, 1.02], workload="sroie"),
-        *seeds("entrain", [1.0, 1.02, 1.01], workload="sroie"),
         *seeds("dip", [1.0, 1.0, 1.0], status="failed"),
         *seeds("dip", [3.0, 3.0], workload="sroie"),
         made("dip", 2, status="skipped", workload="sroie"),
     ]
-    said = lines(records)
-    start = next(place for place, line in enumerate(said) if line.startswith("failed: "))
-    failed, skipped, one, other = said[start : start + 4]
-    last = said[-1]
-    assert failed == "failed: dip coco, 3 of 3 runs (seeds 0 to 2): too large at seed 0"
-    assert skipped == "skipped: dip sroie, 1 of 3 runs (seed 2): too large at seed 2"
-    assert one == "entrain is the fastest of 3 of 22 strategies on coco (1.99x (1.97 to 2.01) over megatron)."
-    assert other == "megatron is the fastest of 3 of 22 strategies on sroie. As good: entrain."
-    assert last == "Of 18 runs 3 failed (seeds 0 to 2) and 1 was skipped (seed 2)."
+    shown = [line for line in lines(records) if line.split()[0:1] in (["failed:"], ["skipped:"], ["entrain"], ["Of"])]
+    assert [line.split()[0] for line in shown] == ["entrain", "failed:", "skipped:", "entrain", "Of"]
 
 
 def test_one_run_and_none_that_succeeded() -> None:
@@ -295,12 +283,12 @@ def test_what_failed_alike_is_named_once() -> None:
         for name in names
         for seed in (0, 1)
     ]
-    said = lines([*records, *audio])
-    (skipped,), last = [line for line in said if line.startswith("skipped: ")], said[-1]
-    assert skipped == "skipped: librispeech, 10 of 10 runs (seeds 0, 1): audio"
-    assert last == "Of 20 runs 10 were skipped (seeds 0, 1)."
-    assert any(line.startswith("No strategy has all its results on librispeech.") for line in said)
+    values = Answer.of([*records, *audio]).to_dict()
+    skipped = {"status": "skipped", "seeds": [0, 1] * 5, "num_runs": 10, "reason": "audio", "name": "librispeech"}
+    assert values["problems"] == [skipped]
+    assert values["without_result"] == {"skipped": [0, 1] * 5}
+    assert [each["outcome"] for each in values["winners"]] == ["DECIDED", "NO_RESULT"]
     # Not all at librispeech: each by its name.
-    shown = lines([*records, *audio[2:], *seeds("megatron", [1.0, 1.0], workload="librispeech")])
-    assert sum(line.startswith("skipped: ") for line in shown) == len(names) - 1
-    assert "skipped: dip librispeech, 2 of 2 runs (seeds 0, 1): audio" in shown
+    apart = Answer.of([*records, *audio[2:], *seeds("megatron", [1.0, 1.0], workload="librispeech")]).to_dict()
+    assert len(apart["problems"]) == len(names) - 1
+    assert "dip librispeech" in [each["name"] for each in apart["problems"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrain_bench.answers.comparison import SLOWER, compare
+from entrain_bench.answers.comparison import Verdict, compare
 from entrain_bench.answers.recommend.strategy_race import ROUNDS, going_on
 from entrain_bench.answers.statistics import LEVEL, mean_interval, not_worse, ratio_interval
 from entrain_bench.base.arrays import FloatArray
@@ -57,7 +57,7 @@ def excluded_of_unequal_seeds(rng: np.random.Generator, rows: int, ran: Sequence
     num_wrong = 0
     for row in np.exp(logs).tolist():
         times = {str(name): {seed: row[name][seed] for seed in own} for name, own in enumerate(ran)}
-        num_wrong += bool(compare(times, {}).with_verdict(SLOWER))
+        num_wrong += bool(compare(times, {}).with_verdict(Verdict.SLOWER))
     return num_wrong / rows
 
 

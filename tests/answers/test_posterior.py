@@ -11,20 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.posterior import (
-    Chance,
-    Spread,
-    chances,
-    contenders,
-    interval,
-    posterior_sentence,
-    posterior_sentences,
-    times_of,
-)
-from entrain_bench.answers.report.build import page_of
-from entrain_bench.answers.report.page import markdown
+from entrain_bench.answers.posterior import Chance, ChanceSummary, Spread, chances, contenders, rank_chances, times_of
+from entrain_bench.answers.report.build import markdown, report_of
 from entrain_bench.answers.report.read import Material
-from entrain_bench.answers.sentences import answer_json, sentences
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.records.records import Record, new_record
@@ -61,7 +50,6 @@ def test_spread_cuts_a_twentieth_at_each_end() -> None:
     assert Spread.of([float(value) for value in range(20, 0, -1)]) == Spread(10.0, 1.0, 19.0)
     assert Spread.of([float(value) for value in range(100)]) == Spread(49.0, 4.0, 94.0)
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
-    assert interval(Spread(1.1, 0.984, 1.306)) == "0.98x to 1.31x"
 
 
 @given(
@@ -91,21 +79,21 @@ def test_only_those_far_behind_in_every_draw_stop() -> None:
     assert contenders({"a": {1: 1.5, 2: 3.0}, "b": {1: 1.0, 2: 1.0}, "c": {1: 2.0, 2: 1.4}}, 1.1) == ["b", "c"]
 
 
-def test_sentence_of_several_jobs_has_the_geometric_mean_by_draw() -> None:
+def test_a_summary_of_several_jobs_has_the_geometric_mean_by_draw() -> None:
     one = chances({"a": {1: 1.0, 2: 1.0}, "b": {1: 4.0, 2: 1.44}})
     other = chances({"a": {1: 1.0, 2: 1.0}, "b": {1: 1.0 / 0.25, 2: 0.25}})
-    text = posterior_sentence([one, other], "a", "A")
     # 2 of 2 and 1 of 2 draws; leads 4 and 4, 1.44 and 0.25.
-    assert "2 posterior draws" in text
-    assert "P(fastest) 0.75, mean over 2 jobs (at least 0.9 in 1)" in text
-    assert "0.60x to 4.00x" in text
-    assert posterior_sentence([{}], "a", "A") == ""
+    found = ChanceSummary.of([one, other], "a")
+    assert found
+    assert (found.probability, found.num_draws, found.num_jobs, found.num_leads, found.num_sure) == (0.75, 2, 2, 2, 1)
+    assert (found.lead.low, found.lead.high) == (pytest.approx(0.6), pytest.approx(4.0))
+    assert ChanceSummary.of([{}], "a") is None
     # A job without a rival counts for P(fastest) alone.
-    text = posterior_sentence([one, other, chances({"a": {1: 1.0, 2: 1.0}})], "a", "A")
-    assert "P(fastest) 0.83, mean over 3 jobs (at least 0.9 in 2)" in text
-    assert "0.60x to 4.00x" in text
-    lines = posterior_sentences([one, other], {"a": "A", "b": "B"}, ["b"])
-    assert [line.split(", ")[1][:5] for line in lines] == ["A has", "B has"]
+    alone = ChanceSummary.of([one, other, chances({"a": {1: 1.0, 2: 1.0}})], "a")
+    assert alone
+    assert (alone.probability, alone.num_jobs, alone.num_leads, alone.num_sure) == (pytest.approx(2.5 / 3), 3, 2, 2)
+    assert alone.lead == found.lead
+    assert rank_chances([one, other]) == ["a", "b"]
 
 
 def test_tables_are_split_by_draw() -> None:
@@ -140,12 +128,11 @@ def test_an_answer_takes_draws_out_of_its_cases() -> None:
     (case,) = answer.cases
     assert case.comparison.seeds == [0, 1]
     assert len(answer.draws) == 8
-    found = {answer.variant(case.groups[own]): chance for own, chance in answer.chances(case).items()}
+    found = {answer.names[key]: chance for key, chance in case.chances.items()}
     # In odd draws both take as long, and the first counts.
     assert [(name, each.num_fastest) for name, each in found.items()] == [("megatron", 4), ("entrain", 0)]
-    said = " ".join(sentences(answer))
-    assert "Over 4 posterior draws of the hardware constants, megatron has P(fastest) 1.00. Its speedup" in said
-    (values,) = answer_json(answer, "results")
+    assert answer.to_dict()["chances"]["megatron"]["probability"] == 1.0
+    (values,) = answer.case_dicts("results")
     assert values["strategies"][0]["posterior"] == {
         "p_fastest": 1.0,
         "num_draws": 4,
@@ -163,18 +150,18 @@ def test_draws_of_another_job_or_of_one_strategy_alone_are_runs_of_their_own() -
         answer = Answer.of([*usual, *drawn])
         assert not answer.draws
         assert len(answer.cases) == 2
-        assert not any(map(answer.chances, answer.cases))
+        assert not any(case.chances for case in answer.cases)
 
 
 @pytest.mark.usefixtures("draws")
 def test_the_report_shows_chances() -> None:
     drawn = records_of("constants=1,2,3,4", "action_noise=0.02", "seed=7")
     material = Material(Answer.of([*records_of("seed=0,1"), *drawn]), "1.0", "results")
-    text = markdown(page_of(material))
+    text = markdown(report_of(material))
     assert "If constants are off" in text
     assert "megatron has P(fastest) 1.00" in text
     assert "1.00 (1.00x to 2.00x)" in text
     assert len(material.main.cases) == 1
     assert not material.others.cases
-    bare = markdown(page_of(Material(Answer.of(records_of("seed=0,1")), "1.0", "results")))
+    bare = markdown(report_of(Material(Answer.of(records_of("seed=0,1")), "1.0", "results")))
     assert "P(fastest)" not in bare

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.halving import FINALISTS, LAST, Trials, tuning_batches
+from entrain_bench.balancing.halving import FINALISTS, LAST
 from entrain_bench.balancing.interface import Programs
-from entrain_bench.balancing.tuning import asked, recomputing
 from entrain_bench.config.compose import compose
-from entrain_bench.program.layout import Layout
-from entrain_bench.run.experiment import RunContext, prepare
+from entrain_bench.run.experiment import prepare
+from support.tuner import all_layouts
 
 BUDGET = 96
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
@@ -38,34 +35,6 @@ JOBS = [
 ENOUGH, SHORT = 1.02, {("qwen25vl_llama3_1b", "mathvision", 2): 1.07, ("qwen25vl_llama3_1b", "chartqa", 2): 1.05}
 
 
-class CaughtError(Exception):
-    """Raised with the arguments of the tuner."""
-
-
-def all_layouts(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Layout], Trials]:
-    """Every candidate of every fixed job, and their simulations."""
-
-    def catch(*given: object) -> Layout:
-        raise CaughtError(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("entrain_bench.balancing.tuning.tuned", catch)
-        with pytest.raises(CaughtError) as caught:
-            context.plan()
-    profile, sets, make_program, _ = caught.value.args
-    jobs = [
-        one
-        for each in profile.each_microbatch_size()
-        for degrees in each.job.degrees()
-        for one in recomputing(
-            replace(each.job, request=replace(each.job.request, tp=degrees.tp, cp=degrees.cp, dp=degrees.dp)),
-            chosen_later=False,
-        )
-    ]
-    offers = asked(profile, jobs, sets, 100, [])
-    return [offer.what for offer in offers], Trials(profile, make_program, tuning_batches(profile))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("planning_seed", range(3))
 @pytest.mark.parametrize("job", JOBS, ids=[f"{model}-{workload}" for model, workload, *_ in JOBS])
@@ -89,7 +58,7 @@ def test_megatron_is_within_2_percent_of_all_its_layouts(
     )
     context = prepare(config)
     found = context.plan()
-    layouts, trials = all_layouts(context, monkeypatch)
+    layouts, trials = all_layouts(context.plan, monkeypatch)
     assert len(layouts) > 500
     last = trials.batches.last(int(BUDGET * LAST) // FINALISTS)
     first_s = [trials.seconds(layout, last[0]) or np.inf for layout in layouts]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing import grouping
+from entrain_bench.balancing import rank_groups
 from entrain_bench.balancing.interface import Programs
 from entrain_bench.balancing.planes import PlanePlanner
 from entrain_bench.balancing.rank_groups import first_positions, joined, step_assignment
@@ -129,7 +129,7 @@ def test_groups_of_one_position_are_the_replicas_of_fixed_degrees(monkeypatch: p
     layout = plane_layout(made.job, 1, whole, False, (False, False), 2, sharded=True)
     alone = replace(layout, modules=tuple(replace(placed, widths=()) for placed in layout.modules))
     shapes = made.source.batch(0, 16, 0)
-    monkeypatch.setattr(grouping, "joined", lambda *given: (given[4], np.ones_like(given[4])))
+    monkeypatch.setattr(rank_groups, "joined", lambda *given: (given[4], np.ones_like(given[4])))
     for ours, theirs in zip(
         *(made.strategy.assigner.assign(shapes, each, made.profile).modules for each in (layout, alone)), strict=True
     ):

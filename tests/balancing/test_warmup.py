@@ -10,7 +10,6 @@ import pytest
 
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward, WarmUp
-from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import choices
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
@@ -111,8 +110,3 @@ def test_strategies_without_a_chain_are_those_named_here() -> None:
     # Other orders, and layouts of one stage.
     orders = {"braid", "dip", "dynapipe", "hetero_colocated", "mdp", "megatron_schedules", "optimus"}
     assert others == orders | {"flexsp", "fsdp", "hybrid_cp", "orchmllm", "veomni"}
-
-
-def test_a_negative_number_of_extra_forwards_is_named() -> None:
-    with pytest.raises(UserError, match=r"strategy\.scheduler\.max_extra_forwards=-1: must be null or at least 0"):
-        WarmUp(max_extra_forwards=-1)

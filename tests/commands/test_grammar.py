@@ -10,7 +10,8 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
-from entrain_bench.config.grammar import CONFIG_DIR, RUN, Request, Storage, Verb, own, read, split, verb_of
+from entrain_bench.config.grammar import Request, Storage, Verb, own, read
+from entrain_bench.config.line import CONFIG_DIR, RUN, split, verb_of
 
 
 @dataclass(frozen=True, slots=True)

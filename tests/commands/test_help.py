@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import hydra
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands.help import KEYS, PLACES, TASKS, WIDTH, help_text, takes, verbs
-from entrain_bench.config.command_line import in_tree
 from entrain_bench.config.comments import documented_keys, groups
-from entrain_bench.config.grammar import RUN, Storage
-from entrain_bench.config.schema import ConfigSchema, register_schema
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import Storage
+from entrain_bench.config.line import RUN
+from entrain_bench.config.schema import ConfigSchema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SCREEN = 24
@@ -70,27 +69,20 @@ def test_every_key_has_a_comment_and_stands_on_its_page_with_the_same_words() ->
         assert re.match(re.escape(key.meaning) + r"(;|$)", meaning[:1].upper() + meaning[1:]), key.name
 
 
-@pytest.mark.wide
 def test_defaults_are_those_of_the_configuration() -> None:
-    register_schema()
-    with in_tree():
-        values = hydra.compose("config", return_hydra_config=True)
-    chosen = values.hydra.runtime.choices
+    defaults = Composer().defaults
     for key in documented_keys():
         if key.name in groups():
-            assert str(chosen[key.name] or "null") == key.default
+            assert str(defaults[key.name] or "null") == key.default
         else:
-            value = OmegaConf.select(values, key.name.replace("*", "gemm"))
-            assert yaml.safe_load(key.default) == value, key.name
+            assert yaml.safe_load(key.default) == defaults[key.name.replace("*", "gemm")], key.name
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("group", groups())
 def test_what_is_listed_can_be_chosen(group: str) -> None:
-    register_schema()
     for name in [*groups()[group]][:2]:
-        with in_tree():
-            hydra.compose("config", overrides=[f"{PLACES.get(group, group)}={name}"])
+        Composer().run([f"{PLACES.get(group, group)}={name}"])
 
 
 def test_claims_and_tables_are_no_choices() -> None:

@@ -40,15 +40,15 @@ PEEKING = """        seconds = np.zeros(len(shapes))
         for module in job.model.modules:
             units = module.units(shapes)
             lengths = module.lengths(shapes, units)
-            loads = loads_of(module, lengths, np.arange(len(lengths) + 1))
+            loads = compute_loads(module, lengths, np.arange(len(lengths) + 1))
             each = sum(kind.total_s for kind in truth.layer_times.layers_s(module, loads, 1, 1))
             seconds += shapes.sum_items(units, each) if module.is_encoder else each
         return self.deal(seconds, shapes, layout, profile)
 """
-IMPORTED = "from entrain_bench.costs.truth import CostTruth\nfrom entrain_bench.costs.roofline import loads_of\n"
+IMPORTED = "from entrain_bench.costs.truth import CostTruth\nfrom entrain_bench.costs.roofline import compute_loads\n"
 BUILT = "        truth = CostTruth(job.model, job.cluster)\n"
 BY_NAME = """        import importlib
-        loads_of = importlib.import_module("entrain_bench.costs.roofline").loads_of
+        compute_loads = importlib.import_module("entrain_bench.costs.roofline").compute_loads
         truth = importlib.import_module("entrain_bench.costs.truth").CostTruth(job.model, job.cluster)
 """
 YAML = """

@@ -27,8 +27,7 @@ from entrain_bench.costs.sharding import (
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, layout_from_json, layout_to_json
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.framework import FrameworkOptions

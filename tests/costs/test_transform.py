@@ -7,8 +7,8 @@ import pytest
 
 from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.base.arrays import FloatArray, rows_of
+from entrain_bench.costs.edges import colocated_transforms
 from entrain_bench.costs.links import broadcast_s
-from entrain_bench.costs.transform import colocated_transforms
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches

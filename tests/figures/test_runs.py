@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.tables import encoder_degrees, relative_over_seeds
+from entrain_bench.answers.tables import encoder_stages_and_gpus, relative_over_seeds
+from entrain_bench.records.records import new_record
+from entrain_bench.run.cells import compose_cells
 from support.figures import MODELS, TRACES, budgets, contexts, drawn, errors, splits, table, warmups, written
 
 
@@ -61,8 +64,13 @@ def test_splits_are_relative_to_the_best_and_the_planners_own_is_marked() -> Non
     rows = shown[shown["model"] == MODELS[0]].set_index("encoder_stages")
     assert rows["relative"].to_dict() == pytest.approx({2: 1.3, 3: 1.2, 4: 1.1, 5: 1.0, 6: 1.1, 7: 1.2})
     assert rows["planned"].to_dict() == {2: False, 3: False, 4: True, 5: False, 6: False, 7: False}
-    assert encoder_degrees("llm tp2 cp1 pp3 dp4 layers 9; vision tp2 cp1 pp5 dp4 layers 7", "vision") == (5, 2)
-    assert encoder_degrees("nan", "vision") is None
+
+
+def test_degrees_of_encoders_are_those_of_the_record() -> None:
+    (cell,) = compose_cells(["model=tiny", "cluster=tiny"])
+    degrees = {"llm": {"tp": 2, "cp": 1, "pp": 3, "dp": 4}, "vision": {"tp": 2, "cp": 2, "pp": 5, "dp": 4}}
+    assert encoder_stages_and_gpus(cell, replace(new_record(cell, "ok"), degrees=degrees)) == (5, 4)
+    assert all(map(math.isnan, encoder_stages_and_gpus(cell, None)))
 
 
 def test_numbers_of_forwards_stand_in_their_order_and_no_limit_comes_last() -> None:

@@ -7,7 +7,7 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.parents import parent_microbatches
+from entrain_bench.program.table import parent_microbatches
 from support.builders import chain_layout, labels, samples, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=2)

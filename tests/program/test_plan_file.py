@@ -11,7 +11,7 @@ import yaml
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import compose
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import layout_to_json
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text, read_plan
 from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run.experiment import prepare, run_experiment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import layout_to_json
 from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.keys import plan_key
 from entrain_bench.run.cells import compose_cells

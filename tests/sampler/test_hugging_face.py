@@ -136,7 +136,7 @@ def test_accelerate_trains_as_one_process_and_resumes(tmp_path: Path) -> None:
         optimizer.zero_grad()
         model(stacked(indices)).mean().backward()
         optimizer.step()
-    ranks = run_ranks(with_accelerate, 2, str(tmp_path))
+    ranks = run_ranks(with_accelerate, 2, str(tmp_path), stay=False)
     for rank, found in enumerate(ranks):
         one = sampler(rank)
         wanted = [*one, *one]
@@ -204,7 +204,7 @@ def test_a_trainer_trains_as_one_process_and_resumes(tmp_path: Path) -> None:
         # The mean over tokens that count.
         model(**stacked(indices)).loss.backward()
         optimizer.step()
-    for rank, found in enumerate(run_ranks(with_trainer, 2, str(tmp_path))):
+    for rank, found in enumerate(run_ranks(with_trainer, 2, str(tmp_path), stay=False)):
         one = sampler(rank)
         wanted = [*one, *one]
         seen, first, trained = found["whole"]

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
-from entrain_bench.program.layout import Layout
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import Layout, layout_to_json
 from entrain_bench.sampler import BalancedBatchSampler
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import random_samples

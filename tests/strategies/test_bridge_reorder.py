@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.bridge_reorder import PatchBalance
@@ -76,12 +76,3 @@ def test_groups_that_a_step_cannot_fill_are_refused() -> None:
     profile = profile_of(tiny_job(MODEL, global_batch=16, microbatch_size=2), shapes)
     with pytest.raises(IncompatibleError, match=r"the 4 samples of a microbatch step .* do not divide among 6 groups"):
         PatchBalance().assign(shapes, layout, profile)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [((-1.0, 1.0), "encoder_weight=-1.0: must be at least 0"), ((0.0, 0.0), "must be positive, or llm_weight must be")],
-)
-def test_costs_without_sense_are_refused(weights: tuple[float, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PatchBalance(*weights)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.length_grouped import LengthGrouped, even_by_modality, shuffled, sorted_in_mega_batches
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 
@@ -76,17 +74,3 @@ def test_the_permutation_follows_the_seed() -> None:
     assert (one == ids).sum() < 8
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
     assert abs(np.corrcoef(one, ids)[0, 1]) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rule": "sorted"}, "strategy.assigner.rule=sorted: unknown; choices"),
-        ({"length": "words"}, "strategy.assigner.length=words: unknown; choices"),
-        ({"mega_batch_mult": 0}, "mega_batch_mult=0: must be at least 1"),
-        ({"shuffle_seed": -1}, "shuffle_seed=-1: must be at least 0"),
-    ],
-)
-def test_options_out_of_range_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LengthGrouped(**options)  # type: ignore[arg-type]

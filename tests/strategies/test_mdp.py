@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -149,15 +149,3 @@ def test_layouts_and_routes_that_it_has_no_rule_for_are_refused() -> None:
     wrong = ModuleAssignment((right.modules[0].replica + 2) % 4, right.modules[0].microbatch)
     with pytest.raises(IncompatibleError, match="which does not feed"):
         DecoupledScheduler().schedule(shapes, layout, Assignment((wrong, right.modules[1])), profile)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"locality_slack_permille": 1000}, "locality_slack_permille=1000: must be at least 0, below 1000"),
-        ({"max_pass_tokens": 0}, "max_pass_tokens=0: must be null or at least 1"),
-    ],
-)
-def test_options_out_of_range_are_named(options: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        SpreadItems(**options)

@@ -17,12 +17,9 @@ from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.balancing.zero_bubble import find_valley
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import Layout, check_layout, layout_from_json, layout_to_json
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner
@@ -30,12 +27,9 @@ from support.builders import (
     GIB,
     PlainPrograms,
     chain_layout,
-    no_delay,
     passes,
-    placed,
     plan_with,
     profile_of,
-    random_samples,
     samples,
     tiny_cluster,
     tiny_job,
@@ -66,17 +60,6 @@ def test_samples_fill_microbatches_in_order_and_microbatches_go_round_the_replic
     assert np.array_equal(vision.microbatch, llm.microbatch)
 
 
-def test_arrival_order_ignores_what_samples_contain() -> None:
-    profile = profile_for(ROW)
-    layout = chain_layout(MODEL, 1, 1, 8, dp=2)
-    rng = np.random.default_rng(0)
-    first, second = (ArrivalOrder().assign(random_samples(rng, 32), layout, profile).modules[-1] for _ in range(2))
-    assert np.array_equal(first.replica, second.replica)
-    assert np.array_equal(first.microbatch, second.microbatch)
-    sizes = np.bincount(first.replica * 8 + first.microbatch)
-    assert set(sizes.tolist()) == {profile.job.microbatch_size}
-
-
 def test_the_schedule_is_1f1b_over_the_chain() -> None:
     profile = profile_for(ROW)
     layout = chain_layout(MODEL, 1, 2, 4)
@@ -86,21 +69,6 @@ def test_the_schedule_is_1f1b_over_the_chain() -> None:
     assert passes(program, 0) == [f"vision {p}" for p in ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]]
     assert passes(program, 1) == [f"llm {p}" for p in ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]]
     assert passes(program, 2) == [f"llm {p}" for p in ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]]
-
-
-@pytest.mark.parametrize("leading", [False, True])
-def test_batches_with_text_only_samples_run(leading: bool) -> None:
-    profile = profile_for(ROW)
-    vision, llm = MODEL.modules
-    layout = (
-        chain_layout(MODEL, 1, 2, 4)
-        if leading
-        else Layout((placed(vision, [[[0]]]), placed(llm, [[[0], [1]]])), num_microbatches=4)
-    )
-    shapes = samples(*[(10, [40]), (20, []), (30, []), (40, [])] * 2)
-    program = OneForwardOneBackward().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
-    check_program(program)
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
 
 
 # Averages
@@ -287,13 +255,6 @@ def test_blocks_that_cannot_be_spread_are_named() -> None:
         plan_with(MegatronPlanner(profile_samples=4, split="uniform", virtual_stages=3), profile_for(ROW, pp=2, tp=1))
 
 
-def test_all_modules_share_tp_cp_and_dp() -> None:
-    layout = plan_with(MegatronPlanner(profile_samples=8), profile_for(ROW))
-    vision, llm = layout.modules
-    assert (vision.tp, vision.cp, vision.dp) == (llm.tp, llm.cp, llm.dp)
-    assert layout.num_ranks == 8
-
-
 @pytest.mark.wide
 def test_memory_pressure_leads_to_recomputation_and_then_to_an_error() -> None:
     request = {"tp": 1, "cp": 1, "dp": 2}
@@ -315,53 +276,6 @@ def test_memory_pressure_leads_to_recomputation_and_then_to_an_error() -> None:
     assert outcomes[-1] is True
     with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
         plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), budget_bytes=too_little, **request))
-
-
-def test_planned_iterations_run_within_the_budget() -> None:
-    shapes = random_samples(np.random.default_rng(1), 128, longest=1000)
-    job = tiny_job(MODEL, tiny_cluster(1, 8))
-    profile = profile_of(job, shapes)
-    layout = plan_with(MegatronPlanner(profile_samples=64), profile)
-    batch = profile.samples._source.batch(0, job.global_batch, 0)
-    assignment = ArrivalOrder().assign(batch, layout, profile)
-    program = OneForwardOneBackward().schedule(batch, layout, assignment, profile)
-    timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
-    assert timeline.iteration_time_s > 0.0
-
-
-def test_a_model_without_encoders_is_planned() -> None:
-    model = tiny_model(encoder=0, llm=6)
-    layout = plan_with(MegatronPlanner(profile_samples=4), profile_of(tiny_job(model), samples((500, []))))
-    assert [module.module for module in layout.modules] == ["llm"]
-
-
-def test_two_encoders_are_planned() -> None:
-    model = tiny_model(encoder=2, llm=4, audio=4)
-    layout = plan_with(
-        MegatronPlanner("leading_stages", profile_samples=4), profile_of(tiny_job(model), samples((500, [800])))
-    )
-    vision, audio, llm = layout.modules
-    assert np.array_equal(vision.ranks, audio.ranks)
-    assert not np.intersect1d(vision.ranks, llm.ranks).size
-
-
-@pytest.mark.parametrize(
-    ("planner", "message"),
-    [
-        ({"placement": "first"}, r"strategy\.planner\.placement=first: unknown"),
-        ({"profile_samples": 0}, r"strategy\.planner\.profile_samples=0: must be at least 1"),
-        ({"num_trials": 0}, r"strategy\.planner\.num_trials=0: must be at least 1"),
-        ({"split": "even"}, r"strategy\.planner\.split=even: unknown"),
-        ({"virtual_stages": 0}, r"strategy\.planner\.virtual_stages=0: must be at least 1"),
-        ({"placement": "leading_stages", "split": "uniform"}, r"strategy\.planner\.placement=leading_stages: must be"),
-        ({"virtual_order": "w"}, r"strategy\.planner\.virtual_order=w: unknown"),
-        ({"virtual_order": "v"}, r"strategy\.planner\.virtual_stages=1: must be 2 with virtual_order=v"),
-        ({"schedules": ["1f1b", "zb"]}, r"strategy\.planner\.schedules=zb: unknown"),
-    ],
-)
-def test_bad_settings_are_named(planner: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        MegatronPlanner(**planner)  # type: ignore[arg-type]
 
 
 def test_a_request_that_no_placement_meets_is_refused() -> None:

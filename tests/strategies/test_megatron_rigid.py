@@ -85,8 +85,6 @@ def test_recomputation_is_asked_for_or_comes_where_nothing_fits_without() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": "auto"}, "strategy.planner.placement=auto"),
-        ({"outer_stages": 0}, "strategy.planner.outer_stages=0: must be at least 1"),
         ({"outer_stages": 5, "request": {"tp": 1, "dp": 2}}, r"cannot be spread evenly over 4 stages \(tp=1 cp=1\)"),
     ],
 )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.token_budget import TokenBudget, balanced, first_fit, mean_budget, next_fit
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 
@@ -123,16 +121,3 @@ def test_encoder_tokens_count_where_asked() -> None:
     )
     assert by_llm == [0, 0, 0, 0]
     assert by_all == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rule": "best_fit"}, r"strategy\.assigner\.rule=best_fit: unknown"),
-        ({"counted": "images"}, r"strategy\.assigner\.counted=images: unknown"),
-        ({"max_tokens": 0}, r"strategy\.assigner\.max_tokens=0: must be null or at least 1"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        TokenBudget(**options)  # type: ignore[arg-type]

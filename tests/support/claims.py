@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.claim import Claim, parse_claim
+from entrain_bench.answers.documents.claim_pages import value_text
+from entrain_bench.answers.documents.verdict import judge
 
 TINY = (
     "model=tiny",
@@ -26,24 +28,20 @@ VALUES: dict[str, Any] = {
     "unit": "x",
     "paper_setting": "theirs",
     "measure": {"metric": "iteration_time_s"},
-    "published": {
-        "setting": "as theirs",
-        "common": [*TINY, "workload=chartqa", "seed=0,1"],
-        "of": ["strategy=megatron_rigid"],
-        "to": ["strategy=entrain"],
-    },
+    "setting": "as theirs",
+    "common": [*TINY, "workload=chartqa", "seed=0,1"],
+    "of": ["strategy=megatron_rigid"],
+    "to": ["strategy=entrain"],
     "fair": {"setting": "as it should be", "of": ["strategy=megatron"]},
     "why": "because",
 }
-# A setting of one side, without anything to compare it with.
-SHARE = {**{key: VALUES["published"][key] for key in ("setting", "common")}, "of": ["strategy=megatron"]}
+# One side, without anything to compare it with.
+ALONE: dict[str, Any] = {"of": ["strategy=megatron"], "to": [], "fair": None}
 
 
-def claim_with(published: Any = None, fair: Any = None, **changes: Any) -> Claim:
-    """A claim with changed settings; without a fair one if ``fair`` is False."""
-    own = VALUES["fair"] | (fair or {}) if fair is not False else None
-    settings = {"published": VALUES["published"] | (published or {}), "fair": own}
-    return replace(parse_claim("some", VALUES | settings | changes), file="paper", system="Some")
+def claim_with(**changes: Any) -> Claim:
+    """A claim with other values."""
+    return replace(parse_claim("some", VALUES | changes), file="paper", system="Some")
 
 
 def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
@@ -55,3 +53,13 @@ def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
 def cases(*rows: list[float]) -> pd.DataFrame:
     """A case a row, a seed a column."""
     return pd.DataFrame([*rows])
+
+
+def verdict_on(claim: Claim, found: pd.DataFrame) -> str:
+    """The verdict on a claim as published, from its numbers."""
+    return str(judge(claim, claim.published.measure, found).verdict)
+
+
+def text_on(claim: Claim, found: pd.DataFrame) -> str:
+    """The text of a claim's numbers as published."""
+    return value_text(claim, judge(claim, claim.published.measure, found))

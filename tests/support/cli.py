@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands.help import takes, verbs
-from entrain_bench.config.grammar import Request, read, split, verb_of
+from entrain_bench.config.grammar import Request, read
+from entrain_bench.config.line import split, verb_of
 
 # 16 GPUs and a small batch: a run takes milliseconds.
 SMALL = [

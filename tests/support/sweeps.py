@@ -12,7 +12,7 @@ import pandas as pd
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer, compose
-from entrain_bench.config.grammar import RUN
+from entrain_bench.config.line import RUN
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_text
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, new_record

@@ -25,7 +25,7 @@ from entrain_bench.base import files
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands.verify import Verification
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import layout_to_json
 from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results

@@ -1,22 +1,20 @@
-"""Whether a claim says of its published cells what they say: GPUs, models, data, degrees, place and number."""
+"""Whether a claim's setting has what its published cells state: GPUs, models, data, degrees and other keys."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import yaml
-
-from entrain_bench.answers.documents.claim import Claim, value_of
 from entrain_bench.answers.documents.definition import override_key
 from entrain_bench.answers.documents.published import PublishedCell, cell_fields, our_names
+from entrain_bench.answers.documents.sides import ClaimSetting
 from entrain_bench.base.errors import unknown_choice
-from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.config.compose import compose
+from entrain_bench.config.tree import choices
 
-# What a run without further overrides has.
+# The cluster of a run without further overrides.
 DEFAULT_CLUSTER = "a40x64"
 # Keys of a cell's setting by the configuration key that states them. A degree has a prefix: whose it is.
 SETTINGS = {
@@ -28,17 +26,6 @@ SETTINGS = {
     "enc_tp": "strategy.planner.encoder_tp",
 }
 DEGREES = {f"layout.{degree}": degree for degree in ("tp", "cp", "pp", "dp")}
-# How a text says that something is open, and by what word it names each part of a cell.
-OPEN = re.compile(r"not (?:been )?(?:stated|known|given|named)|unknown")
-NAMES = {
-    "gpus": r"\bGPUs\b",
-    "model": r"\bmodels?\b(?! size)",
-    "data": r"\bdata\b",
-    "global_batch": r"\bglobal batch\b",
-    "microbatch_size": r"\bmicrobatch size\b",
-    "tp": r"\bdegrees\b|\blayouts?\b",
-    "llm_tp": r"\bdegrees\b|\blayouts?\b",
-}
 _NUMBER = re.compile(r"\d+")
 
 
@@ -52,74 +39,68 @@ class ClusterFacts:
 
 def cluster_facts(overrides: Sequence[str]) -> ClusterFacts:
     """The cluster that overrides choose. A changed device memory does not count: it is of no published device."""
-    values = {override_key(text): text.partition("=")[2] for text in overrides}
-    name = _chosen(overrides)
+    values = _values(overrides)
+    name = values.get("cluster", DEFAULT_CLUSTER)
     if name not in choices("cluster"):
         raise unknown_choice("cluster", name, choices("cluster"))
     gpus_per_node, num_nodes, memory = _cluster(name)
     return ClusterFacts(gpus_per_node * int(values.get("cluster.num_nodes", num_nodes)), memory)
 
 
-def _chosen(overrides: Sequence[str]) -> str:
-    """The cluster that overrides choose; one of a user's folder is not among ``choices``."""
-    names = [text.partition("=")[2] for text in overrides if override_key(text) == "cluster"]
-    return names[-1] if names else DEFAULT_CLUSTER
-
-
 @cache
 def _cluster(name: str) -> tuple[int, int, float]:
-    folder = config_tree() / "cluster"
-    own = yaml.safe_load((folder / f"{name}.yaml").read_text())
-    merged: dict[str, Any] = {}
-    for entry in own["defaults"]:
-        if isinstance(entry, dict):
-            ((group, choice),) = entry.items()
-            merged |= yaml.safe_load((folder / group.lstrip("/") / f"{choice}.yaml").read_text())
-    merged |= own
-    return int(merged["gpus_per_node"]), int(merged["num_nodes"]), float(merged["device"]["memory_bytes"])
+    cluster = compose(f"cluster={name}").cluster
+    return int(cluster["gpus_per_node"]), int(cluster["num_nodes"]), float(cluster["device"]["memory_bytes"])
 
 
-def mismatches(claim: Claim) -> list[str]:
-    """Return a line for each statement of a claim that its cells contradict; none for a claim without cells.
+def mismatches(
+    cells: Sequence[PublishedCell],
+    per: Sequence[PublishedCell],
+    setting: ClaimSetting,
+    differs: Mapping[str, str],
+    config_dir: str | None = None,
+) -> list[str]:
+    """Return a line for each statement of the cells that a claim's published setting contradicts; none without cells.
 
-    A claim may name in ``differs`` what the published setting cannot have. It is a mismatch, too, to name what does not
-    differ.
+    Args:
+        cells: the cells of the claim.
+        per: the cells that their numbers are divided by.
+        setting: as published.
+        differs: what the setting cannot have, with the reason. It is a mismatch to name what does not differ.
+        config_dir: the user's folder that the claim is in, if any.
     """
-    if not claim.cells:
+    if not cells:
         return []
-    found = dict(_differences(claim))
-    lines = [text for key, text in found.items() if key not in claim.differs]
-    lines += [f"differs.{key}: the setting has what the cells state" for key in claim.differs if key not in found]
-    return [*lines, *_wrongly_open(claim)]
+    found = dict(_differences([*cells, *per], setting, config_dir))
+    lines = [text for key, text in found.items() if key not in differs]
+    return lines + [f"differs.{key}: the setting has what the cells state" for key in differs if key not in found]
 
 
-def _differences(claim: Claim) -> Iterator[tuple[str, str]]:
-    cells = [*claim.cells, *claim.per]
-    if claim.value:
-        value, unit = value_of(claim.cells, claim.per, claim.judged_by, bool(claim.published.to))
-        if (claim.value, claim.unit) != (value, unit):
-            yield "value", f"value={[*claim.value]} {claim.unit}: the cells say {[*value]} {unit}"
-    for cell in cells:
-        if not any(cell.where.startswith(place.strip()) or cell.where in place for place in claim.where.split(";")):
-            yield "where", f"where={claim.where}: {cell.id} is in {cell.where}"
-    sides = claim.published.sweeps
-    gpus = {cluster_facts(side).num_gpus for side in sides if _chosen(side) in choices("cluster")}
+def _differences(
+    cells: Sequence[PublishedCell], setting: ClaimSetting, config_dir: str | None
+) -> Iterator[tuple[str, str]]:
+    sides = [_values(sweep) for sweep in setting.sweeps]
+    known = [sweep for sweep in setting.sweeps if _values(sweep).get("cluster", DEFAULT_CLUSTER) in choices("cluster")]
+    gpus = {cluster_facts(sweep).num_gpus for sweep in known}
     stated = [limits for cell in cells for limits in _gpus(cell.gpus)]
     if stated and not all(any(low <= number <= high for low, high in stated) for number in gpus):
         texts = ", ".join(dict.fromkeys(cell.gpus for cell in cells if cell.gpus))
         yield "gpus", f"cluster: {', '.join(map(str, sorted(gpus)))} GPUs, the cells say {texts}"
-    for key, group, texts in (("model", "models", "model"), ("data", "data", "data")):
-        yield from _names(
-            key, our_names(claim.config_dir)[group], {getattr(cell, texts) for cell in cells} - {""}, sides
-        )
-    first = claim.cells[0]
-    plain = {key: str(value) for key, value in cell_fields(first, claim.config_dir).items()}
-    if not claim.published.is_of_two:
-        for index, side in enumerate(sides):
-            overrides = {override_key(text): text.partition("=")[2] for text in side}
-            for key, text in _settings(first, plain, of=index == 0):
-                if key in overrides and not _same(overrides[key], text):
-                    yield key, f"{key}={overrides[key]}: {first.id} states {text}"
+    names = our_names(config_dir)
+    yield from _names("model", "model", names["models"], {cell.model for cell in cells} - {""}, sides)
+    yield from _names("data", "workload", names["data"], {cell.data for cell in cells} - {""}, sides)
+    if len(setting.situations) > 1:
+        return
+    first = cells[0]
+    plain = {key: str(value) for key, value in cell_fields(first, config_dir).items()}
+    for index, overrides in enumerate(sides):
+        for key, text in _settings(first, plain, of=index == 0):
+            if key in overrides and not _same(overrides[key], text):
+                yield key, f"{key}={overrides[key]}: {first.id} states {text}"
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    return {override_key(text): text.partition("=")[2] for text in overrides}
 
 
 def _gpus(text: str) -> list[tuple[int, float]]:
@@ -135,20 +116,16 @@ def _gpus(text: str) -> list[tuple[int, float]]:
 
 
 def _names(
-    key: str, names: Mapping[str, tuple[str, ...]], theirs: Iterable[str], sides: Sequence[Sequence[str]]
+    key: str,
+    chosen: str,
+    names: Mapping[str, Sequence[str]],
+    theirs: set[str],
+    sides: Sequence[Mapping[str, str]],
 ) -> Iterator[tuple[str, str]]:
     """Models or data of the published runs that are not those of the cells."""
     allowed = {name for text in theirs for name in names.get(text, ())}
-    lacking = [text for text in theirs if text not in names]
-    chosen = "workload" if key == "data" else key
-    ours = {
-        name
-        for side in sides
-        for text in side
-        if override_key(text) == chosen
-        for name in text.partition("=")[2].split(",")
-    }
-    if lacking:
+    ours = {name for side in sides if chosen in side for name in side[chosen].split(",")}
+    if lacking := [text for text in theirs if text not in names]:
         yield key, f"{key}: {', '.join(sorted(lacking))} has no name of ours (names.yaml)"
     elif allowed and not ours <= allowed:
         yield key, f"{chosen}={','.join(sorted(ours))}: the cells say {', '.join(sorted(theirs))}"
@@ -170,18 +147,3 @@ def _same(ours: str, theirs: str) -> bool:
         return float(ours) == float(theirs)
     except ValueError:
         return ours == theirs or ours == "null"
-
-
-def _wrongly_open(claim: Claim) -> Iterator[str]:
-    """Yield sentences that call a setting open though a cell states it."""
-    stated = claim.paper_setting
-    for cell in (*claim.cells, *claim.per):
-        stated = stated.replace(cell.words, "")
-    for text in (stated, claim.published.words):
-        for sentence in re.split(r"(?<=[.;])\s", text):
-            if not OPEN.search(sentence):
-                continue
-            for key, pattern in NAMES.items():
-                known = [cell.id for cell in claim.cells if getattr(cell, key, "") or key in cell.setting]
-                if known and re.search(pattern, sentence, re.IGNORECASE):
-                    yield f"{sentence!r}: {known[0]} states {key.replace('_', ' ')}"

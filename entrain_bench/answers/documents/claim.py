@@ -3,96 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from entrain_bench.answers.documents.definition import GROUP, OVERRIDES, merge_overrides
-from entrain_bench.answers.documents.published import PublishedCell, find_cells
-from entrain_bench.answers.documents.sides import SIDES, Change, ClaimSide, fair_side, published_side
-from entrain_bench.answers.statistics import Interval
+from entrain_bench.answers.documents.agreement import mismatches
+from entrain_bench.answers.documents.definition import check_keys, flat, read_definitions, read_overrides, read_text
+from entrain_bench.answers.documents.published import PublishedCell, cell_fields, find_cells
+from entrain_bench.answers.documents.sides import SIDES, Change, ClaimSetting, Measure, Situation, fair_setting
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.tree import config_tree
 from entrain_bench.records.records import METRICS
 
-TEXTS = ("claim", "paper", "where", "paper_setting")
-PUBLISHED = "published"
-FAIR = "fair"
-REQUIRED = {"claim", "paper", "measure", PUBLISHED}
-# What a claim without cells must state itself.
-OF_CELLS = {"where", "value", "unit", "paper_setting"}
-# Overrides stated at a claim hold for both settings.
-KEYS = {
-    *(REQUIRED | OF_CELLS | {*OVERRIDES}),
-    *(
-        FAIR,
-        GROUP,
-        "title",
-        "cells",
-        "per",
-        "differs",
-        "system",
-        "choices",
-        "assumption",
-        "judged_by",
-        "no_source",
-        "why",
-    ),
-}
-SETTING_KEYS = {"setting", "measure", *OVERRIDES}
-# Units of numbers that are metrics as they are.
+FOLDER = "claim"
+KEYS = (
+    *("system", "title", "group", "claim", "paper", "cells", "each", "per", "kind", "measure", "setting", "common"),
+    *("of", "to", "at", "against", "fair", "choices", "assumption", "differs", "paper_setting", "no_source", "why"),
+    *("value", "unit", "where"),
+)
+NEEDED = ("claim", "paper", "measure", "setting", "of")
+# What a claim without cells states itself, and a claim with cells takes from them.
+OF_CELLS = ("value", "unit", "where")
+# Units of numbers that are metrics unchanged.
 COUNTED = ("stages", "GPUs", "GPU days", "TFLOPS")
-# Of the metric in the unit: of a ratio, of a change or share, of bytes, of seconds.
+# Factor from the metric to the unit: of a ratio, of a change or share, of bytes, of seconds.
 SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "s": 1.0, "ms": 1e3} | dict.fromkeys(COUNTED, 1.0)
 # Units of the metric itself, which is never compared.
 BARE = ("GB", "s", "ms", *COUNTED)
 # Units of cells by that of a claim, if they differ.
 UNITS = {"1": "%", "GPUs of 16": "GPUs"}
-# What is read off a run's layout: pipeline stages of the encoders, and their ranks in a replica.
+# Numbers that are read off a run's layout: pipeline stages of the encoders, and their ranks in a replica.
 ENCODER_STAGES = "encoder_stages"
 ENCODER_GPUS = "encoder_gpus"
 # GPU days of the samples that a cell states.
 GPU_DAYS = "gpu_days"
-GAIN, LEVEL, LIMIT = JUDGED_BY = ("gain", "level", "limit")
-PICKS = ("mean", "max", "min")
-# Numbers that papers state and that are products of two columns: seconds a GPU idles in an iteration.
+# Numbers that papers state and that are products of two columns: seconds that a GPU idles in an iteration.
 PRODUCTS = {"idle_time_s": ("bubble_ratio", "iteration_time_s")}
-# A claim is named with so many cells at most in what it says of the paper.
+DERIVED = (*PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS)
+PICKS = ("mean", "max", "min")
+# At most so many cells are in the text on the paper's setting.
 SHOWN_CELLS = 4
 
 
-def cited(paper: str) -> str:
-    """Return a claim's source in words: ``arXiv:2605.27918``; another source is unchanged."""
-    return f"arXiv:{paper}" if re.fullmatch(r"\d{4}\.\d{5}", paper) else paper
+class Kind(StrEnum):
+    """What is claimed of a number.
 
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """How a number comes out of runs.
-
-    For every workload and model, among several configurations of a side their mean counts, or the one that is greatest
-    or least on average; the two sides are compared seed by seed; cases are then combined.
-
-    Attributes:
-        metric: a column of the table of runs, or one of ``PRODUCTS``.
-        pick_of, pick_to: which configuration of a side counts (mean, max, min).
-        over: how workloads and models are combined (mean, max, min).
-        samples: for GPU days the cell that states how many samples they are of.
+    ``gain``: so much more or less. ``order``: more, without a number. ``level``: about so much (a time, memory, MFU, a
+    cost). ``limit``: at most so much.
     """
 
-    metric: str
-    pick_of: str = "mean"
-    pick_to: str = "mean"
-    over: str = "mean"
-    samples: str = ""
+    GAIN = "gain"
+    ORDER = "order"
+    LEVEL = "level"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """An assumption of the published setting that decides a claim, and overrides that change it."""
+    """An assumption of the published setting that decides a claim, its opposite, and the setting with the opposite."""
 
     text: str
     otherwise: str
-    change: Change
+    setting: ClaimSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +78,21 @@ class Claim:
 
     Attributes:
         paper, where: arXiv number or another source by its name (``cited``), and the place in it.
-        value: the published number, or the ends of a range, in ``unit``; empty if the paper states an order without a
-            number: that the measured ratio is above 1.
+        kind: what is claimed of the number.
+        value: the published number, or the ends of a range, in ``unit``; empty for an order.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), one of ``BARE`` for the metric
             itself.
+        paper_setting: the setting as the paper states it, in words.
         published: the paper's setting as far as it is stated.
         fair: the same job, tuned by one rule for both sides; None for a number without a baseline.
-        choices: of what the paper does not state, other choices than those of ``published``, by their names.
-        assumption: what decides; None if nothing was toggled.
-        judged_by: what of the number is claimed: ``gain`` (so much more), ``level`` (that it is about so much: a cost,
-            a time, memory, MFU), ``limit`` (that it is at most so much).
-        no_source: whether the number could not be found in the paper, so that nothing can be judged.
-        why: what explains agreement or difference, as runs have shown; empty if none has.
+        choices: the published setting with other values of what the paper does not state, by label.
+        assumption: the assumption that decides; None if nothing was toggled.
+        no_source: whether the number was not found in the paper, so that nothing can be judged.
+        why: explanation of agreement or difference, as runs have shown; empty if none has.
         cells, per: the published cells that the claim is about, and those that their number is divided by.
         differs: what of the cells the published setting cannot have (``gpus``, ``model``, ``data``, a key of their
             setting), with the reason.
-        group, title: the matrix of which the claim is a case, and what all its cases are; empty for none.
+        group, title: claims that are shown as one, and what all of them are; empty for none.
         file: name of the YAML, without its suffix.
         config_dir: the user's folder that it is in; None for a claim of this repository.
     """
@@ -125,15 +101,14 @@ class Claim:
     claim: str
     paper: str
     where: str
+    kind: Kind
     value: tuple[float, ...]
     unit: str
-    measure: Measure
     paper_setting: str
-    published: ClaimSide
-    fair: ClaimSide | None
-    choices: Mapping[str, ClaimSide] = field(default_factory=dict)
+    published: ClaimSetting
+    fair: ClaimSetting | None
+    choices: Mapping[str, ClaimSetting] = field(default_factory=dict)
     assumption: Assumption | None = None
-    judged_by: str = GAIN
     no_source: bool = False
     why: str = ""
     cells: tuple[PublishedCell, ...] = ()
@@ -146,182 +121,219 @@ class Claim:
     config_dir: str | None = None
 
     @property
-    def toggled(self) -> ClaimSide | None:
-        """The setting in which the assumption is otherwise; None without an assumption."""
-        return self.published.changed(self.assumption.change) if self.assumption else None
-
-    def under(self, setting: ClaimSide) -> Claim:
-        """The claim with what a setting measures otherwise."""
-        if not setting.measure:
-            return self
-        return replace(self, measure=_measure({**asdict(self.measure), **setting.measure}))
+    def toggled(self) -> ClaimSetting | None:
+        """The setting with the opposite of the assumption; None without an assumption."""
+        return self.assumption.setting if self.assumption else None
 
     @property
-    def settings(self) -> list[ClaimSide]:
-        """All that have to run."""
-        return [each for each in (self.published, *self.choices.values(), self.fair, self.toggled) if each]
+    def settings(self) -> list[ClaimSetting]:
+        """All settings that have to run."""
+        return [one for one in (self.published, *self.choices.values(), self.fair, self.toggled) if one]
 
     @property
-    def is_relative(self) -> bool:
-        """Whether two sides or two situations are compared; otherwise the metric itself is the number."""
-        return bool(self.published.to or self.published.is_of_two)
+    def sweeps(self) -> list[tuple[str, ...]]:
+        """All sweeps that have to run, each once."""
+        return [*dict.fromkeys(sweep for setting in self.settings for sweep in setting.sweeps)]
+
+    @property
+    def hash_of_runs(self) -> str:
+        """Hash of all sweeps: findings of other runs do not count."""
+        return sha256("\n".join(map(shlex.join, self.sweeps)).encode()).hexdigest()[:16]
 
     def gain(self, value: float) -> float:
         """Return the gain of a value: a ratio's distance from 1, other values themselves."""
         return value - 1 if self.unit == "x" else value
 
-    def describe(self, interval: Interval) -> str:
-        """A number and, if there is one, its interval."""
-        text = self.format(interval.mean)
-        return f"{text} ({self.format((interval.low, interval.high))})" if interval.num_values > 1 else text
-
-    def format(self, value: float | Sequence[float]) -> str:
-        """A value, or the ends of a range, with the unit; an order without a number as a bound."""
-        values = [value] if isinstance(value, float) else value
+    def format(self, values: Sequence[float]) -> str:
+        """A value, or the ends of a range, with the unit; of an order without a value its bound."""
         if not values:
             return "> 1"
-        sign = "+" if self.unit == "%" and self.is_relative else ""
-        text = " to ".join(f"{v:.2f}" if self.unit == "x" else f"{v:{sign}.1f}" for v in values)
+        sign = "+" if self.unit == "%" and self.published.is_comparison else ""
+        text = " to ".join(f"{value:.2f}" if self.unit == "x" else f"{value:{sign}.1f}" for value in values)
         return f"{text} {self.unit}" if self.unit in BARE else text + self.unit
 
 
+def cited(paper: str) -> str:
+    """Return a claim's source in words: ``arXiv:2605.27918``; another source is unchanged."""
+    return f"arXiv:{paper}" if re.fullmatch(r"\d{4}\.\d{5}", paper) else paper
+
+
+def load_claims(config_dir: str | None = None) -> list[Claim]:
+    """Return every claim: by file, then by name, ours before those in a folder of the user's.
+
+    Raises:
+        UserError: naming the file and the claim, for one that contradicts its published cells.
+    """
+    folders = {config_tree(): None, **({Path(config_dir): config_dir} if config_dir else {})}
+    return [
+        replace(claim, file=path.stem, system=claim.system or path.stem)
+        for folder, theirs in folders.items()
+        for path in sorted((folder / FOLDER).glob("*.yaml"))
+        for claim in sorted(
+            read_definitions(path, "claims", partial(parse_claims, config_dir=theirs)), key=lambda claim: claim.name
+        )
+    ]
+
+
+def parse_claims(name: str, values: Mapping[str, Any], config_dir: str | None = None) -> Iterator[Claim]:
+    """The claim of an entry, or with ``each`` one for each cell: a list of patterns, or cells by name.
+
+    Raises:
+        UserError: for a wrong key or value, and for a claim that contradicts its cells.
+    """
+    each = values.get("each")
+    cases: dict[str, Mapping[str, Any]] = {name: values}
+    if each is not None:
+        patterns = each if isinstance(each, Mapping) else {cell.id: cell.id for cell in _cells(each, config_dir)}
+        entry = {"group": name, **{key: value for key, value in values.items() if key != "each"}}
+        cases = {re.sub(r"[^a-z0-9]+", "_", case.lower()): {**entry, "cells": ids} for case, ids in patterns.items()}
+    for case, stated in cases.items():
+        claim = parse_claim(case, stated, config_dir)
+        if wrong := mismatches(claim.cells, claim.per, claim.published, claim.differs, config_dir):
+            raise UserError("; ".join(wrong))
+        yield claim
+
+
 def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = None) -> Claim:
-    """A claim from plain values; checks keys, texts, metric and ranges.
+    """A claim from plain values; checks keys, metric, kind and unit.
 
     Args:
         name: of the claim.
         values: as in its YAML.
         config_dir: the user's folder that it is in, whose published cells it may name; None for one of ours.
     """
-    cells, per = (find_cells(values.get(key, []), config_dir) for key in ("cells", "per"))
-    _check_keys("", values, KEYS, REQUIRED if cells else REQUIRED | OF_CELLS)
+    cells = _cells(values.get("cells", []), config_dir)
+    per = _cells(values.get("per", []), config_dir)
+    check_keys(values, KEYS, NEEDED if cells else (*NEEDED, "where", "value", "paper_setting"))
+    of_cell = cell_fields(cells[0], config_dir) if cells else {}
+    text = partial(read_text, fields=of_cell)
+    overrides = partial(read_overrides, fields=of_cell)
     measure = _measure(values["measure"])
-    published = published_side(_setting(PUBLISHED, values[PUBLISHED], values))
-    relative = bool(published.to)
-    compared = relative or published.is_of_two
+    published = _published(values, measure, overrides, text(values["setting"]))
     # Numbers that are compared with nothing are levels, and so is memory; anything else is a gain.
-    usual = LEVEL if not compared or measure.metric == "peak_memory_bytes" else GAIN
-    judged_by = values.get("judged_by", usual)
-    require(judged_by in JUDGED_BY, "judged_by", judged_by, f"one of {', '.join(JUDGED_BY)}")
-    given = "value" in values
-    stated, stated_unit = ((), "") if given or not cells else value_of(cells, per, judged_by, relative)
-    listed = values["value"] if given and isinstance(values["value"], list) else [values.get("value")]
-    numbers = tuple(float(number) for number in listed if number is not None) if given else stated
-    unit = "x" if cells and not numbers else values.get("unit", stated_unit)
-    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
-    require(unit not in BARE or not relative, "published.to", [*published.to], f"empty for {unit}")
-    require(judged_by == GAIN or bool(numbers), "judged_by", judged_by, "gain for an order")
-    require(unit != "x" or compared, "published.to", [], "given for a ratio, or at and against")
-    require(
-        unit == "x" or (bool(numbers) and not published.is_of_two), "unit", unit, "x for an order and two situations"
-    )
-    places = dict.fromkeys(cell.place for cell in (*cells, *per))
-    listed = values.get("choices", {})
-    choices = {k: v for each in listed for k, v in each.items()} if isinstance(listed, list) else listed
-    texts = {key: _words(values.get(key, "")) for key in (*TEXTS, "why", "system", "title", GROUP)}
-    texts["where"] = texts["where"] or "; ".join(places)
+    level = not published.is_comparison or measure.metric == "peak_memory_bytes"
+    kind = values.get("kind", Kind.LEVEL if level else Kind.GAIN)
+    require(kind in [*Kind], "kind", kind, f"one of {', '.join(Kind)}")
+    if cells:
+        for key in OF_CELLS:
+            require(key not in values, key, values.get(key), "left out; the cells state it")
+        relative = bool(published.situations[0].to)
+        value, unit = ((), "x") if kind == Kind.ORDER else _value_of_cells(cells, per, Kind(kind), relative)
+    else:
+        value = tuple(float(number) for number in flat(values["value"]) if number is not None)
+        unit = values.get("unit", "x")
+    kind = Kind(kind) if value or kind != Kind.GAIN else Kind.ORDER
+    _check_number(kind, value, unit, published)
+    changes = {label: change for listed in flat(values.get("choices", {})) for label, change in listed.items()}
     shown = "; ".join(cell.words for cell in (*cells, *per)[:SHOWN_CELLS])
-    texts["paper_setting"] = " ".join(filter(None, (shown and f"{shown}.", texts["paper_setting"])))
-    claim = Claim(
+    paper_setting = text(values.get("paper_setting", ""))
+    texts = {key: text(values.get(key, "")) for key in ("claim", "paper", "why", "system", "title", "group", "where")}
+    return Claim(
         name=name,
-        value=numbers,
+        kind=kind,
+        value=value,
         unit=unit,
-        measure=measure,
         published=published,
-        fair=_fair(published, values, measure) if judged_by == GAIN or values.get(FAIR) else None,
-        choices={label: published.changed(_change(label, change)) for label, change in choices.items()},
-        assumption=_assumption(values["assumption"]) if "assumption" in values else None,
-        judged_by=judged_by,
+        fair=_fair(values.get("fair", {}), kind, published, overrides, text),
+        choices={text(label): published.changed(_change(label, made, overrides)) for label, made in changes.items()},
+        assumption=_assumption(values["assumption"], published, overrides, text) if "assumption" in values else None,
         no_source=bool(values.get("no_source", False)),
         cells=cells,
         per=per,
+        differs={key: text(reason) for key, reason in values.get("differs", {}).items()},
         config_dir=config_dir,
-        differs={key: _words(text) for key, text in values.get("differs", {}).items()},
-        **texts,
+        paper_setting=" ".join(filter(None, (shown and f"{shown}.", paper_setting))),
+        **texts | {"where": texts["where"] or "; ".join(dict.fromkeys(cell.place for cell in (*cells, *per)))},
     )
-    claim.under(published)
-    judged = judged_by != GAIN or all(claim.gain(v) != 0 for v in claim.value)
-    require(judged, "value", list(numbers), "a gain or a loss, or null for an order")
-    return claim
 
 
-def value_of(
-    cells: Sequence[PublishedCell], per: tuple[PublishedCell, ...], judged_by: str, relative: bool
+def _cells(patterns: Any, config_dir: str | None) -> tuple[PublishedCell, ...]:
+    return find_cells([*flat(patterns)], config_dir)
+
+
+def _check_number(kind: Kind, value: Sequence[float], unit: str, published: ClaimSetting) -> None:
+    """Raise ``UserError`` for a kind, a unit or a number that does not fit the setting."""
+    compared = published.is_comparison
+    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
+    require(unit not in BARE or not published.situations[0].to, "to", "given", f"empty for {unit}")
+    require(bool(value) != (kind == Kind.ORDER), "kind", str(kind), "order without a number, and only then")
+    require(unit != "x" or compared, "to", [], "given for a ratio, or at and against")
+    bare = bool(value) and len(published.situations) == 1
+    require(unit == "x" or bare, "unit", unit, "x for an order and two situations")
+    gain = 1.0 if unit == "x" else 0.0
+    require(kind != Kind.GAIN or gain not in value, "value", list(value), "a gain or a loss, or null for an order")
+
+
+def _value_of_cells(
+    cells: Sequence[PublishedCell], per: tuple[PublishedCell, ...], kind: Kind, relative: bool
 ) -> tuple[tuple[float, ...], str]:
     """The number of some cells, or the ends of their range, and its unit; no number if no cell has one."""
-    units = {UNITS.get(cell.unit, cell.unit) for cell in cells}
     if per:
         pairs = zip(cells, per * len(cells) if len(per) == 1 else per, strict=True)
-        ratios = [cell.value / each.value for cell, each in pairs if cell.value and each.value]
+        ratios = [cell.value / other.value for cell, other in pairs if cell.value and other.value]
         return tuple(dict.fromkeys((min(ratios), max(ratios)))), "x"
     numbers: list[float] = []
     for cell in cells:
-        ends = [cell.high] if judged_by == LIMIT and cell.high else [cell.value]
-        ends = [cell.low, cell.high] if cell.value is None and judged_by == LEVEL else ends
+        ends = [cell.high] if kind == Kind.LIMIT and cell.high else [cell.value]
+        ends = [cell.low, cell.high] if cell.value is None and kind == Kind.LEVEL else ends
         scale = 100.0 if cell.unit == "1" else 1.0
         sign = -1.0 if relative and cell.metric.endswith("_reduction") else 1.0
         numbers += [sign * scale * end for end in ends if end is not None]
     if not numbers:
         return (), "x"
+    units = {UNITS.get(cell.unit, cell.unit) for cell in cells}
     require(len(units) == 1, "cells", ", ".join(sorted(units)), "of one unit")
     return tuple(dict.fromkeys((min(numbers), max(numbers)))), units.pop()
 
 
-def _fair(published: ClaimSide, values: Mapping[str, Any], measure: Measure) -> ClaimSide | None:
-    stated = values.get(FAIR, {})
-    if stated is None or not (published.to or stated.get("to")):
+def _published(values: Mapping[str, Any], measure: Measure, overrides: Any, words: str) -> ClaimSetting:
+    """The published setting; each system is tuned as it was published if strategies can be told to."""
+    common, of, to, at = (overrides(values.get(key, [])) for key in (*SIDES, "at"))
+    require(bool(of), "of", "[]", "the overrides of the runs in the numerator")
+    situations = [Situation(of, to, at)]
+    against = values.get("against")
+    require(bool(against) or not at, "against", against, "given with at")
+    if against:
+        check_keys(against, ("at", "of", "to"), where="against: ")
+        other = {"at": ()} | {key: overrides(texts) for key, texts in against.items()}
+        situations.append(replace(situations[0], **other))
+    return ClaimSetting(words, measure, ("tuning=own", *common), tuple(situations))
+
+
+def _fair(
+    stated: Mapping[str, Any] | None, kind: Kind, published: ClaimSetting, overrides: Any, text: Any
+) -> ClaimSetting | None:
+    """The fair setting of a gain or an order, or of another claim that states one; None without a baseline."""
+    judged = kind in (Kind.GAIN, Kind.ORDER) or stated
+    if stated is None or not judged or not (published.situations[0].to or stated.get("to")):
         return None
-    _check_keys(f"{FAIR}: ", stated, SETTING_KEYS, set())
-    metric = stated.get("measure", {"metric": "iteration_time_s"} if measure.metric == "core_time_s" else {})
-    _measure({**asdict(measure), **metric})
-    overrides = {key: stated[key] for key in OVERRIDES if key in stated}
-    return replace(fair_side(published, overrides, _words(stated.get("setting", ""))), measure=metric)
+    check_keys(stated, ("setting", "measure", *SIDES), where="fair: ")
+    usual = {"metric": "iteration_time_s"} if published.measure.metric == "core_time_s" else {}
+    measure = _measure(stated.get("measure", usual), published.measure)
+    change = {side: overrides(stated[side]) for side in SIDES if side in stated}
+    return fair_setting(published, change, measure, text(stated.get("setting", "")))
 
 
-def _measure(values: Mapping[str, Any] | str) -> Measure:
-    values = {"metric": values} if isinstance(values, str) else values
-    _check_keys("measure: ", values, {each.name for each in fields(Measure)}, {"metric"})
-    measure = Measure(**values)
-    known = (*METRICS, *PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS)
+def _measure(values: Mapping[str, Any] | str, usual: Measure | None = None) -> Measure:
+    """A measure from its metric, or from a mapping; what it leaves out is that of ``usual``."""
+    stated = {"metric": values} if isinstance(values, str) else values
+    check_keys(stated, [one.name for one in fields(Measure)], () if usual else ("metric",), "measure: ")
+    measure = replace(usual, **stated) if usual else Measure(**stated)
+    known = (*METRICS, *DERIVED)
     require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
-    for key, pick in (("pick_of", measure.pick_of), ("pick_to", measure.pick_to), ("over", measure.over)):
+    for key in ("pick_of", "pick_to", "over"):
+        pick = getattr(measure, key)
         require(pick in PICKS, f"measure.{key}", pick, f"one of {', '.join(PICKS)}")
     return measure
 
 
-def _setting(name: str, values: Mapping[str, Any], claim: Mapping[str, Any]) -> ClaimSide:
-    _check_keys(f"{name}: ", values, SETTING_KEYS, {"setting"})
-    sides = {key: tuple(merge_overrides(claim.get(key, []), values.get(key, []))) for key in OVERRIDES}
-    require(bool(sides["of"]), f"{name}.of", "[]", "the overrides of the runs in the numerator")
-    setting = ClaimSide(_words(values["setting"]), **sides, measure=values.get("measure", {}))
-    two = setting.is_of_two or not setting.at
-    require(
-        two and (bool(setting.at) or not setting.against),
-        f"{name}.against",
-        [*setting.against],
-        f"given with {name}.at",
-    )
-    return setting
+def _change(label: str, values: Mapping[str, Any], overrides: Any) -> Change:
+    check_keys(values, SIDES, where=f"{label}: ")
+    require(any(values.values()), label, "{}", "overrides that make a difference")
+    return {side: overrides(texts) for side, texts in values.items()}
 
 
-def _change(name: str, values: Mapping[str, Any]) -> Change:
-    _check_keys(f"{name}: ", values, {*SIDES}, set())
-    require(any(values.values()), name, "{}", "overrides that make a difference")
-    return {side: tuple(texts) for side, texts in values.items()}
-
-
-def _assumption(values: Mapping[str, Any]) -> Assumption:
-    _check_keys("assumption: ", values, {"text", "otherwise", *SIDES}, {"text", "otherwise"})
-    change = _change("assumption", {key: values[key] for key in SIDES if key in values})
-    return Assumption(_words(values["text"]), _words(values["otherwise"]), change)
-
-
-def _check_keys(where: str, values: Mapping[str, Any], known: set[str], needed: set[str]) -> None:
-    for key in sorted(values):
-        require(key in known, f"{where}key", key, f"one of {', '.join(sorted(known))}")
-    for key in sorted(needed - {*values}):
-        raise UserError(f"{where}{key}: missing")
-
-
-def _words(text: object) -> str:
-    return " ".join(str(text).split())
+def _assumption(values: Mapping[str, Any], published: ClaimSetting, overrides: Any, text: Any) -> Assumption:
+    check_keys(values, ("text", "otherwise", *SIDES), ("text", "otherwise"), "assumption: ")
+    change = _change("assumption", {key: values[key] for key in SIDES if key in values}, overrides)
+    return Assumption(text(values["text"]), text(values["otherwise"]), published.changed(change))

@@ -1,220 +1,273 @@
-"""Claims in words: the page with all verdicts, a page per paper with every detail, and the same in a terminal."""
+"""Judged claims in words: the page with all verdicts, a page per paper with every detail, and texts for a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from entrain_bench.answers.commands import sweep_command
-from entrain_bench.answers.documents.agreement import mismatches
-from entrain_bench.answers.documents.claim import GAIN, LEVEL, LIMIT, Claim, cited
+from entrain_bench.answers.documents.claim import Claim, Kind, cited
+from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict
 from entrain_bench.answers.text import count, markdown_table
 
-INDEX = "claims.md"
-PAGES = "claims"
-VERDICTS = (
-    *("reproduced", "exceeds", "partly", "not reproduced"),
-    *("setting not reproduced", "undecided", "no source", "not measured"),
+COLUMNS = (
+    *("name", "group", "claim", "paper", "where", "paper_value", "published_value", "published_verdict"),
+    *("fair_value", "fair_verdict", "assumption", "otherwise_value", "otherwise_verdict", "other_choices"),
+    *("runs", "published", "fair"),
 )
-# In a claim's value, what other choices gave; shown with the details only.
-UNDER_OTHER_CHOICES = "under other choices"
-# Of ``claims.csv``.
-type Row = Mapping[str, Any]
-# What stands above the tables.
-INTRODUCTION = Path(__file__).parent / "templates" / "claims.md"
+KINDS = {"Gains and orders": (Kind.GAIN, Kind.ORDER), "Levels and limits": (Kind.LEVEL, Kind.LIMIT)}
+# Verdicts that ``counts_sentence`` states; others are in between or undecided.
+CLEAR = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.NOT_REPRODUCED)
 
 
-def claims_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
-    """``claims.md``: the counts, the rules, and for every paper a table with a row per claim."""
-    heading = ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair"]
-    parts = [f"# {counts(rows)}"]
-    for title, kinds in (("Gains and orders", (GAIN,)), ("Levels and limits", (LEVEL, LIMIT))):
-        own = [row for claim, row in zip(claims, rows, strict=True) if claim.judged_by in kinds]
-        parts += [f"{title}: {counts(own)}."] if own else []
-    parts += [agreement_text(claims) + ".", INTRODUCTION.read_text()]
-    for file, group in _by_file(claims, rows):
-        shown = []
-        for matrix, cases in _by_matrix(group):
-            name, row = (matrix, _summary(cases)) if matrix else (cases[0][1]["name"], cases[0][1])
-            words = (row["where"], row["paper_value"], plain_value(row), row["published_verdict"])
-            link = f"[{row['claim']}]({PAGES}/{file}.md#{name})"
-            shown.append([link, *words, row["fair_value"], row["fair_verdict"]])
-        title = f"## [{group[0][0].system}]({PAGES}/{file}.md), {counts([row for _, row in group])}"
-        parts += [title, markdown_table(heading, shown)]
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
-
-
-def counts_markdown(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
-    """Return in two sentences how many claims are reproduced and how many are not, for pages that show no claim."""
-
-    def ends(name: str) -> str:
-        number = _verdicts(rows, name)
-        others = number.total() - sum(number[each] for each in clear)
-        return f"{', '.join(f'{number[each]} {each}' for each in clear)}, {others} in between or undecided"
-
-    clear = ("reproduced", "exceeds", "not reproduced")
-    papers = {claim.file for claim in claims}
-    return (
-        f"{count(len(rows), 'claim')} of {count(len(papers), 'paper')}. As published: {ends('published')}. "
-        f"Comparisons of speed under equal tuning: {ends('fair')}.\n"
+def templates() -> Environment:
+    """The templates of this folder; they only format."""
+    return Environment(
+        loader=PackageLoader(__package__ or ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Markdown, not HTML.
     )
 
 
-def claims_pages(claims: Sequence[Claim], rows: Sequence[Row]) -> dict[str, str]:
-    """The page of every paper by its path beside ``claims.md``: a section per claim with details and commands."""
-    pages = {}
-    for file, group in _by_file(claims, rows):
-        parts = [f"# {group[0][0].system}, {counts([row for _, row in group])}"]
-        parts.append(f"[All claims](../{INDEX}) explains the verdicts. Generated from `experiments/claim/{file}.yaml`.")
-        for matrix, cases in _by_matrix(group):
-            claim, row = cases[0]
-            parts.append(f"## {matrix or claim.name}")
-            if matrix:
-                heading = ["case", "cells", "paper", "as published", "verdict", "fair", "verdict, fair"]
-                parts += [f"{claim.title}. The first case stands for all:", markdown_table(heading, _case_rows(cases))]
-            details = "\n".join(f"- *{label}*: {text}" for label, text in claim_details(row))
-            lines = "\n".join(f"# {label}\n{command}" for label, command in claim_commands(claim))
-            parts += [details, f"```sh\n{lines}\n```"]
-        pages[f"{PAGES}/{file}.md"] = "\n\n".join(parts) + "\n"
-    return pages
-
-
-def claim_text(claim: Claim, row: Row) -> str:
-    """One claim's details and commands for a terminal."""
-    lines = [claim.name, *(f"  {label}: {text}" for label, text in claim_details(row)), ""]
-    return "\n".join(lines + [f"# {label}\n{command}" for label, command in claim_commands(claim)])
-
-
-def claims_text(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
-    """For every paper a line per claim with its verdicts, then all counts and mismatches, for a terminal."""
-    lines = []
-    width = max(len(claim.name) for claim in claims)
-    for _, group in _by_file(claims, rows):
-        lines += [f"{group[0][0].system}, {counts([row for _, row in group])}"]
-        for claim, row in group:
-            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if claim.fair else ""
-            found = f"{plain_value(row)} {row['published_verdict']}{fair}"
-            lines.append(f"  {claim.name:{width}}  {row['paper_value']}: {found}")
-        lines.append("")
-    return "\n".join([*lines, counts(rows), agreement_text(claims)])
-
-
-def agreement_text(claims: Sequence[Claim]) -> str:
-    """How many claims say otherwise than the cells that they name, and which; of how many claims and cells."""
-    found = [(claim.name, text) for claim in claims for text in mismatches(claim)]
-    cells = {cell.id for claim in claims for cell in (*claim.cells, *claim.per)}
-    own = sum(bool(claim.cells) for claim in claims)
-    lines = [f"{name}: {text}" for name, text in found]
-    return "\n".join([*lines, f"{len(found)} mismatches between {own} claims and {len(cells)} published cells"])
-
-
-def claim_details(row: Row) -> Iterator[tuple[str, str]]:
-    """Return the details of a claim, by label."""
-    yield "Claim", f"{row['claim']}: {row['paper_value']} ({cited(row['paper'])}, {row['where']})"
-    yield "Paper", row["paper_setting"]
-    yield "As published", f"{_found(row, 'published')}. {row['published_setting']}"
-    if row["other_choices"]:
-        yield "Other choices", f"{row['other_choices']}."
-    if row["fair_setting"]:
-        yield "Fair", f"{_found(row, 'fair')}. {row['fair_setting']}"
-    if row["assumption"]:
-        yield "What decides", f"{decides(row)}."
-    if row["why"]:
-        yield "Why", row["why"]
-
-
-def claim_commands(claim: Claim) -> list[tuple[str, str]]:
-    """The command of every sweep, once, with the setting and the side that it is of."""
-    settings = {"as published": claim.published, **({"fair": claim.fair} if claim.fair else {})}
-    settings |= {f"other choice: {label}": each for label, each in claim.choices.items()}
-    if claim.toggled and claim.assumption:
-        settings[f"otherwise: {claim.assumption.otherwise}"] = claim.toggled
-    labels: dict[str, str] = {}
-    for label, setting in settings.items():
-        for sweep in setting.sweeps:
-            labels.setdefault(sweep_command(sweep, claim.config_dir), label)
-    return [(label, command) for command, label in labels.items()]
-
-
-def counts(rows: Iterable[Row]) -> str:
-    """How many claims there are, and how many have each verdict as published and fair."""
-    rows = [*rows]
-    fair = tally(rows, "fair")
-    return f"{count(len(rows), 'claim')}: as published {tally(rows, 'published')}" + (f"; fair {fair}" if fair else "")
-
-
-def tally(rows: Iterable[Row], name: str) -> str:
-    """How many rows have each verdict in a setting; those without the setting do not count."""
-    number = _verdicts(rows, name)
-    known = [*VERDICTS, *sorted({*number} - {*VERDICTS})]
-    return ", ".join(f"{number[each]} {each}" for each in known if number[each])
-
-
-def _verdicts(rows: Iterable[Row], name: str) -> Counter[str]:
-    found = (row[f"{name}_verdict"].partition(":")[0].partition(";")[0] for row in rows)
-    return Counter(verdict for verdict in found if verdict)
-
-
-def plain_value(row: Row) -> str:
-    """The number as published, without what other choices gave."""
-    parts = str(row["published_value"]).split("; ")
-    return "; ".join(part for part in parts if UNDER_OTHER_CHOICES not in part)
-
-
-def decides(row: Mapping[Any, Any]) -> str:
-    """The assumption that decides a claim, and what comes out where it is otherwise."""
-    if not row["assumption"]:
-        return "not toggled"
-    return f"{row['assumption']}: {_found(row, 'otherwise')}"
-
-
-def _found(row: Mapping[Any, Any], name: str) -> str:
-    return f"{row[f'{name}_value'] or 'nothing'} ({row[f'{name}_verdict']})"
-
-
-def _by_file(claims: Sequence[Claim], rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[Claim, Row]]]]:
-    """Claims with their rows, by the name of their file."""
-    ordered = sorted(zip(claims, rows, strict=True), key=lambda pair: pair[0].file)
-    for file, group in groupby(ordered, key=lambda pair: pair[0].file):
-        yield file, [*group]
-
-
-def _by_matrix(group: Sequence[tuple[Claim, Row]]) -> Iterator[tuple[str, list[tuple[Claim, Row]]]]:
-    """Claims with their rows: all cases of a matrix together, any other by itself (without a name)."""
-    matrices: dict[str, list[tuple[Claim, Row]]] = {}
-    for claim, row in group:
-        matrices.setdefault(claim.group or f"={claim.name}", []).append((claim, row))
-    for name, cases in matrices.items():
-        yield ("" if name.startswith("=") else name), cases
-
-
-def _summary(cases: Sequence[tuple[Claim, Row]]) -> Row:
-    """One row for all cases of a matrix."""
-    first = cases[0][0]
-    rows = [row for _, row in cases]
-    values = [value for claim, _ in cases for value in claim.value]
-    places = dict.fromkeys(cell.where.partition(",")[0] for claim, _ in cases for cell in claim.cells)
+def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
+    """``claims.md``, a page for every paper, and the counts for other pages, by path in the folder of results."""
+    environment = templates()
+    papers = [_paper(file, [*group]) for file, group in groupby(sorted(judged, key=_file), key=_file)]
+    kinds = {title: [one for one in judged if one.claim.kind in kinds] for title, kinds in KINDS.items()}
+    values = {
+        "counts": counts(judged),
+        "kinds": {title: counts(group) for title, group in kinds.items() if group},
+        "agreement": agreement(judged),
+        "papers": papers,
+    }
     return {
-        "claim": f"{first.title} ({len(cases)} cells)",
-        "where": "; ".join(places),
-        "paper_value": first.format((min(values), max(values)) if values else ()),
-        "published_value": "",
-        "published_verdict": tally(rows, "published"),
-        "fair_value": "",
-        "fair_verdict": tally(rows, "fair"),
+        "claims.md": environment.get_template("claims.md.j2").render(values),
+        "tables/claims_counts.md": f"{counts_sentence(judged)}\n",
+        **{
+            f"claims/{paper['file']}.md": environment.get_template("claims_of_paper.md.j2").render(paper)
+            for paper in papers
+        },
     }
 
 
-def _case_rows(cases: Sequence[tuple[Claim, Row]]) -> list[list[str]]:
-    return [
-        [
-            claim.name,
-            " ".join(cell.id for cell in claim.cells),
-            *(row["paper_value"], row["published_value"], row["published_verdict"]),
-            *(row["fair_value"], row["fair_verdict"]),
-        ]
-        for claim, row in cases
+def _file(judged: JudgedClaim) -> str:
+    return judged.claim.file
+
+
+def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
+    """What the pages show of a paper: claims of one group share a row and a section."""
+    groups: dict[tuple[str, str], list[JudgedClaim]] = {}
+    for one in judged:
+        key = (one.claim.group, "") if one.claim.group else ("", one.claim.name)
+        groups.setdefault(key, []).append(one)
+    return {
+        "file": file,
+        "system": judged[0].claim.system,
+        "counts": counts(judged),
+        "table": markdown_table(
+            ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair"],
+            [_summary(file, members) for members in groups.values()],
+        ),
+        "sections": [_section(members) for members in groups.values()],
+    }
+
+
+def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
+    """The row of a claim in the list of all claims; one row for all claims of a group."""
+    claim = members[0].claim
+    if not claim.group:
+        row = claim_row(members[0])
+        link = f"[{claim.claim}](claims/{file}.md#{claim.name})"
+        numbers = (value_text(claim, members[0].published), row["published_verdict"])
+        return [link, claim.where, row["paper_value"], *numbers, row["fair_value"], row["fair_verdict"]]
+    values = [value for one in members for value in one.claim.value]
+    places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
+    link = f"[{claim.title} ({len(members)} cells)](claims/{file}.md#{claim.group})"
+    paper = claim.format((min(values), max(values)) if values else ())
+    return [link, "; ".join(places), paper, "", tally(members, "published"), "", tally(members, "fair")]
+
+
+def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
+    first = members[0]
+    heading = ["case", "cells", "paper", "as published", "verdict", "fair", "verdict, fair"]
+    shown = COLUMNS[5:10]
+    rows = [
+        [one.claim.name, " ".join(cell.id for cell in one.claim.cells), *(claim_row(one)[name] for name in shown)]
+        for one in members
     ]
+    return {
+        "name": first.claim.group or first.claim.name,
+        "title": first.claim.title,
+        "table": markdown_table(heading, rows) if first.claim.group else "",
+        "details": claim_details(first),
+        "commands": claim_commands(first.claim),
+    }
+
+
+def claim_row(judged: JudgedClaim) -> dict[str, str]:
+    """A claim's row in ``claims.csv``: texts, and the plain verdicts ``published`` and ``fair``."""
+    claim = judged.claim
+    row = {name: str(getattr(claim, name)) for name in ("name", "group", "claim", "paper", "where")}
+    row |= {"paper_value": claim.format(claim.value), "assumption": "", "runs": claim.hash_of_runs}
+    row |= {"published": str(judged.published.verdict), "fair": str(judged.fair.verdict) if judged.fair else ""}
+    for name, finding in (("published", judged.published), ("fair", judged.fair), ("otherwise", judged.otherwise)):
+        row[f"{name}_value"] = value_text(claim, finding)
+        row[f"{name}_verdict"] = verdict_text(finding)
+    verdicts = {verdict_text(one): None for one in judged.choices.values() if one.number is not None}
+    verdicts.pop(row["published_verdict"], None)
+    row["published_verdict"] += f"; under other choices {' or '.join(verdicts)}" if verdicts else ""
+    row["published_value"] += _range(claim, [*judged.choices.values()])
+    row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in judged.choices.items())
+    if claim.assumption:
+        row["assumption"] = f"{claim.assumption.text}; otherwise, {claim.assumption.otherwise}"
+    return row
+
+
+def value_text(claim: Claim, finding: Finding | None) -> str:
+    """The number and its interval; of an order with several cases their ends, and in how many it holds; runs lost."""
+    if finding is None or finding.number is None:
+        return ""
+    ends = [end for end in (finding.low, finding.high) if end is not None]
+    if finding.num_cases > 1:
+        unclear = f", {finding.num_unclear} unclear" if finding.num_unclear else ""
+        text = f"{claim.format(ends)} ({finding.num_held} of {finding.num_cases}{unclear})"
+    else:
+        text = claim.format([finding.number]) + (f" ({claim.format(ends)})" if ends else "")
+    if finding.num_lost:
+        seeds = ", ".join(map(str, finding.lost_seeds))
+        text += f"; {finding.num_lost} of {finding.num_runs} runs have no result (seeds left out: {seeds})"
+    return text
+
+
+def verdict_text(finding: Finding | None) -> str:
+    """The verdict, with what its setting lacks."""
+    if finding is None:
+        return ""
+    if finding.need_bytes is not None and finding.has_bytes is not None:
+        need = f"needs {finding.need_bytes / 2**30:.0f} of {finding.has_bytes / 2**30:.0f} GiB"
+        return f"{finding.verdict}: {need}"
+    return f"{finding.verdict}: {finding.reason}" if finding.reason else str(finding.verdict)
+
+
+def _in_words(claim: Claim, finding: Finding | None) -> str:
+    return f"{value_text(claim, finding) or 'nothing'} ({verdict_text(finding)})"
+
+
+def _range(claim: Claim, choices: Sequence[Finding]) -> str:
+    """The range of the numbers under other choices, and how many of these have none."""
+    if not choices:
+        return ""
+    numbers = sorted(one.number for one in choices if one.number is not None)
+    ends = claim.format([numbers[0], numbers[-1]][: len(numbers)]) if numbers else "nothing"
+    lacking = len(choices) - len(numbers)
+    return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
+
+
+def claim_details(judged: JudgedClaim) -> dict[str, str]:
+    """The details of a claim, by label."""
+    claim = judged.claim
+    row = claim_row(judged)
+    differs = "".join(f" Here otherwise: {text}." for text in claim.differs.values())
+    published = f"{row['published_value'] or 'nothing'} ({row['published_verdict']})"
+    details = {
+        "Claim": f"{claim.claim}: {row['paper_value']} ({cited(claim.paper)}, {claim.where})",
+        "Paper": claim.paper_setting + differs,
+        "As published": f"{published}. {claim.published.words}",
+    }
+    if row["other_choices"]:
+        details["Other choices"] = f"{row['other_choices']}."
+    if claim.fair:
+        details["Fair"] = f"{_in_words(claim, judged.fair)}. {claim.fair.words}"
+    if claim.assumption:
+        details["What decides"] = f"{decides(row)}."
+    return details | ({"Why": claim.why} if claim.why else {})
+
+
+def decides(row: Mapping[Any, Any]) -> str:
+    """The assumption that decides a claim, and what the runs with its opposite say; of a row of ``claims.csv``."""
+    if not row["assumption"]:
+        return "not toggled"
+    return f"{row['assumption']}: {row['otherwise_value'] or 'nothing'} ({row['otherwise_verdict']})"
+
+
+def claim_commands(claim: Claim) -> dict[str, str]:
+    """The command of every sweep, once, with the setting that it is of first."""
+    settings = {"as published": claim.published, **({"fair": claim.fair} if claim.fair else {})}
+    settings |= {f"other choice: {label}": setting for label, setting in claim.choices.items()}
+    if claim.assumption:
+        settings[f"otherwise: {claim.assumption.otherwise}"] = claim.assumption.setting
+    commands: dict[str, str] = {}
+    for label, setting in settings.items():
+        for sweep in setting.sweeps:
+            commands.setdefault(sweep_command(sweep, claim.config_dir), label)
+    return commands
+
+
+def claim_text(judged: JudgedClaim) -> str:
+    """One claim's details and commands for a terminal."""
+    details = [f"  {label}: {text}" for label, text in claim_details(judged).items()]
+    commands = [f"# {label}\n{command}" for command, label in claim_commands(judged.claim).items()]
+    return "\n".join([judged.claim.name, *details, "", *commands])
+
+
+def claims_text(judged: Sequence[JudgedClaim]) -> str:
+    """For every paper a line per claim with its verdicts, then all counts, for a terminal."""
+    lines = []
+    width = max(len(one.claim.name) for one in judged)
+    for _, group in groupby(sorted(judged, key=_file), key=_file):
+        members = [*group]
+        lines += [f"{members[0].claim.system}, {counts(members)}"]
+        for one in members:
+            row = claim_row(one)
+            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if one.fair else ""
+            found = f"{value_text(one.claim, one.published)} {row['published_verdict']}{fair}"
+            lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {found}")
+        lines.append("")
+    return "\n".join([*lines, counts(judged), agreement(judged)])
+
+
+def agreement(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims agree with how many cells; claims that contradict their cells are not loaded."""
+    cells = {cell.id for one in judged for cell in (*one.claim.cells, *one.claim.per)}
+    with_cells = sum(bool(one.claim.cells) for one in judged)
+    return f"0 mismatches between {with_cells} claims and {len(cells)} published cells"
+
+
+def counts(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims there are, and how many have each verdict as published and fair."""
+    fair = tally(judged, "fair")
+    text = f"{count(len(judged), 'claim')}: as published {tally(judged, 'published')}"
+    return text + (f"; fair {fair}" if fair else "")
+
+
+def tally(judged: Iterable[JudgedClaim], name: str) -> str:
+    """How many claims have each verdict in a setting; those without the setting do not count."""
+    number = Counter(_verdicts(judged, name))
+    return ", ".join(f"{number[verdict]} {verdict}" for verdict in Verdict if number[verdict])
+
+
+def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims are reproduced and how many are not, for pages that show no claim."""
+
+    def ends(name: str) -> str:
+        number = Counter(_verdicts(judged, name))
+        others = number.total() - sum(number[verdict] for verdict in CLEAR)
+        clear = ", ".join(f"{number[verdict]} {verdict}" for verdict in CLEAR)
+        return f"{clear}, {others} in between or undecided"
+
+    papers = count(len({one.claim.file for one in judged}), "paper")
+    return (
+        f"{count(len(judged), 'claim')} of {papers}. As published: {ends('published')}. "
+        f"Comparisons of speed under equal tuning: {ends('fair')}."
+    )
+
+
+def _verdicts(judged: Iterable[JudgedClaim], name: str) -> Iterator[Verdict]:
+    return (finding.verdict for one in judged if (finding := getattr(one, name)))

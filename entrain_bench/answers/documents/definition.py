@@ -1,11 +1,13 @@
-"""Files of definitions (claims, tables, leads): many of one kind, with what they share stated once."""
+"""Files of claims and tables: plain YAML, in which lists may hold lists and texts may be lists of texts.
+
+What several entries share is stated once with YAML's own anchors (``&name``, ``*name``) and merge keys (``<<``), mostly
+under ``shared``, which is not read.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,85 +15,70 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
-# `{name}` in any text: a field of the case, of its definition, of its source, or of `shared`. `{name[other]}`: of the
-# field's entries the one that another field names.
-FIELD = re.compile(r"\{([a-z_0-9]+)(?:\[([a-z_0-9]+)\])?\}")
 SHARED = "shared"
 DEFAULTS = "defaults"
-CASES = "cases"
-MATRIX = "matrix"
-# For definitions that have this key: the name of the matrix that a case is of.
-GROUP = "group"
-# Lists of overrides: a later layer replaces overrides of the same key in place and appends others.
-OVERRIDES = ("common", "of", "to", "at", "against", "against_of", "against_to")
+_FIELD = re.compile(r"\{([a-z_0-9]+)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where definitions find further fields.
-
-    Attributes:
-        key: the key of a definition that names entries.
-        fields: fields by the value of that key; fields of the definition come before them.
-        axis: the axis of a ``matrix`` whose values are patterns of entries.
-        expand: the entries of a pattern.
-    """
-
-    key: str
-    fields: Callable[[Any], Mapping[str, Any]]
-    axis: str
-    expand: Callable[[str], Sequence[str]]
-
-
-def load_definitions[T](
-    path: Path,
-    kind: str,
-    keys: set[str],
-    parse: Callable[[str, Mapping[str, Any]], T],
-    verbatim: str = "",
-    source: Source | None = None,
-) -> Iterator[T]:
-    """Parse every definition of a file.
-
-    A file holds ``kind`` (definitions by name), ``defaults`` (what all of them share) and ``shared`` (values by name).
-    A definition with ``cases`` stands for one definition per case: each case states its name and its differences. One
-    with ``matrix`` stands for one definition per combination of the matrix' values, by field; the values make the name.
-    ``{name}`` inserts a field: any key that is not in ``keys``, or a value of ``shared``; ``{name[other]}`` inserts the
-    entry of the field that another field names. A text that consists of one
-    field takes the value itself; a list in a list becomes part of the outer list. The value of ``verbatim`` keeps its
-    braces.
+def read_definitions[T](path: Path, kind: str, parse: Callable[[str, Mapping[str, Any]], Iterable[T]]) -> Iterator[T]:
+    """Parse every entry of a file: the mapping under ``kind``, each entry with the keys of ``defaults`` it lacks.
 
     Raises:
-        UserError: naming the file, the definition and what is wrong in it.
+        UserError: naming the file, the entry and the problem.
     """
-    content = yaml.safe_load(path.read_text()) or {}
     try:
+        content = yaml.safe_load(path.read_text()) or {}
         for key in content:
             require(key in (kind, SHARED, DEFAULTS), "key", key, f"one of {kind}, {DEFAULTS}, {SHARED}")
-        require(kind in content, "key", kind, "stated: the definitions by name")
-        for name in content.get(SHARED, {}):
-            require(name not in keys, f"{SHARED}.{name}", name, "a name that is no key of a definition")
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from error
-    shared = content.get(SHARED, {})
+        require(kind in content, "key", kind, "stated: the entries by name")
+    except (UserError, yaml.YAMLError) as error:
+        raise UserError(f"{path.name}: {' '.join(str(error).split())}") from error
     for name, values in content[kind].items():
-        unused = set(values) - keys - {CASES, MATRIX}
-        cases = _matrix(name, values[MATRIX], source) if MATRIX in values else values.get(CASES, {name: {}})
-        for case, differences in cases.items():
-            layers = [content.get(DEFAULTS, {}), values, differences]
-            try:
-                resolved, used = _resolved(layers, shared, keys, verbatim, source)
-                unused -= used
-                axes = {*values.get(MATRIX, {})}
-                for key in sorted({str(key) for key in differences} - keys - used - axes):
-                    raise unknown_choice("key", key, keys)
-                if GROUP in keys and MATRIX in values:
-                    resolved[GROUP] = name
-                yield parse(case, resolved)
-            except UserError as error:
-                raise UserError(f"{path.name}: {case}: {error}") from error
-        for key in sorted(unused, key=str):
-            raise UserError(f"{path.name}: {name}: {unknown_choice('key', str(key), keys)}")
+        try:
+            yield from parse(name, {**content.get(DEFAULTS, {}), **values})
+        except UserError as error:
+            raise UserError(f"{path.name}: {name}: {error}") from error
+
+
+def check_keys(values: Mapping[str, Any], known: Iterable[str], needed: Iterable[str] = (), where: str = "") -> None:
+    """Raise ``UserError`` for an unknown or missing key; ``where`` is the mapping, if it is inside another."""
+    names = [*known]
+    for key in values:
+        if key not in names:
+            raise unknown_choice(f"{where}key", str(key), names)
+    for key in needed:
+        if key not in values:
+            raise UserError(f"{where}{key}: missing")
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The values of a list, of lists in it, and of lists in these; of anything else the value itself."""
+    for inner in value if isinstance(value, list | tuple) else (value,):
+        yield from flat(inner) if isinstance(inner, list | tuple) else (inner,)
+
+
+def insert(text: str, fields: Mapping[str, Any]) -> str:
+    """A text in which ``{name}`` is replaced by the field of this name; other braces stay.
+
+    Raises:
+        UserError: for an unknown field.
+    """
+    for name in _FIELD.findall(text):
+        if name not in fields:
+            raise unknown_choice("field", name, fields)
+    return _FIELD.sub(lambda match: str(fields[match[1]]), text)
+
+
+def read_text(value: Any, fields: Mapping[str, Any] | None = None) -> str:
+    """A text, or a list of texts joined by spaces; whitespace becomes single spaces."""
+    words = " ".join(str(part) for part in flat(value)).split()
+    return insert(" ".join(words), fields or {}) if fields is not None else " ".join(words)
+
+
+def read_overrides(value: Any, fields: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Overrides from a list; a later one replaces an earlier one of the same key, in its place."""
+    merged = merge_overrides((), map(str, flat(value)))
+    return tuple(merged if fields is None else (insert(text, fields) for text in merged))
 
 
 def override_key(override: str) -> str:
@@ -99,85 +86,6 @@ def override_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
-def _matrix(name: str, axes: Mapping[str, list[str]], source: Source | None) -> dict[str, dict[str, str]]:
-    """The cases of a matrix by name: the entry's, or that of the definition and its values."""
-    values = [
-        [entry for pattern in patterns for entry in source.expand(str(pattern))]
-        if source and axis == source.axis
-        else [*map(str, patterns)]
-        for axis, patterns in axes.items()
-    ]
-    cases = {}
-    for combination in product(*values):
-        case = dict(zip(axes, combination, strict=True))
-        alone = source is not None and [*axes] == [source.axis]
-        cases[re.sub(r"[^a-z0-9]+", "_", "_".join(([] if alone else [name]) + [*combination]).lower())] = case
-    return cases
-
-
-def _resolved(
-    layers: list[Mapping[str, Any]], shared: Mapping[str, Any], keys: set[str], verbatim: str, source: Source | None
-) -> tuple[dict[str, Any], set[str]]:
-    """The merged layers, the most general first, with all fields inserted; and the names of these fields.
-
-    Raises:
-        UserError: for an unknown field, and for a field that contains itself.
-    """
-    fields = {**shared, **{str(key): value for layer in layers for key, value in layer.items()}}
-    used: set[str] = set()
-
-    def field(found: re.Match[str], within: frozenset[str]) -> Any:
-        name, key = found.groups()
-        if name not in fields:
-            raise unknown_choice("field", name, fields)
-        require(name not in within, "field", name, "free of itself")
-        used.add(name)
-        value = fields[name]
-        if key:
-            entries = {str(each): value[each] for each in value}
-            choice = str(insert(f"{{{key}}}", within))
-            if choice not in entries:
-                raise unknown_choice(name, choice, entries)
-            value = entries[choice]
-        return insert(value, within | {name})
-
-    def insert(value: Any, within: frozenset[str]) -> Any:
-        if isinstance(value, Mapping):
-            return {str(insert(str(key), within)): insert(each, within) for key, each in value.items()}
-        if isinstance(value, list):
-            found = [(each, insert(each, within)) for each in value]
-            lists = [new if isinstance(new, list) and isinstance(old, str) else [new] for old, new in found]
-            return [each for part in lists for each in part]
-        if not isinstance(value, str):
-            return value
-        whole = FIELD.fullmatch(value)
-        return field(whole, within) if whole else FIELD.sub(lambda match: str(field(match, within)), value)
-
-    if source:
-        entries = [layer[source.key] for layer in layers if source.key in layer]
-        fields = {**source.fields(insert(entries[-1], frozenset())), **fields} if entries else fields
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        own = {key: value for key, value in layer.items() if key in keys}
-        merged = _merge(merged, {k: v if k == verbatim else insert(v, frozenset()) for k, v in own.items()})
-    return merged, used
-
-
-def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings key by key, lists of overrides override by override; anything else is replaced."""
-    merged = dict(base)
-    for key, value in more.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merge(old, value)
-        elif key in OVERRIDES and old:
-            merged[key] = merge_overrides(old, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def merge_overrides(base: list[str], more: list[str]) -> list[str]:
+def merge_overrides(base: Iterable[str], more: Iterable[str]) -> list[str]:
     """Overrides in which later ones replace those of the same key, in their place; others follow."""
-    own = {override_key(text): text for text in more}
-    return [own.pop(override_key(text), text) for text in base] + [*own.values()]
+    return [*{override_key(text): text for text in (*base, *more)}.values()]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.comparison import FAILED, TIME, Comparison
+from entrain_bench.answers.comparison import TIME, Comparison, Verdict
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError, require
@@ -191,7 +191,7 @@ def chances_table(data: pd.DataFrame) -> pd.DataFrame:
 def _close(comparison: Comparison[str], limit: float) -> list[str]:
     """Strategies without a failure that take at most so many times as long as the fastest; at least the first two."""
     standings = comparison.standings
-    whole = [name for name in comparison.ranked if standings[name].verdict != FAILED]
+    whole = [name for name in comparison.ranked if standings[name].verdict != Verdict.FAILED]
     close = [name for name in whole if (behind := standings[name].behind) is None or behind.mean <= limit]
     return close if len(close) > 1 else whole[:2]
 

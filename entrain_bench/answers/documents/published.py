@@ -158,7 +158,12 @@ def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str,
     """
     names = our_names(config_dir)
     gpus = cell.numbers_of_gpus
-    fields: dict[str, Any] = {"value": cell.printed, "their_model": cell.model, "their_data": cell.data}
+    fields: dict[str, Any] = {
+        "cell": cell.id,
+        "value": cell.printed,
+        "their_model": cell.model,
+        "their_data": cell.data,
+    }
     fields |= {"their_system": cell.system, "their_baseline": cell.baseline, "their_metric": cell.metric}
     for key, text in cell.setting.items():
         fields |= {key: _plain(key, text), f"{key}_text": text}

@@ -8,13 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.comparison import TIME, lead_of
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
-from entrain_bench.answers.documents.table import Lead, lead_markdown
-from entrain_bench.answers.documents.tables import load_tables
+from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
-from entrain_bench.answers.leads import lead_of, lead_sentence, winners_sentence
-from entrain_bench.answers.posterior import Chance, chances_by_job, interval, posterior_sentences
+from entrain_bench.answers.posterior import Chance, chances_by_job
+from entrain_bench.answers.sentences import lead_sentence, posterior_sentences, winners_sentence
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.arithmetic import decisive
@@ -129,7 +128,7 @@ def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mappin
         for name, chance in found.items():
             if chance.num_fastest and chance.lead:
                 job = f"{labels['model'][model]} {labels['workload'][workload]}"
-                lead = f"{chance.lead.median:.2f}x ({interval(chance.lead)})"
+                lead = f"{chance.lead.median:.2f}x ({chance.lead.low:.2f}x to {chance.lead.high:.2f}x)"
                 rows.append([job, labels["strategy"][name], f"{chance.probability:.2f}", lead, f"{chance.num_draws}"])
     heading = ["model, workload", "strategy", "P(fastest)", "speedup over the fastest other", "draws"]
     return f"### {POSTERIOR}\n\n{markdown_table(heading, rows, right=heading[2:])}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from entrain_bench.answers.documents.definition import merge_overrides, override_key
 from entrain_bench.base.errors import require
 
+# Overrides of all runs, of the runs in the numerator, and of the runs that they are compared with.
 SIDES = ("common", "of", "to")
-# Overrides that take the place of a setting's, of all runs or of those of one side.
-type Change = Mapping[str, tuple[str, ...]]
+# Overrides that replace those of a setting, by side.
+type Change = Mapping[str, Sequence[str]]
 STRATEGY = "strategy"
 # What a fair setting leaves to the tuner, for every strategy.
 FREE = (
@@ -19,8 +20,6 @@ FREE = (
 )
 # Keys of a strategy, its layout and its tuning; and of a device that is not the published one.
 TUNED = ("layout.", "microbatch_size", "strategy.", "strategy/", "tuning", "cluster.device.")
-# What of the job may differ between two sides.
-OF_SIDES = ("cluster",)
 BASELINE = "megatron"
 FAIR_WORDS = (
     "One rule for all claims: the same job for both sides; degrees, microbatch size and recomputation are free and "
@@ -29,141 +28,133 @@ FAIR_WORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimSide:
-    """Overrides of the runs behind a number.
+class Measure:
+    """How a number comes out of runs.
+
+    For every workload and model, the mean of a side's configurations counts, or the configuration that is greatest or
+    least on average. The two sides are compared seed by seed. Then cases are combined.
 
     Attributes:
-        words: what the setting is, and what of it was chosen here.
-        common: of all runs.
-        of: of the runs in the numerator.
-        to: of the runs they are compared with; empty to take the metric itself.
-        at, against: of two situations; the result is the ratio under ``at`` over the ratio under ``against``,
-            or the metric itself under both where ``to`` is empty.
-        against_of, against_to: the sides of the second situation, if they are not those of the first.
-        measure: what it measures otherwise than the claim, such as the whole iteration.
+        metric: a column of the table of runs, or a number that ``claims`` derives from it.
+        pick_of, pick_to: which configuration of a side counts (mean, max, min).
+        over: how workloads and models are combined (mean, max, min).
+        samples: for GPU days the cell that states the number of samples.
     """
 
-    words: str
-    common: tuple[str, ...]
+    metric: str
+    pick_of: str = "mean"
+    pick_to: str = "mean"
+    over: str = "mean"
+    samples: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Overrides of both sides, and of the situation that they are compared in (``at``); without ``to`` one side."""
+
     of: tuple[str, ...]
     to: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
-    against: tuple[str, ...] = ()
-    against_of: tuple[str, ...] = ()
-    against_to: tuple[str, ...] = ()
-    measure: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSetting:
+    """The runs behind a number.
+
+    Attributes:
+        words: the setting in words, and which parts of it were chosen here.
+        measure: how its number comes out of its runs.
+        common: overrides of all runs.
+        situations: one, or two whose ratio is the number: the first over the second.
+    """
+
+    words: str
+    measure: Measure
+    common: tuple[str, ...]
+    situations: tuple[Situation, ...]
 
     @property
     def pairs(self) -> list[list[tuple[str, ...]]]:
         """The sweeps to run: for every situation the numerator, and the denominator if there is one."""
-        situations = [(self.at, self.of, self.to)]
-        if self.is_of_two:
-            situations.append((self.against, self.against_of or self.of, self.against_to or self.to))
-        return [[(*self.common, *at, *side) for side in sides if side] for at, *sides in situations]
-
-    @property
-    def is_of_two(self) -> bool:
-        """Whether two situations are compared."""
-        return bool(self.against or self.against_of or self.against_to)
+        return [[(*self.common, *one.at, *side) for side in (one.of, one.to) if side] for one in self.situations]
 
     @property
     def sweeps(self) -> list[tuple[str, ...]]:
         """The same, one after another."""
         return [side for pair in self.pairs for side in pair]
 
-    def changed(self, change: Change) -> ClaimSide:
+    @property
+    def is_comparison(self) -> bool:
+        """Whether two sides or two situations are compared; otherwise the metric itself is the number."""
+        return len(self.sweeps) > 1
+
+    def changed(self, change: Change) -> ClaimSetting:
         """The setting with overrides of the same keys replaced, and others added.
 
         What one side alone changes of ``common``, the other side keeps.
 
         Raises:
-            UserError: for a key that tells the two situations apart.
+            UserError: for a key that distinguishes the two situations.
         """
         everywhere, of, to = ({override_key(text) for text in change.get(side, ())} for side in SIDES)
-        for text in (*self.at, *self.against):
+        for text in (text for one in self.situations for text in one.at):
             changed = override_key(text) in everywhere | of | to
             require(not changed, "change", override_key(text), "a key other than those of at and against")
-        shared = _without(self.common, everywhere)
-        split = tuple(text for text in shared if override_key(text) in of | to)
+        kept = _without(self.common, everywhere)
+        split = [text for text in kept if override_key(text) in of | to]
 
-        def side(own: tuple[str, ...], name: str, keys: set[str]) -> tuple[str, ...]:
-            return (*_without((*split, *own), everywhere | keys), *change.get(name, ())) if own else ()
+        def side(texts: tuple[str, ...], name: str, keys: set[str]) -> tuple[str, ...]:
+            return (*_without((*split, *texts), everywhere | keys), *change.get(name, ())) if texts else ()
 
-        return replace(
-            self,
-            common=(*_without(shared, of | to), *change.get("common", ())),
-            of=side(self.of, "of", of),
-            to=side(self.to, "to", to),
-            against_of=side(self.against_of, "of", of),
-            against_to=side(self.against_to, "to", to),
-        )
+        situations = [replace(one, of=side(one.of, "of", of), to=side(one.to, "to", to)) for one in self.situations]
+        common = (*_without(kept, of | to), *change.get("common", ()))
+        return replace(self, common=common, situations=tuple(situations))
 
 
-def published_side(side: ClaimSide) -> ClaimSide:
-    """The setting, each system tuned as it was published if strategies can be told to."""
-    return replace(side, common=("tuning=own", *side.common))
-
-
-def fair_side(published: ClaimSide, stated: Mapping[str, Sequence[str]], words: str = "") -> ClaimSide:
+def fair_setting(published: ClaimSetting, stated: Change, measure: Measure, words: str = "") -> ClaimSetting:
     """The published job, tuned in the same way for both sides.
 
-    What belongs to a strategy or its layout is left out of the published setting. If both sides are one strategy, the
-    parts that tell them apart stay. ``stated`` changes the job and names the baseline.
-
-    Args:
-        published: the published setting.
-        stated: overrides of the fair setting by side.
-        words: what it is besides the rule.
+    The strategies stay, everything else of a strategy, its layout and its device goes. If both sides are one strategy,
+    the parts that distinguish them stay. ``stated`` changes the job and names the baseline.
 
     Raises:
-        UserError: for a fair setting that the rule does not allow (``check_fair``).
+        UserError: if ``stated`` fixes what the rule leaves free, or the sides differ in more than the strategy and the
+            size of the cluster, or the tuned baseline is missing.
     """
-    sides = {name: [text for text in getattr(published, name) if is_job(text)] for name in ("common", "at", "against")}
+    for text in stated.get("common", ()):
+        require(_is_job(text), "fair.common", text, "of the job; strategies are tuned by one rule")
     shared = [text for text in published.common if override_key(text) == STRATEGY or _is_part(text)]
-    full = {name: merge_overrides(shared, [*getattr(published, name)]) for name in ("of", "to")}
-    for name, texts in full.items():
-        kept = [text for text in texts if _of_side(override_key(text))]
-        sides[name] = merge_overrides(kept, [*stated.get(name, ())])
-    if _strategies(sides["of"]) == _strategies(sides["to"]):
-        for name, texts in full.items():
-            sides[name] = merge_overrides([*sides[name], *filter(_is_part, texts)], [*stated.get(name, ())])
-    for name in ("common", "at", "against"):
-        sides[name] = merge_overrides(sides[name], [*stated.get(name, ())])
-    common = (*FREE, *sides["common"])
-    of, to, at, against = (tuple(sides[name]) for name in ("of", "to", "at", "against"))
-    side = ClaimSide(" ".join((words, FAIR_WORDS)).strip(), common, of, to, at, against)
-    check_fair(side)
-    return side
+    common = merge_overrides(filter(_is_job, published.common), stated.get("common", ()))
+    situations = []
+    for one in published.situations:
+        of, to = (merge_overrides(shared, side) for side in (one.of, one.to))
+        sides = [
+            merge_overrides(filter(_is_of_side, side), stated.get(name, ())) for name, side in (("of", of), ("to", to))
+        ]
+        alone = _strategies(sides[0]) == _strategies(sides[1])
+        if alone:
+            sides = [
+                merge_overrides([*kept, *filter(_is_part, side)], stated.get(name, ()))
+                for kept, name, side in ((sides[0], "of", of), (sides[1], "to", to))
+            ]
+        for text in (*sides[0], *sides[1]):
+            allowed = _is_of_side(text) or (alone and _is_part(text))
+            require(allowed, "fair", text, "a strategy, a part of one compared with itself, or the cluster's size")
+        compared = alone or BASELINE in {*_strategies(sides[0]), *_strategies(sides[1])}
+        require(bool(sides[1]) and compared, "fair.to", sides[1], f"given, with strategy={BASELINE} on one side")
+        situations.append(Situation(tuple(sides[0]), tuple(sides[1]), tuple(filter(_is_job, one.at))))
+    return ClaimSetting(f"{words} {FAIR_WORDS}".strip(), measure, (*FREE, *common), tuple(situations))
 
 
-def check_fair(side: ClaimSide) -> None:
-    """Refuse a setting that is not fair.
-
-    Raises:
-        UserError: if anything is fixed that the rule leaves free, if the sides differ in more than the strategy and the
-            size of the cluster, or if the tuned baseline is missing.
-    """
-    for text in FREE:
-        require(text in side.common, "fair.common", override_key(text), f"{text}: the rule of all fair settings")
-    stated = [text for text in side.common if text not in FREE]
-    for text in (*stated, *side.at, *side.against):
-        require(is_job(text), "fair.common", text, "of the job; strategies are tuned by one rule")
-    alone = _strategies(side.of) == _strategies(side.to)
-    for text in (*side.of, *side.to):
-        allowed = _of_side(override_key(text)) or (alone and _is_part(text))
-        require(allowed, "fair", text, "a strategy, a part of one compared with itself, or the cluster's size")
-    compared = alone or BASELINE in {*_strategies(side.of), *_strategies(side.to)}
-    require(bool(side.to) and compared, "fair.to", [*side.to], f"given, with strategy={BASELINE} on one side")
-
-
-def is_job(override: str) -> bool:
+def _is_job(override: str) -> bool:
     """Whether an override is of the training job, not of a strategy, its layout or its tuning."""
     return override_key(override) != STRATEGY and not override_key(override).startswith(TUNED)
 
 
-def _of_side(key: str) -> bool:
-    job = key == STRATEGY or key.split(".")[0] in OF_SIDES
-    return job and not key.startswith(TUNED)
+def _is_of_side(override: str) -> bool:
+    """Whether fair sides may differ in an override: the strategy, or the size of the cluster."""
+    key = override_key(override)
+    return (key == STRATEGY or key.split(".")[0] == "cluster") and not key.startswith(TUNED)
 
 
 def _is_part(override: str) -> bool:
@@ -175,5 +166,5 @@ def _strategies(overrides: Iterable[str]) -> tuple[str, ...]:
     return tuple(names[-1].split(",")) if names else ()
 
 
-def _without(overrides: Sequence[str], keys: set[str]) -> tuple[str, ...]:
+def _without(overrides: Iterable[str], keys: set[str]) -> tuple[str, ...]:
     return tuple(text for text in overrides if override_key(text) not in keys)

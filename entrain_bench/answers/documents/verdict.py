@@ -1,13 +1,16 @@
-"""How numbers come out of runs, and the rule that judges them: each verdict has two sides."""
+"""How numbers come out of runs, and the rule that judges them: a finding for each setting of a claim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import GAIN, LIMIT, PRODUCTS, SCALES, Claim
+from entrain_bench.answers.documents.claim import PRODUCTS, SCALES, Claim, Kind
+from entrain_bench.answers.documents.sides import Measure
 from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
 from entrain_bench.base.errors import UserError
 
@@ -21,21 +24,87 @@ SAME = 1.25
 SIMILAR = 2.0
 # How many more or fewer, of things that are counted.
 COUNTS = {"stages": (0.5, 1.5), "GPUs": (1.0, 3.0)}
-UNDECIDED = "undecided"
-NO_SOURCE = "no source"
-EXCEEDS = "exceeds"
-ELSEWHERE = "setting not reproduced"
 # A ratio must exceed the first for an order to hold; what is closer counts as equal. A paper's ratio that is closer
 # to 1 is no gain: "reproduced" up to the first from it, "partly" up to the second.
 ORDER = 1.02
 NEARLY = 1.05
+# Significant digits of a finding's numbers, so that machines agree.
+DIGITS = 12
 
 
-def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
-    """The claim's numbers from the runs of one setting: what is compared, or the metric itself.
+class Verdict(StrEnum):
+    """What runs say about a claim; in the order of tables."""
+
+    REPRODUCED = "reproduced"
+    EXCEEDS = "exceeds"
+    PARTLY = "partly"
+    NOT_REPRODUCED = "not reproduced"
+    # A program of the setting needs more memory than the published device has.
+    OTHER_SETTING = "setting not reproduced"
+    # The verdicts of the interval's ends differ.
+    UNDECIDED = "undecided"
+    # The number is not in the paper, as far as is known.
+    NO_SOURCE = "no source"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the runs of one setting say about a claim; numbers are in the claim's unit.
+
+    Attributes:
+        verdict: the verdict.
+        number: the mean over cases and seeds; None without a result.
+        low, high: ends of its 95% interval, or of the cases' numbers if an order has several cases; None for one seed.
+        num_cases, num_held, num_unclear: for an order with several cases, their number, and in how many it holds or
+            may hold.
+        num_runs, num_lost, lost_seeds: runs, those without a result, and the seeds that are left out for them.
+        need_bytes, has_bytes: memory that a run needs, and that of the published device, if that is too little.
+        reason: why there is no result.
+    """
+
+    verdict: Verdict
+    number: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_cases: int = 1
+    num_held: int = 0
+    num_unclear: int = 0
+    num_runs: int = 0
+    num_lost: int = 0
+    lost_seeds: tuple[int, ...] = ()
+    need_bytes: float | None = None
+    has_bytes: float | None = None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Finding:
+        """The finding that ``to_dict`` gave, also after JSON."""
+        seeds = tuple(values.get("lost_seeds", ()))
+        return cls(**{**values, "verdict": Verdict(values["verdict"]), "lost_seeds": seeds})
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedClaim:
+    """A claim with the findings of its settings; None and no choices for settings that it does not have."""
+
+    claim: Claim
+    published: Finding
+    fair: Finding | None = None
+    otherwise: Finding | None = None
+    choices: Mapping[str, Finding] = field(default_factory=dict)
+
+
+def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
+    """The claim's numbers from the runs of one setting: ratios of what is compared, or the metric itself.
 
     Args:
         claim: the claim.
+        measure: of the setting.
         pairs: for every situation the run tables of its sides (``workload``, ``model``, ``configuration``, ``seed``,
             the metric), numerator first.
 
@@ -46,65 +115,86 @@ def measured(claim: Claim, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFr
         UserError: if the sides of a pair have no workload, model and seed in common, and for a ratio of numbers that
             are not positive.
     """
-    situations = [_compared(claim, tables) for tables in pairs]
+    situations = [_compared(claim, measure, tables) for tables in pairs]
     if len(situations) == 1:
         return situations[0]
-    at, against = (_over(cases, claim.measure.over) for cases in situations)
+    at, against = (_over(cases, measure.over) for cases in situations)
     return pd.DataFrame([at / against])
 
 
-def combined(claim: Claim, cases: pd.DataFrame) -> str:
-    """The claim's number over all cases, and its interval; of an order the ends, and in how many cases it holds."""
-    if claim.value or len(cases) == 1:
-        return claim.describe(_interval(claim, _over(cases, claim.measure.over)))
-    intervals = [_interval(claim, row) for _, row in cases.iterrows()]
-    means = [interval.mean for interval in intervals]
-    holds, may = _held(intervals)
-    unclear = f", {may - holds} unclear" if may > holds else ""
-    return f"{claim.format((min(means), max(means)))} ({holds} of {len(means)}{unclear})"
-
-
-def central(claim: Claim, cases: pd.DataFrame) -> float:
-    """The claim's number over all cases without its interval, in the claim's unit."""
-    return _interval(claim, _over(cases, claim.measure.over)).mean
-
-
-def verdict(claim: Claim, cases: pd.DataFrame) -> str:
+def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
     """Judge a claim by how much of the paper's number is measured.
 
     Gain: ``reproduced`` from 0.8 to 1.25 of the paper's gain, ``exceeds`` beyond, ``partly`` from a third, else ``not
     reproduced``; for a range its ends bound these shares. A paper's ratio within 2% of 1 is reproduced within 2%,
-    partly within 5%. An order without a number is reproduced if it holds (``ORDER``) in every case, partly if in a
-    third. Level (a time, memory, MFU, a cost): within a factor of 1.25 of the paper's number, partly within 2; stages
-    where they are equal, partly one off; GPUs within one, partly three. Limit: reproduced if kept, partly if exceeded
-    by up to 25%. ``undecided``: the verdicts of the interval's ends differ. ``no source``: not the paper's number, as
-    far as is known.
+    partly within 5%. Order: reproduced if it holds (``ORDER``) in every case, partly if in a third. Level: within a
+    factor of 1.25 of the paper's number, partly within 2; stages where they are equal, partly one off; GPUs within one,
+    partly three. Limit: reproduced if kept, partly if exceeded by up to 25%. ``undecided``: the verdicts of the
+    interval's ends differ.
     """
-    if claim.no_source:
-        return NO_SOURCE
-    if not claim.value:
-        counts = _held([_interval(claim, row) for _, row in cases.iterrows()])
-        shares = [count / len(cases) for count in counts]
-        verdicts = {"reproduced" if each >= 1 else "partly" if each >= PARTLY else "not reproduced" for each in shares}
+    interval = _interval(claim, measure, _over(cases, measure.over))
+    numbers: dict[str, Any] = {"number": _rounded(interval.mean)}
+    if interval.num_values > 1:
+        numbers |= {"low": _rounded(interval.low), "high": _rounded(interval.high)}
+    if claim.kind == Kind.ORDER:
+        intervals = [_interval(claim, measure, row) for _, row in cases.iterrows()]
+        held = sum(one.low > ORDER for one in intervals)
+        may = sum(one.high > ORDER for one in intervals)
+        verdicts = {_by_cases(count / len(cases)) for count in (held, may)}
+        if len(cases) > 1:
+            ends = [one.mean for one in intervals]
+            numbers |= {"low": _rounded(min(ends)), "high": _rounded(max(ends))}
+            numbers |= {"num_cases": len(cases), "num_held": held, "num_unclear": may - held}
     else:
-        interval = _interval(claim, _over(cases, claim.measure.over))
-        judge = _by_share if claim.judged_by == GAIN else _by_distance
-        verdicts = {judge(claim, end) for end in (interval.low, interval.high)}
-    return verdicts.pop() if len(verdicts) == 1 else UNDECIDED
+        by = _by_share if claim.kind == Kind.GAIN else _by_distance
+        verdicts = {by(claim, end) for end in (interval.low, interval.high)}
+    verdict = verdicts.pop() if len(verdicts) == 1 else Verdict.UNDECIDED
+    return Finding(verdict=Verdict.NO_SOURCE if claim.no_source else verdict, **numbers)
 
 
-def _by_share(claim: Claim, number: float) -> str:
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
+
+
+def _by_cases(share: float) -> Verdict:
+    """The verdict on an order, by the share of cases in which it holds."""
+    if share >= 1:
+        return Verdict.REPRODUCED
+    return Verdict.PARTLY if share >= PARTLY else Verdict.NOT_REPRODUCED
+
+
+def _by_share(claim: Claim, number: float) -> Verdict:
     """The verdict on a gain."""
     ratios = [_ratio(claim, value) for value in claim.value]
     if all(1 / ORDER < ratio < ORDER for ratio in ratios):
-        found = _ratio(claim, number)
-        factor = max(found / max(ratios), min(ratios) / found, 1.0)
-        return "reproduced" if factor <= ORDER else "partly" if factor <= NEARLY else "not reproduced"
+        ratio = _ratio(claim, number)
+        return _within(max(ratio / max(ratios), min(ratios) / ratio, 1.0), ORDER, NEARLY)
     gains = sorted((claim.gain(value) for value in claim.value), key=abs)
     if claim.gain(number) / gains[-1] > EXCEEDED:
-        return EXCEEDS
+        return Verdict.EXCEEDS
     share = claim.gain(number) / gains[0]
-    return "reproduced" if share >= REPRODUCED else "partly" if share >= PARTLY else "not reproduced"
+    if share >= REPRODUCED:
+        return Verdict.REPRODUCED
+    return Verdict.PARTLY if share >= PARTLY else Verdict.NOT_REPRODUCED
+
+
+def _by_distance(claim: Claim, number: float) -> Verdict:
+    """The verdict on a level or limit, by how many times (of things counted: how far) it is above or below."""
+    low = min(claim.value, key=abs)
+    high = max(claim.value, key=abs)
+    if claim.kind == Kind.LIMIT:
+        return _within(number / low, 1.0, SAME)
+    if claim.unit in COUNTS:
+        return _within(max(number - high, low - number), *COUNTS[claim.unit])
+    if number / low <= 0:
+        return Verdict.NOT_REPRODUCED
+    return _within(max(number / high, low / number, 1.0), SAME, SIMILAR)
+
+
+def _within(distance: float, enough: float, some: float) -> Verdict:
+    if distance <= enough:
+        return Verdict.REPRODUCED
+    return Verdict.PARTLY if distance <= some else Verdict.NOT_REPRODUCED
 
 
 def _ratio(claim: Claim, number: float) -> float:
@@ -112,41 +202,17 @@ def _ratio(claim: Claim, number: float) -> float:
     return number if claim.unit == "x" else 1 + number / 100
 
 
-def _by_distance(claim: Claim, number: float) -> str:
-    """The verdict on a level or limit, by how many times (of things counted: how far) it is above or below."""
-    low = sorted(claim.value, key=abs)[0]
-    high = sorted(claim.value, key=abs)[-1]
-    if claim.judged_by == LIMIT:
-        factor = number / low
-        enough = 1.0
-        some = SAME
-    elif claim.unit in COUNTS:
-        factor = max(number - high, low - number)
-        (enough, some) = COUNTS[claim.unit]
-    elif number / low <= 0:
-        return "not reproduced"
-    else:
-        factor = max(number / high, low / number, 1.0)
-        enough = SAME
-        some = SIMILAR
-    return "reproduced" if factor <= enough else "partly" if factor <= some else "not reproduced"
-
-
-def _held(intervals: Sequence[Interval]) -> tuple[int, int]:
-    """In how many cases an order holds, and in how many it may."""
-    return sum(each.low > ORDER for each in intervals), sum(each.high > ORDER for each in intervals)
-
-
-def _interval(claim: Claim, seeds: pd.Series[float]) -> Interval:
+def _interval(claim: Claim, measure: Measure, seeds: pd.Series[float]) -> Interval:
     """Mean and interval of a number of every seed, in the claim's unit."""
     values = seeds.tolist()
-    found = ratio_interval(values, [1.0] * len(values)) if claim.is_relative else mean_interval(values)
+    relative = claim.published.is_comparison
+    interval = ratio_interval(values, [1.0] * len(values)) if relative else mean_interval(values)
     if claim.unit == "x":
-        return found
-    nothing = 1.0 if claim.is_relative else 0.0
-    scale = 1.0 if claim.unit == "ms" and claim.measure.metric.endswith("_ms") else SCALES[claim.unit]
-    mean, low, high = (scale * (end - nothing) for end in (found.mean, found.low, found.high))
-    return replace(found, mean=mean, low=low, high=high)
+        return interval
+    nothing = 1.0 if relative else 0.0
+    scale = 1.0 if claim.unit == "ms" and measure.metric.endswith("_ms") else SCALES[claim.unit]
+    ends = {name: scale * (getattr(interval, name) - nothing) for name in ("mean", "low", "high")}
+    return Interval(**asdict(interval) | ends)
 
 
 def _over(cases: pd.DataFrame, over: str) -> pd.Series[float]:
@@ -157,17 +223,14 @@ def _over(cases: pd.DataFrame, over: str) -> pd.Series[float]:
     return cases.iloc[int(means.argmax() if over == "max" else means.argmin())]
 
 
-def _compared(claim: Claim, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _compared(claim: Claim, measure: Measure, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Numerator over denominator, or the numerator, for every workload and model and at every seed."""
-    measure = claim.measure
-    sides = [
-        _case_values(table, measure.metric, pick)
-        for table, pick in zip(tables, (measure.pick_of, measure.pick_to), strict=False)
-    ]
+    picks = (measure.pick_of, measure.pick_to)
+    sides = [_case_values(table, measure.metric, pick) for table, pick in zip(tables, picks, strict=False)]
     cases = (sides[0] / sides[1] if len(sides) > 1 else sides[0]).dropna(how="all").dropna(axis="columns")
     if cases.empty:
         raise UserError(f"measure: the two sides of {claim.name} have no workload, model and seed in common")
-    if claim.is_relative and not (cases > 0).all(axis=None):
+    if claim.published.is_comparison and not (cases > 0).all(axis=None):
         raise UserError(f"measure.metric={measure.metric}: must be positive in all runs, for it makes a ratio")
     return cases
 

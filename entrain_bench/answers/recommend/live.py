@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from entrain_bench.answers.comparison import FASTEST, TIME, Times
+from entrain_bench.answers.comparison import TIME, Times, Verdict
 from entrain_bench.answers.recommend.strategy_race import StrategyVariant, standings
 from entrain_bench.answers.recommend.words import ranking_lines, so_far
 from entrain_bench.records.records import Record
@@ -63,8 +63,12 @@ class Ticker:
 
     def _draw(self) -> None:
         if self._console.is_terminal:
-            found = standings(self._times) if self._times else None
-            table = ranking_lines(found, self._console.width) if found and found.with_verdict(FASTEST) else []
+            comparison = standings(self._times) if self._times else None
+            table = (
+                ranking_lines(comparison, self._console.width)
+                if comparison and comparison.with_verdict(Verdict.FASTEST)
+                else []
+            )
             line = f"{self._clock()} so far: {self._num_runs} runs, {len(self._times)} of {self._total} strategies"
             self._live.update(Group(*map(Text, [*table, line])), refresh=True)
 

@@ -52,8 +52,8 @@ def program_refusal(job: Job, program: Program) -> str:
 def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Return the modules that Megatron-LM's flags can recompute: none, the LLM, all."""
     every = tuple(module.name for module in model.modules)
-    own = {} if every == (model.llm.name,) else {f" recomputing {model.llm.name}": (model.llm.name,)}
-    return {"": (), **own, " recomputing": every}
+    llm_alone = {} if every == (model.llm.name,) else {f" recomputing {model.llm.name}": (model.llm.name,)}
+    return {"": (), **llm_alone, " recomputing": every}
 
 
 def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
@@ -61,18 +61,18 @@ def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
     framework = job.framework
     llm = layout.modules[job.model.llm_index]
     pp = _num_ranks(llm) // llm.ranks_per_block
-    found = [
+    flags = [
         f"--tensor-model-parallel-size {llm.tp}",
         f"--pipeline-model-parallel-size {pp}",
         f"--context-parallel-size {llm.cp}",
     ]
     if pp > 1 and llm.dp > 1:
-        found.append("--use-tp-pp-dp-mapping")
-    found += [*_stage_flags(blocks_of_stages(llm), pp)]
-    found += [f"--micro-batch-size {microbatch_size}", f"--global-batch-size {job.global_batch}"]
+        flags.append("--use-tp-pp-dp-mapping")
+    flags += [*_stage_flags(blocks_of_stages(llm), pp)]
+    flags += [f"--micro-batch-size {microbatch_size}", f"--global-batch-size {job.global_batch}"]
     if llm.recompute:
-        found += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-        found += ["--recompute-vision"] if any(placed.recompute for placed in _others(job, layout)) else []
+        flags += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+        flags += ["--recompute-vision"] if any(placed.recompute for placed in _others(job, layout)) else []
     gathers = framework.overlap_param_gather and framework.distributed_optimizer
     switches = {
         "--sequence-parallel": framework.sequence_parallel and llm.tp > 1,
@@ -87,7 +87,7 @@ def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
         "--cross-entropy-loss-fusion": framework.cross_entropy == FUSED,
         "--cross-entropy-fusion-impl te": framework.cross_entropy == FUSED,
     }
-    return [*found, *(flag for flag, is_on in switches.items() if is_on)]
+    return [*flags, *(flag for flag, is_on in switches.items() if is_on)]
 
 
 def takes_arrivals(job: Job, program: Program) -> bool:
@@ -123,9 +123,9 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
             yield f"{placed.module} is not whole on the first stage of {llm.module}"
     if llm.stages_per_rank > 1 and model.encoders:
         yield "virtual stages have no place for an encoder"
-    own = [placed.module for placed in _others(job, layout) if placed.recompute]
-    if own and not llm.recompute:
-        yield f"{own[0]} recomputes alone; its flags recompute the LLM, too"
+    alone = [placed.module for placed in _others(job, layout) if placed.recompute]
+    if alone and not llm.recompute:
+        yield f"{alone[0]} recomputes alone; its flags recompute the LLM, too"
     pp = _num_ranks(llm) // llm.ranks_per_block
     places = llm.dp * pp * llm.ranks_per_block
     usual = np.arange(places).reshape(llm.dp, pp, -1)
@@ -160,10 +160,11 @@ def _program_reasons(job: Job, program: Program) -> Iterator[str]:
     if np.any(samples != size):
         yield f"its microbatches have {samples.min()} to {samples.max()} samples instead of {size}"
     labels = [_labels(program, index) for index in range(len(model.modules))]
-    for module, own in zip(model.modules, labels, strict=True):
+    for module, label in zip(model.modules, labels, strict=True):
         owner = module.owners(program.shapes, module.units(program.shapes))
         same = [
-            np.array_equal(getattr(own, name), getattr(labels[llm], name)[owner]) for name in ("replica", "microbatch")
+            np.array_equal(getattr(label, name), getattr(labels[llm], name)[owner])
+            for name in ("replica", "microbatch")
         ]
         if not all(same):
             yield f"{module.name} and {model.llm.name} do not share microbatches"
@@ -223,9 +224,9 @@ def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None)
     return [
         StrategyVariant(
             f"{name}{suffix}",
-            (f"strategy={name}", *own, *([] if modules is None else [f"layout.recompute=[{','.join(modules)}]"])),
+            (f"strategy={name}", *overrides, *([] if modules is None else [f"layout.recompute=[{','.join(modules)}]"])),
         )
-        for name, own in names.items()
+        for name, overrides in names.items()
         for suffix, modules in again.items()
     ]
 

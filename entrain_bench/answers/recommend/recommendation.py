@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
+from typing import Any
 
-from entrain_bench.answers.comparison import FAILED, FASTEST, TIME, Comparison, Times, with_result
+from entrain_bench.answers.comparison import MARGIN, TIME, Comparison, Times, Verdict, shared_ratio, with_result
 from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
 from entrain_bench.answers.documents.sides import FREE
-from entrain_bench.answers.posterior import KEY, Chance, chances
+from entrain_bench.answers.posterior import KEY, Chance, ChanceSummary, chances
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, StrategyVariant, standings
-from entrain_bench.answers.statistics import Interval, prediction_interval, ratio_interval
+from entrain_bench.answers.statistics import Interval, prediction_interval
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text
-from entrain_bench.records.records import Record
+from entrain_bench.records.records import Record, labels_of
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
@@ -50,7 +51,7 @@ def spent_s(records: Sequence[Record]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Firm:
+class AssumptionEffect:
     """Effect of a changed assumption.
 
     Attributes:
@@ -69,23 +70,30 @@ class Firm:
         """Strategies that are then faster."""
         return [name for name, ratio in self.rivals.items() if ratio and (self.change is None or ratio.mean < 1)]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the effect as plain values, with the speedups of strategies over the fastest."""
+        return {
+            "label": self.label,
+            "change": asdict(self.change) if self.change else None,
+            "overtaking": self.overtaking,
+            "speedups": {name: 1 / ratio.mean for name, ratio in self.rivals.items() if ratio and ratio.mean < 1},
+            "has_rivals": bool(self.rivals),
+        }
 
-def firm(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> Firm:
+
+def assumption_effect(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> AssumptionEffect:
     """Return the effect of an assumption on the fastest strategy and its rivals."""
-    own = changed[best]
-    change = _ratio(own, usual)
-    rivals = {name: _ratio(times, own if change else usual) for name, times in changed.items() if name != best}
-    return Firm(label, change, rivals)
+    change = _ratio(changed[best], usual)
+    reference = changed[best] if change else usual
+    return AssumptionEffect(
+        label, change, {name: _ratio(times, reference) for name, times in changed.items() if name != best}
+    )
 
 
 def _ratio(times: Times, others: Times) -> Interval | None:
     """Over the seeds at which both have a result, if those are all."""
-    one = with_result(times)
-    other = with_result(others)
-    shared = [seed for seed in one if seed in other]
-    if not shared or len(shared) < len(times):
-        return None
-    return ratio_interval([one[seed] for seed in shared], [other[seed] for seed in shared])
+    ratio = shared_ratio(with_result(times), with_result(others))
+    return ratio if ratio and ratio.num_values == len(times) else None
 
 
 # Strategies behind the fastest whose time and robustness are examined.
@@ -123,6 +131,10 @@ class KnobCost:
     given_s: float
     free_s: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cost as plain values; ``freed`` are the overrides that free the keys."""
+        return asdict(self) | {"freed": [f"{parse(text).key_or_group}=null" for text in self.given]}
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -138,7 +150,7 @@ class Recommendation:
         speedup: over the baseline at the fresh seeds; None if it is the fastest, or lacks results.
         baseline: the strategy that the speedup is over; empty if it is the fastest.
         spent: where time goes (``spent_s``), for the fastest and its rivals at ``spent_seeds``, which they share.
-        firm: what changed assumptions do, at the first ``NUM_CHANGED`` fresh seeds.
+        effects: what changed assumptions do, at the first ``NUM_CHANGED`` fresh seeds.
         drawn: chances of the fastest and its rivals over posterior draws; empty if there are none, or no time for them.
         costs: of given keys that cost more than ``COSTLY``.
         plan: the frozen plan.
@@ -158,7 +170,7 @@ class Recommendation:
     speedup: Interval | None
     spent: Mapping[str, Mapping[str, float]]
     spent_seeds: Sequence[int]
-    firm: Sequence[Firm]
+    effects: Sequence[AssumptionEffect]
     drawn: Mapping[str, Chance]
     costs: Sequence[KnobCost]
     plan: TrainingPlan
@@ -177,6 +189,51 @@ class Recommendation:
     def microbatch_size(self) -> float:
         """Samples of a microbatch on average."""
         return _mean_size(self.config, self.job, self.layout)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recommendation as plain values; templates word them (``templates/recommendation.jinja``)."""
+        changed = self.fresh_seeds[:NUM_CHANGED]
+        return {
+            "best": self.best,
+            "overrides": [*self.variant.overrides],
+            "time": asdict(self.time),
+            "speedup": asdict(self.speedup) if self.speedup else None,
+            "baseline": self.baseline,
+            "chance": asdict(chance) if (chance := ChanceSummary.of([self.drawn], self.best)) else None,
+            "compared": [self.best, *(name for name in self.drawn if name != self.best)],
+            "costs": [cost.to_dict() for cost in self.costs],
+            "job": labels_of(self.config),
+            "global_batch": self.config.global_batch,
+            "num_gpus": self.job.cluster.num_ranks,
+            "planning_seed": self.config.planning_seed,
+            "raced_seeds": sorted(self.raced.times[self.best]),
+            "fresh_seeds": self.fresh_seeds,
+            "changed_seeds": changed,
+            "num_further": FURTHER,
+            "margin": MARGIN,
+            "out_of_time": self.raced.out_of_time,
+            "reasons": dict(self.reasons),
+            "num_compared": len(self.spent),
+            "spent_seeds": [*self.spent_seeds],
+            "is_grouped": any(len(placed.widths) > 1 for placed in self.layout.modules),
+            "num_microbatches": self.layout.num_microbatches,
+            "microbatch_size": f"{self.microbatch_size:g}",
+            "scheduler_memory": self.config.strategy["scheduler"].get("memory", "module"),
+            "memory": {
+                "peak": max(record.metrics["peak_memory_bytes"] for record in (*self.records, *self.fresh)),
+                "capacity": self.job.cluster.device.memory_bytes,
+                "budget": self.job.memory_budget_bytes,
+                "fraction": f"{self.config.memory_fraction:g}",
+            },
+            "bounds": {"cluster": self._bound("cluster_bound_s"), "layout": self._bound("lower_bound_s")},
+            "effects": [effect.to_dict() for effect in self.effects],
+            "rivals": [*self.effects[0].rivals] if self.effects else [],
+        }
+
+    def _bound(self, name: str) -> dict[str, float]:
+        """A lower bound, the mean over the fresh seeds in seconds, and the winner's time over it."""
+        bound_s = math.fsum(record.metrics[name] for record in self.fresh) / len(self.fresh)
+        return {"seconds": bound_s, "gain": self.time.mean / bound_s}
 
 
 def answer_of(
@@ -208,9 +265,9 @@ def answer_of(
         anyone, times = next(iter(raced.times.items()))
         iterations = runner.config(anyone, min(times)).iterations
         comparison = standings(raced.times, baseline, iterations)
-        if not comparison.with_verdict(FASTEST):
+        if not comparison.with_verdict(Verdict.FASTEST):
             return None
-        (best,) = comparison.with_verdict(FASTEST)
+        (best,) = comparison.with_verdict(Verdict.FASTEST)
         names = [*dict.fromkeys((best, *([baseline] if comparison.standings[baseline].num_ok else [])))]
         for name in names:
             judge.keep_plan(name, runner.plan(name))
@@ -220,7 +277,7 @@ def answer_of(
             break
         raced = raced.with_times(best, runner.times([best], lost[:1])[best])
     fresh = with_result(judged[best])
-    lacking = comparison.with_verdict(FAILED)
+    lacking = comparison.with_verdict(Verdict.FAILED)
     ranked = [name for name in comparison.ranked if name not in lacking]
     rivals = [name for name in ranked if comparison.standings[name].behind][:NUM_RIVALS]
     raced_seeds = sorted(raced.times[best])
@@ -236,7 +293,7 @@ def answer_of(
     }
     within = read_plan().within
     close = [name for name in rivals if (behind := comparison.standings[name].behind) and behind.mean <= within]
-    firmness = _firmness(judge, plans, fresh, given)
+    effects = _effects(judge, plans, fresh, given)
     costs = _knob_costs(judge, best, refuse, fresh, given)
     reference = with_result(judged[baseline]) if baseline in judged and baseline != best else {}
     return Recommendation(
@@ -253,25 +310,19 @@ def answer_of(
         records=runner.records([best], raced_seeds),
         fresh=judge.records([best], seeds),
         time=time,
-        speedup=_speedup(reference, fresh, iterations),
+        speedup=shared_ratio(reference, fresh, iterations),
         spent={name: spent_s(runner.records([name], shared)) for name in (best, *rivals)},
         spent_seeds=shared,
-        firm=firmness,
+        effects=effects,
         drawn=_drawn(judge, [best, *close], given) if has_time() else {},
         costs=costs,
         plan=plans[best],
     )
 
 
-def _speedup(reference: Mapping[int, float], own: Mapping[int, float], iterations: int) -> Interval | None:
-    shared = [seed for seed in own if seed in reference]
-    pairs = [reference[seed] for seed in shared], [own[seed] for seed in shared]
-    return ratio_interval(*pairs, iterations) if shared else None
-
-
-def _firmness(
+def _effects(
     judge: StrategyRace, plans: Mapping[str, TrainingPlan], fresh: Mapping[int, float], given: Mapping[str, str]
-) -> list[Firm]:
+) -> list[AssumptionEffect]:
     """Effects of changed assumptions on frozen plans, the fastest's first, at the first fresh seeds."""
     folder = judge.results.root / FROZEN
     best = next(iter(plans))
@@ -285,7 +336,10 @@ def _firmness(
     usual = dict([*fresh.items()][:NUM_CHANGED])
     changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
     frozen.fetch((name, seed, (change,)) for seed in usual for change in changes.values() for name in plans)
-    return [firm(label, best, usual, frozen.times([*plans], [*usual], [change])) for label, change in changes.items()]
+    return [
+        assumption_effect(label, best, usual, frozen.times([*plans], [*usual], [change]))
+        for label, change in changes.items()
+    ]
 
 
 def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Chance]:
@@ -301,11 +355,11 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
     changed = {draw: (f"{KEY}={draw}", *noise) for draw in range(1, NUM_DRAWS + 1)}
     pairs = [*zip(changed.items(), seeds, strict=True)]
     judge.fetch((name, seed, keys) for (_, keys), seed in pairs for name in names)
-    found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+    times_by_draw: dict[str, dict[int, float | None]] = {name: {} for name in names}
     for (draw, keys), seed in pairs:
         for name, times in judge.times(names, [seed], keys).items():
-            found[name][draw] = times[seed]
-    return chances(found)
+            times_by_draw[name][draw] = times[seed]
+    return chances(times_by_draw)
 
 
 def _knob_costs(
@@ -323,15 +377,15 @@ def _knob_costs(
         # The plans first, each by one run: others take them from there.
         judge.fetch((best, next(iter(usual)), changed) for changed in freed)
         judge.fetch((best, seed, changed) for seed in usual for changed in freed)
-        found = []
+        costs = []
         for keys, changed in zip(of, freed, strict=True):
             free = with_result(judge.times([best], [*usual], changed)[best])
             cost = _ratio(usual, free)
             alike = judge.beside(judge.results.root, overrides=(*judge.overrides, *changed))
             if cost and decisive(cost.mean) > decisive(COSTLY) and not refuse(alike, best, next(iter(usual))):
                 means = (math.fsum(times.values()) / len(times) for times in (usual, free))
-                found.append(KnobCost([knobs[key] for key in keys], cost, *means))
-        return found
+                costs.append(KnobCost([knobs[key] for key in keys], cost, *means))
+        return costs
 
     together = costs([[*knobs]]) if knobs else []
     alone = costs([[key] for key in knobs]) if together and len(knobs) > 1 else []
@@ -343,8 +397,8 @@ def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:
     if name in raced.refusals:
         return raced.refusals[name]
     seeds = sorted(raced.times[name])
-    found = zip(seeds, runner.records([name], seeds), strict=True)
-    seed, record = next((seed, record) for seed, record in found if record.status != "ok")
+    pairs = zip(seeds, runner.records([name], seeds), strict=True)
+    seed, record = next((seed, record) for seed, record in pairs if record.status != "ok")
     return f"at seed {seed}: {record.reason}" if seed != seeds[0] else record.reason
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.case import Case
+from entrain_bench.answers.cases import Case
 from entrain_bench.answers.compare import read_text
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.errors import UserError
@@ -91,27 +91,27 @@ def read_material(results: Results) -> Material:
         version("entrain-bench"),
         str(results.root),
         notes,
-        _csv(results, "claims", text=True),
-        _csv(results, "fidelity"),
+        read_csv(results, "claims", text=True),
+        read_csv(results, "fidelity"),
     )
 
 
-def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
+def current_records(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Those of some records that may be compared, and what is said of the others.
 
     Records of the code that would run now count; if there are none, all others do, of one configuration the newest.
     The code of a user's strategy is that of the folder that its record names; it is read, not imported.
     """
-    folders = sorted({record.config_dir for record in found if record.config_dir})
+    folders = sorted({record.config_dir for record in records if record.config_dir})
     missing = [folder for folder in folders if not Path(folder).is_dir()]
-    unknown = {record.key for record in found if record.config_dir in missing}
+    unknown = {record.key for record in records if record.config_dir in missing}
 
     def is_current(record: Record) -> bool:
         with suppress(UserError):
             return record.code_version == code_version(frozenset(targets_of(record.config)), record.config_dir)
         return False
 
-    current = [record for record in found if record.key in unknown or is_current(record)]
+    current = [record for record in records if record.key in unknown or is_current(record)]
     notes = []
     if unknown:
         notes.append(
@@ -119,22 +119,22 @@ def current_records(found: Sequence[Record]) -> tuple[list[Record], list[str]]:
             "would give the same is not known."
         )
     if current:
-        if older := len(found) - len(current):
+        if older := len(records) - len(current):
             notes.append(f"Left out: {count(older, 'run')} of older code; the same commands run them again.")
         return current, notes
     newest = {
         repr(sorted(record.labels.items())) + repr(sorted(record.config.items())): record
-        for record in sorted(found, key=lambda record: record.made_at)
+        for record in sorted(records, key=lambda record: record.made_at)
     }
-    if found:
+    if records:
         notes.append(f"All {count(len(newest), 'run')} are of older code; the same commands run them again.")
-    if replaced := len(found) - len(newest):
+    if replaced := len(records) - len(newest):
         notes.append(f"Left out: {count(replaced, 'run')} that newer code ran again.")
     kept = {record.key for record in newest.values()}
-    return [record for record in found if record.key in kept], notes
+    return [record for record in records if record.key in kept], notes
 
 
-def _csv(results: Results, name: str, text: bool = False) -> pd.DataFrame | None:
+def read_csv(results: Results, name: str, text: bool = False) -> pd.DataFrame | None:
     """A table; None if there is none, or if it is not as it was written, which a warning says."""
     path = results.root / f"{name}.csv"
     if not path.exists():

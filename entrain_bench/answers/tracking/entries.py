@@ -17,9 +17,8 @@ from urllib.parse import urlencode
 from entrain_bench.answers.answer import Answer, Pictures, Point
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.report.build import answer_page
-from entrain_bench.answers.report.page import html
-from entrain_bench.answers.sentences import answer_json, run_notices, sample_notices, sentences
+from entrain_bench.answers.report.build import answer_report, html
+from entrain_bench.answers.sentences import run_notices, sample_notices, sentences
 from entrain_bench.answers.tracking.datasets import Dataset, dataset_of
 from entrain_bench.answers.tracking.words import describe_sweep, description, shortened, summary_markdown
 from entrain_bench.records.leaves import parameters_text
@@ -203,7 +202,7 @@ def entries_of(
         # Two artifacts show it.
         standings = cache(partial(pictures.standings, answer))
         drawn["iteration_time.png"] = standings
-    drawn[ANSWER_PAGE] = lambda: html(answer_page(answer, str(results.root), standings and standings())).encode()
+    drawn[ANSWER_PAGE] = lambda: html(answer_report(answer, str(results.root), standings and standings())).encode()
     parent = _parent(answer, name, results, files, drawn)
     detailed = len(points) <= MAX_DETAILED
     runs = [_entry_of(point, point.name, answer.baseline, results, detailed) for point in points]
@@ -304,7 +303,7 @@ def _parent(
     if answer.overall:
         metrics["best_speedup"] = max(found.speedup.mean for found in answer.overall.values())
     drawn = {f"figures/{file.name}": file.read_bytes() for file in files}
-    found = {"sentences": sentences(answer), "cases": answer_json(answer, str(results.root))}
+    found = {"sentences": sentences(answer), "cases": answer.case_dicts(str(results.root))}
     tables = {
         "summary.md": words.encode(),
         "answer.json": (json.dumps(found, indent=1) + "\n").encode(),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.case import StrategyResult
+from entrain_bench.answers.cases import StrategyResult
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.sentences import problems, run_notices, sample_notices, sentences
 from entrain_bench.answers.text import NOTHING, count, listing, markdown_table, seconds

@@ -67,10 +67,10 @@ def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
 
     Packs with equal tokens and equal scores cannot separate attention from products.
     """
-    groups = [scores[tokens == each] for each in np.unique(tokens)]
+    groups = [scores[tokens == count] for count in np.unique(tokens)]
     most = {float(group.max()) for group in groups if group.max() > group.min()}
     least = min(LEAST_SCORES, max(most, default=0.0))
-    return np.array([0.0, *sorted(each for each in most if each >= least)])
+    return np.array([0.0, *sorted(score for score in most if score >= least)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def _parse(values: dict[str, Any], where: str) -> DeviceProfile:
         listed = values.get(name, [])
         if not isinstance(listed, list):
             raise UserError(f"{where}: {name}={listed}: must be a list")
-        points[name] = tuple(_point(cls, each, f"{where}: {name}[{index}]") for index, each in enumerate(listed))
+        points[name] = tuple(_point(cls, item, f"{where}: {name}[{index}]") for index, item in enumerate(listed))
     finished: bool = values.get("finished") is True
     return DeviceProfile(subject, constants, str(values["date"]), finished, **points)
 

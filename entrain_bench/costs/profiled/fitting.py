@@ -42,9 +42,9 @@ def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
             break
         above[int(np.argmax(slope))] = True
         factors = _best_above(square, right, factors, above)
-    found = np.zeros(len(scale))
-    found[used] = factors / scale[used]
-    return found
+    solution = np.zeros(len(scale))
+    solution[used] = factors / scale[used]
+    return solution
 
 
 def _best_above(square: FloatArray, right: FloatArray, factors: FloatArray, above: BoolArray) -> FloatArray:

@@ -140,11 +140,11 @@ def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator
 
 def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[GroupKey, _Group]]:
     attentions = {(module.name, layer.kind): layer.attention for module in modules for layer in module.kinds}
-    found: dict[GroupKey, list[StagePoint]] = {}
+    groups: dict[GroupKey, list[StagePoint]] = {}
     # In one order, whatever the order in which they were measured.
     for point in sorted(profile.stages, key=lambda point: point.key):
-        found.setdefault((point.module, point.kind, point.tp, point.cp), []).append(point)
-    for key, points in found.items():
+        groups.setdefault((point.module, point.kind, point.tp, point.cp), []).append(point)
+    for key, points in groups.items():
         if key[:2] in attentions:
             loads = np.array([_load(attentions[key[:2]], point) for point in points])
             yield key, _Group(tuple(points), *loads.T)

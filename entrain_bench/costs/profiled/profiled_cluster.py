@@ -52,10 +52,10 @@ class ProfiledDevice:
         device = cluster.get("device")
         if not isinstance(device, Mapping) or "path" not in device:
             return None
-        found = parse(cls, device, "cluster.device")
-        if found.statistic not in STATISTICS:
-            raise unknown_choice("cluster.device.statistic", found.statistic, STATISTICS)
-        return found
+        spec = parse(cls, device, "cluster.device")
+        if spec.statistic not in STATISTICS:
+            raise unknown_choice("cluster.device.statistic", spec.statistic, STATISTICS)
+        return spec
 
     @property
     def where(self) -> str:

@@ -139,8 +139,8 @@ class Subject:
             if name != "modules" and mine[name] != theirs[name]:
                 return f"{name}={theirs[name]}"
         for name in sorted({*mine["modules"], *theirs["modules"]}):
-            if found := _difference(mine["modules"].get(name), theirs["modules"].get(name)):
-                return f"modules.{name}{found}"
+            if change := _difference(mine["modules"].get(name), theirs["modules"].get(name)):
+                return f"modules.{name}{change}"
         return ""
 
     def check_module(self, module: ModuleSpec, where: str) -> None:

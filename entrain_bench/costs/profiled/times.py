@@ -97,8 +97,8 @@ class ProfiledTimes:
         if not profile.steps:
             raise UserError(f"{where}: steps: has no optimizer step. Profile the device again")
         parts = np.array([[1.0, point.parameters] for point in profile.steps])
-        fixed, each = fit_factors(parts, [point.seconds[MEDIAN] for point in profile.steps])
-        return cls(Roofline(cluster, framework), curves, (float(fixed), float(each)), where, extrapolate)
+        fixed, per_parameter = fit_factors(parts, [point.seconds[MEDIAN] for point in profile.steps])
+        return cls(Roofline(cluster, framework), curves, (float(fixed), float(per_parameter)), where, extrapolate)
 
     @property
     def beyond(self) -> ProfiledTimes:
@@ -119,15 +119,17 @@ class ProfiledTimes:
             if layer.attention:
                 areas[layer.kind] = score_elements(layer.attention, lengths)
                 segments[layer.kind] = num_segments(layer.attention, lengths)
-        found = Loads(np.asarray(lengths, np.float64), areas, segments)
+        sequence_loads = Loads(np.asarray(lengths, np.float64), areas, segments)
         if offsets is not None:
-            area, count = ({kind: sum_rows(offsets, own) for kind, own in each.items()} for each in (areas, segments))
-            found = Loads(sum_rows(offsets, lengths), area, count)
-        return packed(found, module, lengths, offsets, self.roofline.framework, labelled)
+            area, count = (
+                {kind: sum_rows(offsets, values) for kind, values in by_kind.items()} for by_kind in (areas, segments)
+            )
+            sequence_loads = Loads(sum_rows(offsets, lengths), area, count)
+        return packed(sequence_loads, module, lengths, offsets, self.roofline.framework, labelled)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
-        found = []
+        kinds = []
         roofline = self.roofline.of(module)
         cp = self.roofline.framework.sequence_parts(module, cp)
         for layer in module.kinds:
@@ -137,8 +139,8 @@ class ProfiledTimes:
             weight = back * _weight_share(layer, *carried[:2]) if split else None
             back = back if weight is None else back - weight
             comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead, back))
-            found.append(PassTimes(ahead, comm, back, comm_back, weight))
-        return found
+            kinds.append(PassTimes(ahead, comm, back, comm_back, weight))
+        return kinds
 
     def stages_s(
         self,
@@ -159,8 +161,8 @@ class ProfiledTimes:
         weight_s = np.zeros_like(whole.backward_s)
         for index, layer in enumerate(module.kinds):
             backward = self._curves(module, layer, tp, cp).layer[BACKWARD]
-            own = carried[layer.kind]
-            weight_s += (_weight_share(layer, *own[:2]) * backward.at(*own))[:, None] * counts[:, index]
+            kind_layers = carried[layer.kind]
+            weight_s += (_weight_share(layer, *kind_layers[:2]) * backward.at(*kind_layers))[:, None] * counts[:, index]
         return replace(whole, backward_s=whole.backward_s - weight_s, weight_s=weight_s)
 
     def work_s(
@@ -189,13 +191,13 @@ class ProfiledTimes:
         A shard may be faster than its share, because it may fit a cache that is too small for the whole layer.
         """
         degrees = sorted({key[2:] for key in self.curves if key[0] == module.name and self.knows(module, key[2])})
-        each = [tp * cp * self.work_s(module, loads, counts, tp, cp, False) for tp, cp in degrees]
-        return np.asarray(np.min(each, axis=0))
+        group_s = [tp * cp * self.work_s(module, loads, counts, tp, cp, False) for tp, cp in degrees]
+        return np.asarray(np.min(group_s, axis=0))
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Return the seconds of an optimizer step for the parameters whose states a rank holds, in their shape."""
-        fixed, each = self.step_s
-        return np.where(parameters > 0, fixed + each * parameters, 0.0)
+        fixed, per_parameter = self.step_s
+        return np.where(parameters > 0, fixed + per_parameter * parameters, 0.0)
 
     def _stages(
         self,
@@ -221,8 +223,8 @@ class ProfiledTimes:
                     continue
                 back_s = seconds(layer.kind, curves.layer[REMADE if again else BACKWARD])
                 comm, comm_back = roofline.comm_s(layer, loads.tokens, tp, cp, (ahead_s, back_s))
-                for total, each in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
-                    total += each[:, None] * number[..., index]
+                for total, added in zip(totals, (ahead_s, comm, back_s, comm_back + again * comm), strict=True):
+                    total += added[:, None] * number[..., index]
             if index == blocks[0]:
                 held, again_held = ((number[..., blocks] > 0).any(axis=-1) for number in (counts, remade))
                 totals[0] += seconds(layer.kind, curves.stage[FORWARD])[:, None] * held
@@ -231,14 +233,14 @@ class ProfiledTimes:
         return PassTimes(*totals)
 
     def _curves(self, module: ModuleSpec, layer: Layer, tp: int, cp: int) -> LayerCurves:
-        found = self.curves.get((module.name, layer.kind, tp, cp)) or self.curves.get((module.name, layer.kind, tp, 1))
-        if found is None:
+        curves = self.curves.get((module.name, layer.kind, tp, cp)) or self.curves.get((module.name, layer.kind, tp, 1))
+        if curves is None:
             degrees = sorted({key[2] for key in self.curves if key[:2] == (module.name, layer.kind)})
             raise UserError(
                 f"{self.where}: {module.name} {layer.kind} was profiled at tp {', '.join(map(str, degrees))}, not at "
                 f"{tp}. To add degrees, run entrain-bench profile tp=[...]"
             )
-        return found
+        return curves
 
     def _carried(
         self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int

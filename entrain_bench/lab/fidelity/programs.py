@@ -9,7 +9,7 @@ from itertools import product
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import layout_to_json
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.messages.wire import program_to_bytes

@@ -43,10 +43,10 @@ def weights_of(layout: Layout, rank: int) -> list[Place]:
 
 def places_of(layout: Layout, rank: int) -> list[Place]:
     """The blocks that the rank computes in: of its replicas, or of all groups that it is in."""
-    found = [place for place in weights_of(layout, rank) if not layout.modules[place.module].widths]
+    places = [place for place in weights_of(layout, rank) if not layout.modules[place.module].widths]
     for index, module in enumerate(layout.modules):
-        found += [Place(index, *each) for each in (_group_places(module, rank) if module.widths else ())]
-    return found
+        places += [Place(index, *each) for each in (_group_places(module, rank) if module.widths else ())]
+    return places
 
 
 def _group_places(module: ModuleLayout, rank: int) -> Iterable[tuple[int, int, int]]:
@@ -99,13 +99,13 @@ def channels_of(program: Program) -> tuple[Channel, ...]:
     edges = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
     columns = (program.module, program.replica, program.stage)
     ends = [column[actions[edges]] for actions in (source, target) for column in columns]
-    found: set[Channel] = set()
+    channels: set[Channel] = set()
     for *sender, module, replica, stage in np.unique(np.stack(ends, axis=1), axis=0).tolist():
         from_ranks = block_of(program.layout, *sender)
         to_ranks = block_of(program.layout, module, replica, stage)
         senders = from_ranks if sender[0] == module else sending_ranks(from_ranks, to_ranks)
-        found.update(zip(senders, to_ranks, strict=True))
-    return tuple(sorted(channel for channel in found if channel[0] != channel[1]))
+        channels.update(zip(senders, to_ranks, strict=True))
+    return tuple(sorted(channel for channel in channels if channel[0] != channel[1]))
 
 
 class Channels:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.base.errors import ExecutionError
+from entrain_bench.train.messages.failure import WaitError
 
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
@@ -36,7 +37,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
 
 @contextmanager
 def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
-    """Have ``ExecutionError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
+    """Have ``WaitError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
     try:
         yield
     except RuntimeError as error:
@@ -45,7 +46,7 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
             raise
         rank = os.environ.get("RANK", "0")
         waited = f"waited longer than {setting}={timeout_s:g} s for another rank"
-        raise ExecutionError(f"rank {rank}: {waited} ({line})") from error
+        raise WaitError(f"rank {rank}: {waited} ({line})", timeout_s) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""An exception as values: it ended one process of a run, or what that was to make, and is raised in another."""
+"""An exception as values: it ended one process of a run, and is raised in another."""
 
 from __future__ import annotations
 
@@ -15,26 +15,40 @@ _KNOWN = {
 }
 
 
+class WaitError(ExecutionError):
+    """A rank waited too long for another one; ``waited_s`` says for how many seconds."""
+
+    def __init__(self, text: str, waited_s: float) -> None:
+        super().__init__(text)
+        self.waited_s = waited_s
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a process, ``who``, at a time since the epoch; ``kind`` is empty for a class of others."""
+    """An exception of a process, ``who``, at a time since the epoch.
+
+    ``kind`` is empty for classes of other packages; ``waited_s`` is 0 unless the process waited for another.
+    """
 
     who: str
     time_s: float
     kind: str
     text: str
     trace: str
+    waited_s: float = 0.0
 
     @classmethod
     def of(cls, error: Exception, who: str) -> Self:
-        """The exception that is being handled."""
-        kind = type(error).__name__ if type(error) in _KNOWN.values() else ""
+        """Return the exception that is being handled."""
+        waited_s = error.waited_s if isinstance(error, WaitError) else 0.0
+        name = ExecutionError.__name__ if waited_s else type(error).__name__
+        kind = name if waited_s or type(error) in _KNOWN.values() else ""
         line = " ".join(str(error).split())
-        text = line if kind else f"{type(error).__name__}: {line}"
-        return cls(who, time.time(), kind, text, traceback.format_exc())
+        text = line if kind else f"{name}: {line}"
+        return cls(who, time.time(), kind, text, traceback.format_exc(), waited_s)
 
     def as_error(self) -> Exception:
-        """The exception for whoever waits."""
+        """Return the exception for the process that waits."""
         error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"{self.who}: {self.text}")
         error.__cause__ = ExecutionError(f"traceback of {self.who}:\n{self.trace}")
         return error

@@ -290,13 +290,13 @@ def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[Empt
     turns, example = np.unique(group, return_index=True)
     action_of = dict(zip(turns.tolist(), example.tolist(), strict=True))
     rest = iter(order_of_groups(program, group))
-    found = dict[int, list[EmptyPass]]()
+    empty = dict[int, list[EmptyPass]]()
     for place, step in enumerate(steps):
         own = int(group[step.action])
         if own >= 0 or step.kind is Pass.GRAD_SYNC:
             # Up to the own one, or all that are left.
-            found[place] = [_as_empty(program, action_of[turn]) for turn in takewhile(own.__ne__, rest)]
-    return {place: skipped for place, skipped in found.items() if skipped}
+            empty[place] = [_as_empty(program, action_of[turn]) for turn in takewhile(own.__ne__, rest)]
+    return {place: skipped for place, skipped in empty.items() if skipped}
 
 
 def _as_empty(program: Program, action: int) -> EmptyPass:

@@ -159,11 +159,11 @@ def packed_attention(
 def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
     # Not every backend of the operator takes fewer keys and values than queries.
     key, value = (rows.repeat_interleave(query.shape[1] // rows.shape[1], dim=1) for rows in (key, value))
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     for alike, (q, k, v) in _batches((query, key, value), segments):
         attended = scaled_dot_product_attention(q, k, v, **_causality(q, k, causal))
-        found |= dict(zip(alike, attended.transpose(1, 2), strict=True))
-    return torch.cat([found[index] for index in range(len(found))])
+        outputs |= dict(zip(alike, attended.transpose(1, 2), strict=True))
+    return torch.cat([outputs[index] for index in range(len(outputs))])
 
 
 class _FlashOnCpu(torch.autograd.Function):

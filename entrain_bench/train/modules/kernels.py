@@ -122,11 +122,11 @@ def machine_of(device: torch.device) -> Machine:
     """Return the device and packages of this process."""
     if device.type != "cuda":
         return Machine(device.type)
-    found = set()
+    kernels = set()
     for kernel, (_, package, _) in PACKAGES.items():
         with suppress(ImportError):
-            found |= {kernel} if find_spec(package) else set()
-    return Machine("cuda", torch.cuda.get_device_capability(device), frozenset(found))
+            kernels |= {kernel} if find_spec(package) else set()
+    return Machine("cuda", torch.cuda.get_device_capability(device), frozenset(kernels))
 
 
 def _try(
@@ -157,10 +157,10 @@ def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: 
     errors = []
     for causal in (True, False):
         exact = _results(AttentionKernel.SDPA, [rows.float() for rows in inputs], gradient.float(), causal)
-        found = _results(kernel, inputs, gradient, causal)
+        results = _results(kernel, inputs, gradient, causal)
         errors += [
             float(torch.linalg.vector_norm(own.float() - wanted) / torch.linalg.vector_norm(wanted))
-            for own, wanted in zip(found, exact, strict=True)
+            for own, wanted in zip(results, exact, strict=True)
         ]
     return errors
 

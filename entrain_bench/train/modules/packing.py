@@ -153,11 +153,11 @@ def shares_of(lengths: tuple[int, ...], groups: StageGroups) -> Shares:
 
 @lru_cache(maxsize=64)
 def _share_of_pieces(lengths: tuple[int, ...], cp: int, rank: int, whole_pack: bool, parts: int) -> Share:
-    found = rows_of_ranks(np.array(lengths), cp, whole_pack=whole_pack, parts=parts)
+    rows = rows_of_ranks(np.array(lengths), cp, whole_pack=whole_pack, parts=parts)
     places = np.empty(sum(lengths), np.int64)
-    held = np.flatnonzero(found >= 0)
-    places[found.ravel()[held]] = held
-    return Share.of(torch.from_numpy(found[rank]), torch.from_numpy(places), rank * found.shape[1])
+    held = np.flatnonzero(rows >= 0)
+    places[rows.ravel()[held]] = held
+    return Share.of(torch.from_numpy(rows[rank]), torch.from_numpy(places), rank * rows.shape[1])
 
 
 def with_halo(share: Share, lengths: tuple[int, ...], halo: int) -> tuple[Share, Tensor | None]:

@@ -117,18 +117,18 @@ def multimodal_positions(parts: Sequence[int | Picture]) -> Tensor:
     its grid, from there on; the next part begins behind the grid's longer side, whatever a video's length, as Hugging
     Face's ``Qwen2_5_VLModel.get_rope_index`` (transformers 5.23) counts.
     """
-    found = []
+    positions = []
     start = 0
     for part in parts:
         if isinstance(part, int):
-            found.append((torch.arange(part) + start).expand(3, -1))
+            positions.append((torch.arange(part) + start).expand(3, -1))
             start += part
             continue
         time = (torch.arange(part.frames) * part.frame_step).long()
         grid = torch.meshgrid(time, torch.arange(part.rows), torch.arange(part.columns), indexing="ij")
-        found.append(torch.stack(grid).flatten(1)[:, : part.tokens] + start)
+        positions.append(torch.stack(grid).flatten(1)[:, : part.tokens] + start)
         start += max(part.rows, part.columns)
-    return torch.cat(found, dim=1)
+    return torch.cat(positions, dim=1)
 
 
 def sinusoids(positions: Tensor, width: int) -> Tensor:

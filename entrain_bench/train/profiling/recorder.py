@@ -167,11 +167,11 @@ def dtype_of(settings: ProfileSettings, device: torch.device) -> torch.dtype:
 
 def ranks_of(settings: ProfileSettings, device: torch.device) -> tuple[int, ...]:
     """Numbers of ranks whose communication is measured; ``UserError`` for more than there are GPUs."""
-    found = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
+    most = torch.cuda.device_count() if device.type == "cuda" else max(USUAL_RANKS)
     if settings.ranks is None:
-        return tuple(ranks for ranks in USUAL_RANKS if ranks <= found)
-    if device.type == "cuda" and max(settings.ranks, default=0) > found:
-        raise UserError(f"ranks={[*settings.ranks]}: must be at most the {found} GPUs of this machine")
+        return tuple(ranks for ranks in USUAL_RANKS if ranks <= most)
+    if device.type == "cuda" and max(settings.ranks, default=0) > most:
+        raise UserError(f"ranks={[*settings.ranks]}: must be at most the {most} GPUs of this machine")
     return settings.ranks
 
 

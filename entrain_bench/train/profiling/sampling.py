@@ -40,11 +40,11 @@ def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patien
         _run(turn, clock, 1)
         if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
             break
-    found = list[FloatArray]()
+    taken = list[FloatArray]()
     started = perf_counter()
     while True:
-        found.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
-        rows = np.concatenate(found)
+        taken.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
+        rows = np.concatenate(taken)
         enough = len(rows) >= patience.least and precision_of(rows.sum(axis=1)) <= patience.precision
         if enough or len(rows) >= patience.most or perf_counter() - started > patience.point_s:
             return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.config.grammar import own
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.framework import ALL, HEAD_TOKENS, FrameworkOptions
@@ -91,10 +91,7 @@ class ProfileSettings:
             degrees = tuple(tp for tp in USUAL_TP if all(size % tp == 0 for size in sizes))
         for tp in self.tp or ():
             for module in model.modules:
-                try:
-                    check_tensor_parallel(module, tp)
-                except UserError as error:
-                    raise UserError(str(error).replace("layout.tp", "tp", 1)) from error
+                check_tensor_parallel(module, tp, "tp")
         return [*product(degrees, self.cp)]
 
 

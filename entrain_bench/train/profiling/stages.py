@@ -216,8 +216,8 @@ class TargetStages:
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
             labelled = self.target.labelled(sum(lengths))
-            found = (passes[FORWARD], passes[BACKWARD], remade)
-            points.append(StagePoint(*key, *found, len(rows), labelled, self.target.cp))
+            seconds = (passes[FORWARD], passes[BACKWARD], remade)
+            points.append(StagePoint(*key, *seconds, len(rows), labelled, self.target.cp))
         return points
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +12,11 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.train.device import dtype_on
-from entrain_bench.train.messages.channels import lane_of_rank
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.kernels import find_kernels
-from entrain_bench.train.producing.reader import Reader, Rendezvous
 from entrain_bench.train.running.content import Content, MadeUp
 from entrain_bench.train.running.groups import GroupMaker, make_groups
-from entrain_bench.train.running.loader import InlineLoader, Loader, ProducerLoader, ThreadLoader
+from entrain_bench.train.running.loader import make_loader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.sharded import ShardedStage, shard_stage
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
@@ -37,7 +34,6 @@ def build_runtime(
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
     content: Content | None = None,
-    rendezvous: Rendezvous | None = None,
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks.
 
@@ -88,20 +84,5 @@ def build_runtime(
         )
     close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
-    loader = _loader(settings, layout, device, rendezvous)
+    loader = make_loader(settings, device, content)
     return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)
-
-
-def _loader(settings: TrainSettings, layout: Layout, device: torch.device, rendezvous: Rendezvous | None) -> Loader:
-    if settings.preprocessing == "inline":
-        return InlineLoader(device)
-    if settings.preprocessing == "thread":
-        return ThreadLoader(device)
-    assert rendezvous is not None, "whoever starts ranks starts their producers"
-    rank = dist.get_rank()
-    local = int(os.environ["LOCAL_RANK"])
-    lane = lane_of_rank(layout, rank)
-    # Ranks of a machine follow each other.
-    leads = all(lane_of_rank(layout, other) != lane for other in range(rank - local, rank))
-    lines = [rendezvous.connect(number, settings.timeout_s) for number in range(rendezvous.num_producers)]
-    return ProducerLoader(Reader(lines, lane, settings.timeout_s, leads=leads), device)

@@ -1,49 +1,44 @@
-"""Checkpoints of a training run: weights, optimizer states and the iteration, as safetensors and JSON.
+"""Checkpoints of a training run: torch.distributed.checkpoint over safetensors, and the rest of the run as JSON.
 
-They hold whole tensors, so a run goes on under any layout, by any strategy. The sampler needs no state: batches follow
-from seed and iteration. A checkpoint counts once its ``meta.json`` is there, which says where all is.
+They hold whole tensors, so a run resumes under any layout, by any strategy. The sampler needs no state: batches follow
+from seed and iteration. A checkpoint counts once its ``meta.json`` is there. Nothing that is read runs code.
 
-Tensor parallelism cuts rows or columns of a parameter, in pieces where several matrices are one (gate and up);
-distributed optimizers and FSDP cut what is left as if it were flat. A range of flat numbers is at most three boxes: the
-end of a row, whole rows, the beginning of a row; a piece's border cuts a box in two. So every rank says which boxes of
-the whole it holds.
+A parameter of a tensor parallel rank is a ``DTensor``, so torch cuts it again for another layout. Where several
+matrices are one parameter (gate and up), each is a tensor of its own. Data parallel ranks that hold a part of the
+optimizer's states each put them together, and take turns to write them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import write_atomically
-from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.modules import NamedParameter, named_parameters
 from entrain_bench.train.running.sharded import ShardedStage, local_part
-from entrain_bench.train.running.step import TrainedStage
+from entrain_bench.train.running.step import Part, TrainedStage
 
 META = "meta.json"
-FORMAT = "entrain-bench checkpoint 3"
+FORMAT = "entrain-bench checkpoint 4"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# Nothing else of a folder is removed with a checkpoint.
-_FILES = (META, "rank_*.safetensors")
+STEP = "step"
+# Files with these names are a checkpoint's own; other files stay.
+_TENSORS = "shard-*.safetensors"
 _DIGITS = 8
-
-# Of what a rank has written.
-FILE = "rank_{:05d}.safetensors"
-
-# Of each tensor, by name: its shape, and of each box the rank that wrote it, its offsets and its shape.
-Index = dict[str, dict[str, Any]]
 
 Stages = Mapping[tuple[int, int], TrainedStage | ShardedStage]
 
@@ -70,13 +65,13 @@ class Checkpoints:
         Raises:
             UserError: if it is damaged, of another model or run, or beyond the run's iterations.
         """
-        found = self._own()
-        if not found:
+        written = self._written()
+        if not written:
             return [], 0
-        path, meta = found[-1]
+        path, meta = written[-1]
         try:
             stored = dict(meta["identity"])
-            index = dict(meta["tensors"])
+            files = dict(meta["files"])
             history = [dict(row) for row in meta["history"]]
             num_elsewhere = len(history) if meta["setup"] != dict(self.setup) else int(meta["num_elsewhere"])
         except (ValueError, KeyError, TypeError) as error:
@@ -89,22 +84,32 @@ class Checkpoints:
                 )
         require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
         try:
-            read_boxes(path, index, state_of(stages, all_copies=True))
-        except Exception as error:
+            # Torch takes what is in the folder for the whole.
+            if files != _sizes(path):
+                raise ValueError("files are missing")
+            for trained in stages.values():
+                _load_stage(path, trained)
+        except (Exception, CheckpointException) as error:
             raise self._damaged(path) from error
         return history, num_elsewhere
 
     def save(self, iteration: int, stages: Stages, history: list[Any], num_elsewhere: int) -> None:
         """Write the state after an iteration, drop older ones; collective. ``ExecutionError`` if it cannot."""
         path = self.folder / f"iteration_{iteration:0{_DIGITS}d}"
+        state: dict[str, Tensor] = {}
         for trained in stages.values():
             trained.gather_weights()
+            state |= stage_state(trained)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            index = write_boxes(path, state_of(stages), self.control)
-        except (OSError, SafetensorError) as error:
+            if dist.get_rank() == 0:
+                path.mkdir(parents=True, exist_ok=True)
+                # Of a run that was killed while it wrote.
+                _remove_files(path)
+            dist.barrier(group=self.control)
+            writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
+            save(state, storage_writer=writer, process_group=self.control)
+        except (OSError, CheckpointException) as error:
             raise ExecutionError(f"harness.checkpoint_dir={self.folder}: cannot be written ({error})") from error
-        dist.barrier()
         if dist.get_rank() == 0:
             meta = {
                 "format": FORMAT,
@@ -113,202 +118,133 @@ class Checkpoints:
                 "num_elsewhere": num_elsewhere,
                 "iteration": iteration,
                 "history": history,
-                "tensors": index,
+                "files": _sizes(path),
             }
             write_atomically(path / META, json.dumps(meta).encode())
-            for old, _ in self._own():
+            for old, _ in self._written():
                 if old != path:
-                    _remove(old)
+                    _remove_files(old)
+                    if not any(old.iterdir()):
+                        old.rmdir()
 
-    def _own(self) -> list[tuple[Path, dict[str, Any]]]:
+    def _written(self) -> list[tuple[Path, dict[str, Any]]]:
         """Whole checkpoints of this format, the oldest first, with what their ``meta.json`` says."""
-        found = []
+        written = []
         for file in sorted(self.folder.glob(f"iteration_{'[0-9]' * _DIGITS}/{META}")):
             try:
                 meta = dict(json.loads(file.read_text()))
-            except (ValueError, TypeError, OSError) as error:
+            except (ValueError, TypeError, OSError, RecursionError) as error:
                 raise self._damaged(file.parent) from error
             if meta.get("format") == FORMAT:
-                found.append((file.parent, meta))
+                written.append((file.parent, meta))
             elif "identity" in meta:
                 raise UserError(
                     f"harness.checkpoint_dir={self.folder}: {file.parent.name} was written by another version. "
                     "Choose another folder"
                 )
-        return found
+        return written
 
     def _damaged(self, path: Path) -> UserError:
         return UserError(f"harness.checkpoint_dir={self.folder}: checkpoint {path.name} is damaged. Remove it")
 
 
-def state_of(stages: Stages, *, all_copies: bool = False) -> dict[str, Boxes]:
-    """Return the content of a checkpoint: this rank's boxes, by a name that replicas of the same tensor share.
+def _sizes(path: Path) -> dict[str, int]:
+    """Bytes of a checkpoint's files of tensors, by name."""
+    return {file.name: file.stat().st_size for file in sorted(path.glob(_TENSORS))}
 
-    Parameters in fp32, whatever the model's type, their moments, and the number of optimizer steps. States that do not
-    exist yet are made, so that the same call serves saving and loading. With ``all_copies`` the second copy of a tied
-    embedding is there, too, and weights that the optimizer has no view of, which are read from the same values.
+
+def _remove_files(path: Path) -> None:
+    """Remove a checkpoint's own files, the one that makes it count first."""
+    for file in (path / META, *path.glob(_TENSORS)):
+        file.unlink(missing_ok=True)
+
+
+def stage_state(trained: TrainedStage | ShardedStage) -> dict[str, Tensor]:
+    """Return the tensors that this rank writes, on the CPU; collective over the stage's replicas.
+
+    They are parameters in fp32, whatever the model's type, their moments, and the number of optimizer steps.
     """
-    state: dict[str, Boxes] = {}
-
-    def hold(name: str, held: Boxes) -> None:
-        state.setdefault(name, Boxes(held.shape, [])).boxes.extend(held.boxes)
-
-    for trained in stages.values():
-        for named in named_parameters(trained.stage):
-            part = trained.part_of(named.parameter)
-            own = named.parameter.data
-            is_second = trained.stage.held.start > 0 and named.key == f"{trained.stage.module.name}.0.words.weight"
-            if is_second and not all_copies:
-                continue
-            if all_copies and isinstance(trained, TrainedStage):
-                hold(f"{named.key}.value", boxes_of(named, own, 0))
-            if part is None:
-                continue
-            hold(f"{named.key}.value", boxes_of(named, part.value, part.start))
-            if part.states is None:
-                continue
-            for moment in MOMENTS:
-                values = part.states.setdefault(moment, torch.zeros_like(part.owner))
-                hold(f"{named.key}.{moment}", boxes_of(named, local_part(values), part.start))
-            step = part.states.setdefault("step", torch.zeros((), dtype=torch.float32))
-            hold("step", Boxes((1,), [Box((0,), step.view(1))]))
+    groups = trained.groups
+    state: dict[str, Tensor] = {}
+    for number, named in enumerate(named_parameters(trained.stage)):
+        # A rank that has nothing of a parameter takes part, too.
+        part = trained.part_of(named.parameter)
+        names = ("value", *MOMENTS) if named.parameter.requires_grad else ("value",)
+        if part is not None and part.states is not None:
+            state[STEP] = _step(part.states).detach().cpu().view(1)
+        whole = _whole(trained, named, part, len(names)).cpu()
+        is_second = trained.stage.held.start > 0 and named.key == f"{trained.stage.module.name}.0.words.weight"
+        writes = number % groups.dp_cp.size() == groups.dp_cp.rank() and (named.dim >= 0 or groups.tp.rank() == 0)
+        if writes and not is_second:
+            for name, values in zip(names, whole, strict=True):
+                state |= dict(_pieces(named, name, values, groups.tp))
     return state
 
 
-def _remove(path: Path) -> None:
-    """Remove a checkpoint's own files, the one that makes it count first, and its folder if nothing else is there."""
-    for pattern in _FILES:
-        for file in path.glob(pattern):
-            file.unlink()
-    if not any(path.iterdir()):
-        path.rmdir()
+def _whole(trained: TrainedStage | ShardedStage, named: NamedParameter, part: Part | None, count: int) -> Tensor:
+    """Value and moments of this rank's tensor parallel shard of a parameter ``[count, *shape]``."""
+    shape = (count, *named.parameter.shape)
+    held = [] if part is None else [part.value]
+    if part is not None and part.states is not None:
+        held += [local_part(_moment(part, name)) for name in MOMENTS]
+    if not trained.cuts_states(named.parameter):
+        return torch.stack([rows.detach() for rows in held]).view(shape)
+    # As integers: every bit of a sum with zeros is that of the one part, also of a negative zero.
+    flat = torch.zeros(shape, dtype=torch.float32, device=named.parameter.device).view(count, -1)
+    if part is not None:
+        flat[:, part.start : part.start + part.value.numel()] = torch.stack([rows.detach().view(-1) for rows in held])
+    dist.all_reduce(flat.view(torch.int32), group=trained.groups.dp_cp)
+    return flat.view(shape)
+
+
+@torch.no_grad()
+def _load_stage(path: Path, trained: TrainedStage | ShardedStage) -> None:
+    """Read a stage; optimizer states that do not exist yet are made. Raises if a tensor is missing or damaged."""
+    wholes: list[Tensor] = []
+    state: dict[str, Tensor] = {}
+    named_ones = list(named_parameters(trained.stage))
+    for named in named_ones:
+        names = ("value", *MOMENTS) if named.parameter.requires_grad else ("value",)
+        wholes.append(torch.full((len(names), *named.parameter.shape), torch.nan))
+        for name, values in zip(names, wholes[-1], strict=True):
+            state |= dict(_pieces(named, name, values, trained.groups.tp))
+    if any(named.parameter.requires_grad for named in named_ones):
+        state[STEP] = torch.zeros(1)
+    load(state, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+    for named, (value, *moments) in zip(named_ones, wholes, strict=True):
+        if isinstance(trained, TrainedStage):
+            named.parameter.copy_(value)
+        part = trained.part_of(named.parameter)
+        if part is None:
+            continue
+        cut = slice(part.start, part.start + part.value.numel())
+        part.value.view(-1).copy_(value.reshape(-1)[cut])
+        if part.states is not None:
+            for name, values in zip(MOMENTS, moments, strict=True):
+                local_part(_moment(part, name)).view(-1).copy_(values.reshape(-1)[cut])
+            _step(part.states).copy_(state[STEP].view(()))
+
+
+def _pieces(named: NamedParameter, name: str, shard: Tensor, tp: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
+    """The matrices of a parameter by their names in a checkpoint, of which the ranks of ``tp`` hold a part each."""
+    if named.dim < 0:
+        yield f"{named.key}.{name}", shard
+        return
+    mesh = DeviceMesh.from_group(tp, "cpu")
+    for number, piece in enumerate(shard.chunk(named.stride, named.dim)):
+        key = f"{named.key}.{name}" + (f".{number}" if named.stride > 1 else "")
+        yield key, DTensor.from_local(piece, mesh, [Shard(named.dim)], run_check=False)
+
+
+def _moment(part: Part, name: str) -> Tensor:
+    assert part.states is not None
+    return part.states.setdefault(name, torch.zeros_like(part.owner))
+
+
+def _step(states: dict[str, Tensor]) -> Tensor:
+    return states.setdefault(STEP, torch.zeros((), dtype=torch.float32))
 
 
 def _short(text: str | None, most: int = 120) -> str:
     text = str(text)
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Box:
-    """Numbers that lie together in a whole tensor, the first at ``offsets``; ``values`` is a view."""
-
-    offsets: tuple[int, ...]
-    values: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Boxes:
-    """A whole tensor's shape with the boxes that this rank holds."""
-
-    shape: tuple[int, ...]
-    boxes: list[Box]
-
-
-def write_boxes(folder: Path, state: Mapping[str, Boxes], control: dist.ProcessGroup) -> Index:
-    """Write what all ranks hold, each box once, by the rank that has least to write; collective."""
-    own = [(name, whole.shape, box.offsets, box.values.shape) for name, whole in state.items() for box in whole.boxes]
-    holders: dict[str, list[int]] = {}
-    for rank, boxes in enumerate(gather_json(own, control)):
-        for box in boxes:
-            holders.setdefault(json.dumps(box), []).append(rank)
-    load = [0] * control.size()
-    index = Index()
-    for box, ranks in holders.items():
-        name, shape, offsets, size = json.loads(box)
-        writer = min(ranks, key=lambda rank: load[rank])
-        load[writer] += prod(size)
-        index.setdefault(name, {"shape": shape, "boxes": []})["boxes"].append([writer, offsets, size])
-    tensors = {
-        _key(name, box.offsets): box.values.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, whole in state.items()
-        for box in whole.boxes
-        if [control.rank(), [*box.offsets], [*box.values.shape]] in index[name]["boxes"]
-    }
-    if tensors:
-        path = folder / FILE.format(control.rank())
-        save_file(tensors, path)
-        path.chmod(0o644)  # as other files are; safetensors makes them for their owner alone
-    return index
-
-
-def read_boxes(folder: Path, index: Index, state: Mapping[str, Boxes]) -> None:
-    """Read into what this rank holds; raises if any file is missing or damaged, or something is nowhere."""
-    with ExitStack() as stack:
-        writers = {writer for whole in index.values() for writer, _, _ in whole["boxes"]}
-        files = {rank: stack.enter_context(safe_open(folder / FILE.format(rank), "pt")) for rank in sorted(writers)}
-        for name, whole in state.items():
-            if (*index[name]["shape"],) != whole.shape:
-                raise ValueError(f"{name} has another shape")
-            for box in whole.boxes:
-                missing = box.values.numel()
-                for writer, offsets, size in index[name]["boxes"]:
-                    if overlap := _overlap(box, offsets, size):
-                        here, there = overlap
-                        part = files[writer].get_slice(_key(name, offsets))[there]
-                        box.values[here].copy_(part)
-                        missing -= part.numel()
-                if missing:
-                    raise ValueError(f"{name} is not whole")
-
-
-def _overlap(box: Box, offsets: Sequence[int], size: Sequence[int]) -> tuple[tuple[slice, ...], ...] | None:
-    """Where a box and another one overlap, in both, if they do."""
-    dimensions = zip(box.offsets, box.values.shape, offsets, size, strict=True)
-    spans = [(max(one, other), min(one + own, other + others)) for one, own, other, others in dimensions]
-    if any(low >= high for low, high in spans):
-        return None
-    return tuple(
-        tuple(slice(low - first, high - first) for (low, high), first in zip(spans, firsts, strict=True))
-        for firsts in (box.offsets, offsets)
-    )
-
-
-def _key(name: str, offsets: Sequence[int]) -> str:
-    return f"{name}@{','.join(map(str, offsets))}"
-
-
-def boxes_of(named: NamedParameter, values: Tensor, start: int) -> Boxes:
-    """The boxes of numbers of a parameter's shape: ``values`` are those of its shard, flat, from ``start`` on."""
-    flat = values.view(-1)
-    shape = tuple(named.parameter.shape)
-    if len(shape) == 1:
-        cuts = _cuts(start, start + len(flat), shape[0], named, 0)
-        return Boxes(named.full_shape, [Box((row,), flat[low - start : high - start]) for low, high, row in cuts])
-    width = shape[1]
-    boxes = []
-    for first, last, left, right in _rectangles(start, start + len(flat), width):
-        for top, bottom, row in _cuts(first, last, shape[0], named, 0):
-            rows = flat[top * width + left - start : (bottom - 1) * width + right - start]
-            block = rows.view(bottom - top, -1) if right - left == width else rows.view(1, -1)
-            for low, high, column in _cuts(left, right, width, named, 1):
-                boxes.append(Box((row, column), block[:, low - left : high - left]))
-    return Boxes(named.full_shape, boxes)
-
-
-def _rectangles(start: int, stop: int, width: int) -> Iterator[tuple[int, int, int, int]]:
-    """First row, last, first column, last (each last not included) of a flat range of rows of ``width``."""
-    row, column = divmod(start, width)
-    if column and start < stop:
-        end = min(width, column + stop - start)
-        yield row, row + 1, column, end
-        start += end - column
-    whole = (stop - start) // width
-    if whole > 0:
-        yield start // width, start // width + whole, 0, width
-        start += whole * width
-    if start < stop:
-        yield start // width, start // width + 1, 0, stop - start
-
-
-def _cuts(start: int, stop: int, size: int, named: NamedParameter, dim: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of a shard's dimension that are ranges of the whole one's: first, last (not included), place there."""
-    if named.dim != dim:
-        yield start, stop, start
-        return
-    each = size // named.stride
-    while start < stop:
-        piece, within = divmod(start, each)
-        end = min(stop, (piece + 1) * each)
-        yield start, end, (piece * named.tp + named.tp_rank) * each + within
-        start = end

@@ -45,6 +45,10 @@ class Inputs:
     features: Tensor | None = None
     row_keys: Tensor | None = None
 
+    def pin_memory(self) -> Inputs:
+        """Return the inputs with features in memory that a GPU can copy from by itself."""
+        return self if self.features is None else replace(self, features=self.features.pin_memory())
+
     def features_on(self, device: torch.device, module: ModuleSpec) -> Tensor | None:
         """Return the features of an encoder's first stage on the computing device; None for other stages."""
         if self.row_keys is not None:
@@ -114,7 +118,7 @@ class SampleData:
         A sample's neighbouring video items of one size are the frames of one video; audio counts as text does.
         """
         shapes = self.shapes
-        found = []
+        positions = []
         for sample in samples.tolist():
             parts: list[int | Picture] = []
             before: Picture | None = None
@@ -133,8 +137,8 @@ class SampleData:
                 before = picture if name == "video" else None
             if text := int(shapes.text_tokens[sample]):
                 parts.append(text)
-            found.append(multimodal_positions(parts))
-        return torch.cat(found, dim=1)
+            positions.append(multimodal_positions(parts))
+        return torch.cat(positions, dim=1)
 
     def _picture(self, item: int, tokens: int) -> Picture:
         """Places of an item's LLM tokens: on its grid, or in rows of ceil(sqrt(tokens)) if that is not known."""

@@ -1,29 +1,32 @@
-"""Inputs of a rank's next forwards: made when they are needed, or before that, by a thread or by other processes."""
+"""Inputs of a rank's next forwards: made when they are needed, or ahead of that by a thread or by worker processes."""
 
 from __future__ import annotations
 
-from collections import deque
+import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from threading import Lock
+from dataclasses import dataclass
+from itertools import count
+from queue import Queue, SimpleQueue
+from threading import Thread
 from typing import Any
+from weakref import finalize
 
-import numpy as np
 import torch
+from torch import multiprocessing
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.config.schema import RunConfig
-from entrain_bench.run.experiment import prepare
+from entrain_bench.run.workers import end_with_parent
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.train.modules import Pack
-from entrain_bench.train.producing.producer import LOAD_AHEAD, MakersOf
-from entrain_bench.train.producing.reader import Reader
-from entrain_bench.train.running.content import content_of
+from entrain_bench.train.messages.failure import Failure
+from entrain_bench.train.running.content import Content
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.settings import TrainSettings
+
+# Inputs of forwards that wait for their rank, of which the features of 5,000 tokens of 1,176 numbers take 24 MB.
+LOAD_AHEAD = 4
+# Worker processes of a rank, if there are as many free cores.
+WORKERS_PER_RANK = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class MakeInputs:
     splits_backward: bool = False
 
     def __call__(self) -> Inputs:
-        """The inputs."""
+        """Return the inputs."""
         return self.data.inputs(
             self.module, self.stage, self.members, self.remade, splits_backward=self.splits_backward
         )
@@ -60,97 +63,125 @@ class ThreadLoader:
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
         self.pins = device.type == "cuda"
-        # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
-        choose = partial(torch.cuda.set_device, device) if self.pins else None
-        self._pool = ThreadPoolExecutor(1, "load", choose)
-        self._ahead = ahead
-        self._lock = Lock()
-        self._waiting: deque[Callable[[], Inputs]] = deque()
-        self._begun: deque[Future[Inputs]] = deque()
+        self._asked = SimpleQueue[Callable[[], Inputs] | None]()
+        # One more is in the thread's hands.
+        self._made = Queue[Inputs | Exception](max(1, ahead - 1))
+        Thread(target=_make, args=(self._asked, self._made, device), name="load", daemon=True).start()
+        finalize(self, self._asked.put, None)
 
     def load(self, makers: Sequence[Callable[[], Inputs]]) -> Iterator[Inputs]:
         """Yield the inputs that the makers return, in order; makers begin as soon as earlier calls leave room."""
-        with self._lock:
-            self._waiting.extend(makers)
-            self._begin()
-        return (self._take() for _ in range(len(makers)))
+        for maker in makers:
+            self._asked.put(maker)
+        return (self._take() for _ in makers)
 
     def _take(self) -> Inputs:
-        with self._lock:
-            future = self._begun.popleft()
-            self._begin()
-        return future.result()
-
-    def _begin(self) -> None:
-        while self._waiting and len(self._begun) < self._ahead:
-            self._begun.append(self._pool.submit(self._waiting.popleft()))
+        made = self._made.get()
+        if isinstance(made, Exception):
+            raise made
+        return made
 
 
-class ProducerLoader:
-    """Has producers make inputs; where ranks compute on a GPU, a thread copies them to pinned memory."""
+def _make(asked: SimpleQueue[Any], made: Queue[Inputs | Exception], device: torch.device) -> None:
+    """Make what is asked for until it is None."""
+    # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while (maker := asked.get()) is not None:
+        try:
+            made.put(maker())
+        except Exception as error:
+            made.put(error)
+
+
+class _Requests(IterableDataset[tuple[int, Inputs | Failure]]):
+    """Inputs that one worker of a ``DataLoader`` makes: it is asked for every ``len(queues)``-th of them."""
+
+    def __init__(self, content: Content, num_workers: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.queues = [context.Queue() for _ in range(num_workers)]
+        self._content = content
+
+    def __iter__(self) -> Iterator[tuple[int, Inputs | Failure]]:
+        worker = get_worker_info()
+        assert worker is not None
+        while (asked := self.queues[worker.id].get()) is not None:
+            number, shapes, request = asked
+            made: Inputs | Failure
+            try:
+                made = MakeInputs(SampleData(shapes, self._content), *request)()
+            except Exception as error:
+                made = Failure.of(error, f"worker {worker.id}")
+            yield number, made
+
+
+class WorkerLoader:
+    """Has the workers of torch's ``DataLoader`` make inputs, in turn; where ranks compute on a GPU, it pins them."""
 
     pins = False
 
-    def __init__(self, reader: Reader, device: torch.device) -> None:
-        self._reader = reader
-        self._pinning = ThreadLoader(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, content: Content, num_workers: int, timeout_s: float) -> None:
+        self._requests = _Requests(content, num_workers)
+        self._numbers = count()
+        # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
+        loader = DataLoader(
+            self._requests,
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=max(1, LOAD_AHEAD // num_workers),
+            pin_memory=device.type == "cuda",
+            timeout=timeout_s,
+            worker_init_fn=_begin_worker,
+            multiprocessing_context="fork",
+        )
+        self._made: Iterator[tuple[int, Any]] = iter(loader)
+        # A worker that waits for a request would keep torch waiting for its end.
+        finalize(self, _end_workers, self._requests.queues)
 
     def load(self, makers: Sequence[MakeInputs]) -> Iterator[Inputs]:
-        """Yield the inputs that the makers return, in order."""
-        if not makers:
-            return iter(())
-        shapes = makers[0].data.shapes
-        names = None if shapes.sample_names is None else shapes.sample_names.tolist()
-        asked = [(m.module.name, m.stage, m.members, m.remade, m.splits_backward) for m in makers]
-        taken = map(_inputs_of, self._reader.load({"shapes": _fields(shapes) | {"sample_names": names}}, asked))
-        if self._pinning is None:
-            return taken
-        return self._pinning.load([partial(_take_pinned, taken)] * len(makers))
+        """Yield the inputs that the makers return, in order; raise what making them raised."""
+        numbers = [next(self._numbers) for _ in makers]
+        for number, maker in zip(numbers, makers, strict=True):
+            request = (maker.module, maker.stage, maker.members, maker.remade, maker.splits_backward)
+            queue = self._requests.queues[number % len(self._requests.queues)]
+            queue.put((number, maker.data.shapes, request))
+        return (self._take(number) for number in numbers)
+
+    def _take(self, number: int) -> Inputs:
+        came, made = next(self._made)
+        assert came == number, "inputs came in another order"
+        if isinstance(made, Failure):
+            raise made.as_error()
+        assert isinstance(made, Inputs)
+        return made
 
 
 # Where inputs come from, in order; those of earlier calls of ``load`` must be taken first.
-type Loader = InlineLoader | ThreadLoader | ProducerLoader
+type Loader = InlineLoader | ThreadLoader | WorkerLoader
 
 
-def makers_of_run(config: RunConfig) -> MakersOf:
-    """Return the function by which a producer answers requests of ``ProducerLoader``."""
-    setting = prepare(config)
-    assert isinstance(setting.executor, TrainSettings)
-    content = content_of(setting.executor, setting.workload, setting.job.model, config.seed)
-    modules = {module.name: module for module in setting.job.model.modules}
-
-    def makers_of(said: Any) -> list[Callable[[], dict[str, Any]]]:
-        columns = said["shapes"]
-        names = None if columns["sample_names"] is None else np.array(columns["sample_names"])
-        shapes = SampleShapes(**{**columns, "modalities": tuple(columns["modalities"]), "sample_names": names})
-        data = SampleData(shapes, content)
-        return [partial(_made, MakeInputs(data, modules[name], *rest)) for name, *rest in said["asked"]]
-
-    return makers_of
+def make_loader(settings: TrainSettings, device: torch.device, content: Content) -> Loader:
+    """Return the loader that ``harness.preprocessing`` names."""
+    if settings.preprocessing == "inline":
+        return InlineLoader(device)
+    if settings.preprocessing == "thread":
+        return ThreadLoader(device)
+    return WorkerLoader(device, content, num_workers(settings), settings.timeout_s)
 
 
-def _made(make: MakeInputs) -> dict[str, Any]:
-    inputs = make()
-    return {**_fields(inputs), "pack": _fields(inputs.pack)}
+def num_workers(settings: TrainSettings) -> int:
+    """Return the worker processes of a rank of this machine: as given, or as many as cores are free, one at least."""
+    if settings.preprocessing_processes is not None:
+        return settings.preprocessing_processes
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // ranks - 1, WORKERS_PER_RANK))
 
 
-def _fields(part: Inputs | Pack | SampleShapes) -> dict[str, Any]:
-    return {f.name: getattr(part, f.name) for f in fields(part) if f.init}
+def _begin_worker(_: int) -> None:
+    end_with_parent()
 
 
-def _inputs_of(made: dict[str, Any]) -> Inputs:
-    """The inputs that a producer made, with their tensors in its memory."""
-    pack = Pack(**{name: _own_kind(value) for name, value in made["pack"].items()})
-    return Inputs(pack, _own_kind(made["features"]), _own_kind(made["row_keys"]))
-
-
-def _own_kind(value: Any) -> Any:
-    """A tensor or tuple of what ``wire`` made an array or a list."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    return tuple(map(_own_kind, value)) if isinstance(value, list) else value
-
-
-def _take_pinned(taken: Iterator[Inputs]) -> Inputs:
-    inputs = next(taken)
-    return inputs if inputs.features is None else replace(inputs, features=inputs.features.pin_memory())
+def _end_workers(queues: Sequence[Any]) -> None:
+    for queue in queues:
+        queue.put(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import packages_distributions, version
 from math import isfinite
 from pathlib import Path
@@ -15,8 +14,7 @@ import torch.distributed as dist
 
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.program.layout_json import layout_from_json, layout_to_json
+from entrain_bench.program.layout import Layout, check_layout, layout_from_json, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult
@@ -35,7 +33,6 @@ from entrain_bench.train.measuring.metrics import (
 from entrain_bench.train.messages.control import PlanningGroup, gather_json, planning_group, process_group
 from entrain_bench.train.modules.kernels import PACKAGES
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.producing.reader import Rendezvous
 from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.content import content_of
@@ -44,13 +41,8 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.settings import TrainSettings
 from entrain_bench.train.weights import save_weights
 
-# Starts or finds the producers of this rank's machine, if its run has any; collective over the given group.
-type Producers = Callable[[dist.ProcessGroup], AbstractContextManager[Rendezvous | None]]
 
-
-def train(
-    config: RunConfig, progress: Callable[[int], None], producers: Producers = lambda _: nullcontext()
-) -> RunResult | None:
+def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | None:
     """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others."""
     setting = prepare(config)
     settings = setting.executor
@@ -58,12 +50,10 @@ def train(
     device = device_of(settings)
     content = content_of(settings, setting.workload, setting.job.model, config.seed)
     prepare_platform()
-    with process_group(device, settings.timeout_s) as control, producers(control) as rendezvous:
+    with process_group(device, settings.timeout_s) as control:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(
-            setting.job, layout, settings, device, config.seed, control, content=content, rendezvous=rendezvous
-        )
+        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control, content=content)
         checkpoints = _checkpoints(settings, config, layout, runtime)
         execution, remarks = ran_with(runtime, control)
         if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):

@@ -93,6 +93,10 @@ class ShardedStage:
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
 
+    def cuts_states(self, parameter: Parameter) -> bool:  # noqa: ARG002
+        """Whether replicas hold a part of a parameter's optimizer states each: always."""
+        return True
+
     def gradient_square(self) -> Tensor:
         """This rank's share of the sum of squares of the stage's gradients, float64."""
         first = self.groups.tp.rank() == 0

@@ -173,6 +173,10 @@ class TrainedStage:
         start = own._get_model_param_range_map(parameter)["param"].start
         return Part(shard.data, start, shard, inner.state[shard])
 
+    def cuts_states(self, parameter: Parameter) -> bool:
+        """Whether replicas hold a part of a parameter's optimizer states each."""
+        return parameter.requires_grad and bool(self.buffers.ddp_config.use_distributed_optimizer)
+
     def gradient_square(self) -> torch.Tensor:
         """This rank's share of the sum of squares of the stage's gradients, float64."""
         self.optimizer.prepare_grads()

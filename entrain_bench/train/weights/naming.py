@@ -178,20 +178,20 @@ def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[s
     last = len(module.layers) - 1
     parts = {ours: tuple(full_name(module, name, roots) for name in names) for ours, names in scheme.parts.items()}
     scheme = replace(scheme, block=full_name(module, scheme.block, roots), parts=parts)
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for index in range(1, last):
         for name, values in _block(module, scheme, scheme.block.format(index - 1)):
-            found[f"{index}.{name}"] = values
+            tensors[f"{index}.{name}"] = values
     if module.is_encoder:
-        found |= _ends(model, module, scheme, last)
+        tensors |= _ends(model, module, scheme, last)
     else:
-        found["0.words.weight"] = _whole(scheme, "words", "weight", config.vocab_size, config.hidden_size)
+        tensors["0.words.weight"] = _whole(scheme, "words", "weight", config.vocab_size, config.hidden_size)
         if not config.tied_embeddings:
-            found[f"{last}.logits.weight"] = _whole(scheme, "logits", "weight", config.vocab_size, config.hidden_size)
+            tensors[f"{last}.logits.weight"] = _whole(scheme, "logits", "weight", config.vocab_size, config.hidden_size)
     if not module.is_encoder or config.head_norm:
         for part in _weight_and(config.norm_bias):
-            found[f"{last}.norm.{part}"] = _whole(scheme, "norm", part, config.hidden_size)
-    return found
+            tensors[f"{last}.norm.{part}"] = _whole(scheme, "norm", part, config.hidden_size)
+    return tensors
 
 
 def _block(module: ModuleSpec, scheme: Scheme, block: str) -> Iterator[tuple[str, Stored]]:
@@ -239,7 +239,7 @@ def _heads(module: ModuleSpec, scheme: Scheme, block: str, part: str) -> tuple[R
 def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> dict[str, Stored]:
     """Products of an encoder's embedding and projector, and learned positions."""
     config = module.config
-    found = dict[str, Stored]()
+    tensors = dict[str, Stored]()
     for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
         for index, gemm in enumerate(module.layers[layer].gemms):
             where = f"{end}.{index}"
@@ -249,12 +249,12 @@ def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> di
                 )
             kernel = _kernel(model, config.checkpoint, gemm.k) if end == "embed" else {}
             for part in _weight_and(biased):
-                found[f"{layer}.products.products.{index}.{part}"] = _whole(
+                tensors[f"{layer}.products.products.{index}.{part}"] = _whole(
                     scheme, where, part, gemm.n, gemm.k, **(kernel if part == "weight" else {})
                 )
     if config.learned_positions:
-        found["0.positions"] = _whole(scheme, "positions", "weight", config.learned_positions, config.hidden_size)
-    return found
+        tensors["0.positions"] = _whole(scheme, "positions", "weight", config.learned_positions, config.hidden_size)
+    return tensors
 
 
 def _kernel(model: ModelSpec, checkpoint: str, width: int) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class Checkpoint:
     def rows(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> Tensor:
         """Rows of a tensor, or only some columns of them; no more is read."""
         with self._tensor(name) as part:
-            found: Tensor = part[start:stop] if columns is None else part[start:stop, columns[0] : columns[1]]
-            return found
+            values: Tensor = part[start:stop] if columns is None else part[start:stop, columns[0] : columns[1]]
+            return values
 
     @contextmanager
     def _tensor(self, name: str) -> Iterator[Any]:
@@ -176,7 +176,7 @@ def _rows(
     checkpoint: Checkpoint, stored: Stored, start: int, stop: int, columns: tuple[int, int] | None = None
 ) -> Tensor:
     """Rows of a whole parameter, as stored."""
-    found = []
+    pieces = []
     at = 0
     for part in stored.parts:
         low = max(start - at, 0)
@@ -185,5 +185,5 @@ def _rows(
         if low < high:
             first = part.start + low
             last = part.start + high
-            found.append(checkpoint.rows(part.name, first, last, columns) if part.name else torch.zeros(high - low))
-    return torch.cat([rows.to(found[0].dtype) for rows in found])
+            pieces.append(checkpoint.rows(part.name, first, last, columns) if part.name else torch.zeros(high - low))
+    return torch.cat([rows.to(pieces[0].dtype) for rows in pieces])

@@ -112,10 +112,10 @@ def _unpacked(stored: Stored, full: Tensor) -> dict[str, Tensor]:
     if stored.kernel:
         rows = full.view(len(full), stored.kernel[-1], -1).transpose(1, 2) if stored.taps_first else full
         full = rows.reshape(len(full), *stored.kernel)
-    found = {name: full.new_empty(shape) for name, shape in stored.shapes.items()}
+    tensors = {name: full.new_empty(shape) for name, shape in stored.shapes.items()}
     for part, rows in zip(
         stored.parts, torch.split(full, [part.stop - part.start for part in stored.parts]), strict=True
     ):
         if part.name:
-            found[part.name][part.start : part.stop] = rows
-    return found
+            tensors[part.name][part.start : part.stop] = rows
+    return tensors

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.documents.results import rivals_sentence
-from entrain_bench.answers.documents.table import Lead, lead_markdown, parse_lead
-from entrain_bench.answers.documents.tables import load_tables, write_tables
+from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables, parse_lead, write_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.records import Results, new_record
@@ -120,7 +119,7 @@ def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"column": {}}, "key=column: must be one of title"),
+        ({"column": {}}, "key=column: unknown"),
         ({"strategies": "ours"}, "strategies=ours: must be a list, or one of published, out_of_the_box, all"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.answers.documents import published
-from entrain_bench.answers.documents.claims import load_claims
+from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.published import cell_fields, find_cells, our_names, published_cells
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import choices
@@ -81,7 +81,7 @@ claims:
     common: ["model={model}", cluster=h100x64, "cluster.num_nodes={nodes}", global_batch=256, seed=0]
     of: [strategy=hetero_colocated, "layout.tp={tp}"]
     to: [strategy=megatron, "layout.tp={tp}"]
-    published: {setting: As in a table of my own.}
+    setting: As in a table of my own.
 """
 
 

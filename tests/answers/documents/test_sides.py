@@ -1,4 +1,4 @@
-"""Fair settings: one rule makes them of published ones, and refuses what differs."""
+"""Settings of claims: one rule makes fair ones of published ones, and changes replace overrides."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ from dataclasses import replace
 
 import pytest
 
-from entrain_bench.answers.documents.claims import load_claims
-from entrain_bench.answers.documents.sides import BASELINE, FREE, ClaimSide, check_fair, fair_side, published_side
+from entrain_bench.answers.documents.claim import load_claims
+from entrain_bench.answers.documents.sides import FREE, Change, ClaimSetting, Measure, Situation, fair_setting
 from entrain_bench.base.errors import UserError
 
-PUBLISHED = ClaimSide(
-    words="as theirs",
-    common=("model=m", "workload=w", "layout.tp=4", "microbatch_size=1", "cluster.device.memory_bytes=1"),
-    of=("strategy=ours", "strategy.planner.encoder_tp=2", "cluster.num_nodes=33"),
-    to=("strategy=megatron_rigid", "layout.pp=8", "encoder_sp=false", "cluster.num_nodes=32"),
+MEASURE = Measure("iteration_time_s")
+PUBLISHED = ClaimSetting(
+    "as theirs",
+    MEASURE,
+    common=("tuning=own", "model=m", "workload=w", "layout.tp=4", "microbatch_size=1", "cluster.device.memory_bytes=1"),
+    situations=(
+        Situation(
+            of=("strategy=ours", "strategy.planner.encoder_tp=2", "cluster.num_nodes=33"),
+            to=("strategy=megatron_rigid", "layout.pp=8", "encoder_sp=false", "cluster.num_nodes=32"),
+        ),
+    ),
 )
 
 
 def test_the_job_stays_and_everything_else_is_free() -> None:
-    fair = fair_side(PUBLISHED, {"to": ["strategy=megatron"], "common": ["global_batch=512"]}, "Less of it.")
+    fair = fair_setting(
+        PUBLISHED, {"to": ["strategy=megatron"], "common": ["global_batch=512"]}, MEASURE, "Less of it."
+    )
     assert fair.common == (*FREE, "model=m", "workload=w", "global_batch=512")
-    assert fair.of == ("strategy=ours", "cluster.num_nodes=33")
-    assert fair.to == ("strategy=megatron", "cluster.num_nodes=32")
+    assert fair.situations == (
+        Situation(("strategy=ours", "cluster.num_nodes=33"), ("strategy=megatron", "cluster.num_nodes=32")),
+    )
     assert fair.words.startswith("Less of it. One rule for all claims")
 
 
 def test_a_system_compared_with_itself_keeps_what_is_left_out() -> None:
-    alone = replace(
-        PUBLISHED,
-        common=(*PUBLISHED.common, "strategy=ours"),
-        of=("strategy.scheduler.search=0", "layout.pp=2"),
-        to=("strategy.scheduler.search=16", "layout.pp=2"),
-    )
-    fair = fair_side(alone, {})
-    assert (fair.of, fair.to) == (
-        ("strategy=ours", "strategy.scheduler.search=0"),
-        ("strategy=ours", "strategy.scheduler.search=16"),
-    )
+    sides = Situation(("strategy.scheduler.search=0", "layout.pp=2"), ("strategy.scheduler.search=16", "layout.pp=2"))
+    alone = replace(PUBLISHED, common=(*PUBLISHED.common, "strategy=ours"), situations=(sides,))
+    (fair,) = fair_setting(alone, {}, MEASURE).situations
+    assert fair.of == ("strategy=ours", "strategy.scheduler.search=0")
+    assert fair.to == ("strategy=ours", "strategy.scheduler.search=16")
 
 
 @pytest.mark.parametrize(
@@ -52,31 +55,37 @@ def test_a_system_compared_with_itself_keeps_what_is_left_out() -> None:
         ({"to": ["strategy=megatron"], "common": ["strategy.planner.num_trials=8"]}, "fair.common=strategy.planner"),
     ],
 )
-def test_a_fair_setting_that_differs_is_refused(stated: dict[str, list[str]], message: str) -> None:
+def test_a_fair_setting_that_differs_is_refused(stated: Change, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        fair_side(PUBLISHED, stated)
+        fair_setting(PUBLISHED, stated, MEASURE)
 
 
-def test_every_fair_setting_of_a_claim_follows_the_rule() -> None:
+def test_every_fair_setting_of_a_claim_is_free() -> None:
     fair = [claim.fair for claim in load_claims() if claim.fair]
     assert len(fair) > 40
-    for side in fair:
-        check_fair(side)
-        assert not [text for text in side.common if text.startswith("layout.") and text not in FREE]
-    assert sum(f"strategy={BASELINE}" in " ".join((*side.of, *side.to)) for side in fair) > 30
+    for setting in fair:
+        assert setting.common[: len(FREE)] == FREE
+        assert not [text for text in setting.common if text.startswith("layout.") and text not in FREE]
+    assert sum(any("megatron" in text for text in " ".join(setting.sweeps[-1]).split("=")) for setting in fair) > 30
 
 
-def test_settings_say_how_strategies_are_tuned() -> None:
-    assert published_side(PUBLISHED).common[0] == "tuning=own"
-    fair = fair_side(published_side(PUBLISHED), {"to": ["strategy=megatron"]})
-    assert fair.common[0] == "tuning=equal"
-    assert "tuning=own" not in fair.common
+def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
+    two = (Situation(("s=x", "c=3"), ("s=y",), ("d=1",)), Situation(("s=x", "c=3"), ("s=y",), ("d=2",)))
+    setting = ClaimSetting("", MEASURE, ("a=1", "b=2"), two)
+    changed = setting.changed({"common": ("a=5", "c=6", "e=7")})
+    assert changed.common == ("b=2", "a=5", "c=6", "e=7")
+    assert changed.situations[1] == Situation(("s=x",), ("s=y",), ("d=2",))
+    # What one side changes of all runs, the other keeps.
+    changed = setting.changed({"to": ("b=9", "s=z")})
+    assert changed.common == ("a=1",)
+    assert changed.situations[0] == Situation(("b=2", "s=x", "c=3"), ("b=9", "s=z"), ("d=1",))
+    with pytest.raises(UserError, match="change=d: must be a key other than those of at and against"):
+        setting.changed({"common": ("d=8",)})
+    alone = ClaimSetting("", MEASURE, ("a=1",), (Situation(("b=2",)),))
+    assert alone.changed({"of": ("a=3",)}) == ClaimSetting("", MEASURE, (), (Situation(("b=2", "a=3")),))
 
 
-def test_the_second_of_two_situations_may_have_sides_of_its_own() -> None:
-    two = replace(PUBLISHED, against_of=("strategy=whole",), against_to=("strategy=half",))
-    assert [pair[0][-1] for pair in two.pairs] == ["cluster.num_nodes=33", "strategy=whole"]
-    assert two.pairs[1][1] == (*PUBLISHED.common, "strategy=half")
-    changed = two.changed({"to": ("layout.tp=2",)})
-    assert changed.against_to == ("strategy=half", "layout.tp=2")
-    assert changed.against_of == ("layout.tp=4", "strategy=whole"), "the other side keeps what was common"
+def test_every_side_of_a_situation_is_a_sweep() -> None:
+    two = (Situation(("s=x",), ("s=y",), ("d=1",)), Situation(("s=half",), (), ("d=2",)))
+    setting = ClaimSetting("", MEASURE, ("a=1",), two)
+    assert setting.pairs == [[("a=1", "d=1", "s=x"), ("a=1", "d=1", "s=y")], [("a=1", "d=2", "s=half")]]

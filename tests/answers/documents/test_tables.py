@@ -12,17 +12,20 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.documents.claims import COUNTS, claims_output
-from entrain_bench.answers.documents.definition import load_definitions
 from entrain_bench.answers.documents.results import FREE_KEYS, HEADLINE, results_output
-from entrain_bench.answers.documents.table import KEYS, Lead, Spread, Table, parse_table
 from entrain_bench.answers.documents.tables import (
     SENTENCES,
+    Lead,
+    Spread,
+    Table,
     load_tables,
     microbatches,
     pages_with_tables,
+    parse_table,
     splice,
     spread,
     table_markdown,
+    tables_of,
     write_tables,
 )
 from entrain_bench.base.errors import UserError
@@ -70,7 +73,7 @@ def timeline(*places: tuple[str, str, int, int]) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"metric": "mfu"}, "key=metric: must be one of title"),
+        ({"metric": "mfu"}, "key=metric: unknown"),
         ({"show": "{iteration_time:.1f}"}, "show=iteration_time: unknown .did you mean iteration_time_s"),
         ({"show": {"a": "{mfu}", "b": "{planning_time_s:.1f}"}}, "show=planning_time_s: unknown"),
         ({"show": "{mfu.mode:.1f}"}, "show={mfu.mode:.1f}: .*no attribute"),
@@ -86,9 +89,10 @@ def test_a_table_that_says_something_wrong_is_named(change: dict[str, Any], mess
 
 
 def test_what_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("tables: {one: {title: t, common: [], corner: c, rows: {}}}")
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "mine.yaml").write_text("tables: {one: {title: t, common: [], corner: c, rows: {}}}")
     with pytest.raises(UserError, match=r"mine.yaml: one: show: missing"):
-        list(load_definitions(tmp_path / "mine.yaml", "tables", {*KEYS}, parse_table))
+        tables_of(str(tmp_path))
 
 
 def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
@@ -100,6 +104,10 @@ def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
     # Of several mappings of rows every combination is a row.
     crossed = table_with(rows=[{1: ["a=1"], 2: ["a=2"]}, {"x": ["b=x", "c=0"]}])
     assert crossed.rows == {"1 x": ("a=1", "b=x", "c=0"), "2 x": ("a=2", "b=x", "c=0")}
+    assert table_with(rows="workload=chartqa,coco").rows == {
+        "chartqa": ("workload=chartqa",),
+        "coco": ("workload=coco",),
+    }
     assert single.sweeps == [(*VALUES["common"], "workload=chartqa"), (*VALUES["common"], "workload=coco")]
 
 

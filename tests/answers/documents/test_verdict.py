@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import parse_claim
-from entrain_bench.answers.documents.verdict import combined, measured, verdict
+from entrain_bench.answers.documents.claim import Claim
+from entrain_bench.answers.documents.sides import Measure
+from entrain_bench.answers.documents.verdict import measured
 from entrain_bench.base.errors import UserError
-from support.claims import SHARE, VALUES, cases, claim_with, runs
+from support.claims import ALONE, VALUES, cases, claim_with, runs, text_on, verdict_on
+
+
+def numbers(claim: Claim, pairs: list[list[pd.DataFrame]]) -> pd.DataFrame:
+    return measured(claim, claim.published.measure, pairs)
 
 
 def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
@@ -26,47 +29,45 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
     # Workload w: 6 against 3 at both seeds; workload v: 6 against 6, then against 3.
     measure = VALUES["measure"]
     mean = claim_with()
-    found = measured(mean, [[of, to]])
+    found = numbers(mean, [[of, to]])
     assert found.loc[("w", "m")].tolist() == [2.0, 2.0]
     assert found.loc[("v", "m")].tolist() == [1.0, 2.0]
     # Means of the two are 1.5 and 2, their geometric mean is 1.732.
-    assert combined(mean, found).startswith("1.73x (")
+    assert text_on(mean, found).startswith("1.73x (")
     # Of a and b the second is greater on average, of c and d the first is less, whatever is at a single seed.
     extreme = claim_with(measure=measure | {"pick_of": "max", "pick_to": "min", "over": "max"})
-    assert measured(extreme, [[of, to]]).loc[("w", "m")].tolist() == [9.0, 2.0]
-    assert combined(extreme, measured(extreme, [[of, to]])).startswith("4.24x (")
+    assert numbers(extreme, [[of, to]]).loc[("w", "m")].tolist() == [9.0, 2.0]
+    assert text_on(extreme, numbers(extreme, [[of, to]])).startswith("4.24x (")
     change = claim_with(unit="%", measure=measure | {"over": "min"})
-    assert combined(change, measured(change, [[of, to]])).startswith("+41.4% (")
-    values = VALUES | {"unit": "%", "measure": measure | {"over": "max"}, "published": SHARE, "fair": None}
-    share = parse_claim("some", values)
-    assert combined(share, measured(share, [[of[of["seed"] == 0]]])) == "600.0%"
+    assert text_on(change, numbers(change, [[of, to]])).startswith("+41.4% (")
+    share = claim_with(**ALONE, unit="%", measure=measure | {"over": "max"})
+    assert text_on(share, numbers(share, [[of[of["seed"] == 0]]])) == "600.0%"
     with pytest.raises(UserError, match="no workload, model and seed in common"):
-        measured(mean, [[of, to[to["workload"] == "u"]]])
+        numbers(mean, [[of, to[to["workload"] == "u"]]])
     with pytest.raises(UserError, match=r"measure.metric=iteration_time_s: must be positive"):
-        measured(mean, [[of, to.assign(iteration_time_s=-1.0)]])
+        numbers(mean, [[of, to.assign(iteration_time_s=-1.0)]])
 
 
 def test_idle_time_is_the_idle_share_of_the_iteration() -> None:
     idle = claim_with(value=-80, unit="%", measure={"metric": "idle_time_s"})
     of, to = (runs(("w", "a", seconds)).assign(bubble_ratio=share) for seconds, share in ((10.0, 0.1), (20.0, 0.4)))
     # 1 s against 8 s.
-    found = measured(idle, [[of, to]])
+    found = numbers(idle, [[of, to]])
     assert found.loc[("w", "m")].tolist() == [0.125]
-    assert verdict(idle, found) == "reproduced"
+    assert verdict_on(idle, found) == "reproduced"
 
 
 def test_a_metric_is_compared_in_two_situations_without_a_second_side() -> None:
-    situations = {"at": ["model=m"], "against": ["model=n"]}
-    two = parse_claim("some", VALUES | {"published": SHARE | situations})
+    two = claim_with(**ALONE, at=["model=m"], against={"at": ["model=n"]})
     assert [len(pair) for pair in two.published.pairs] == [1, 1]
     assert two.fair is None, "there is no baseline to tune"
-    found = measured(two, [[runs(("w", "a", 10.0))], [runs(("w", "a", 4.0)).assign(model="n")]])
-    assert combined(two, found) == "2.50x"
-    assert verdict(two, found) == "exceeds"
+    found = numbers(two, [[runs(("w", "a", 10.0))], [runs(("w", "a", 4.0)).assign(model="n")]])
+    assert text_on(two, found) == "2.50x"
+    assert verdict_on(two, found) == "exceeds"
 
 
 def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
-    two = claim_with(value=None, published={"at": ["seed=0"], "against": ["seed=1"]})
+    two = claim_with(value=None, at=["seed=0"], against={"at": ["seed=1"]})
     assert two.published.pairs == [
         [(*two.published.common, situation, side) for side in ("strategy=megatron_rigid", "strategy=entrain")]
         for situation in ("seed=0", "seed=1")
@@ -74,10 +75,10 @@ def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
     # 3 against 2 under the one; 4 against 2 and 1 against 1, together 1.5, under the other.
     at = [runs(("w", "a", 3.0)), runs(("w", "b", 2.0))]
     against = [runs(("v", "a", 4.0), ("u", "a", 1.0)), runs(("v", "b", 2.0), ("u", "b", 1.0))]
-    found = measured(two, [at, against])
+    found = numbers(two, [at, against])
     assert found.to_numpy().tolist() == [[pytest.approx(1.0)]]
-    assert (combined(two, found), verdict(two, found * 1.03)) == ("1.00x", "reproduced")
-    assert verdict(two, found) == "not reproduced"
+    assert (text_on(two, found), verdict_on(two, found * 1.03)) == ("1.00x", "reproduced")
+    assert verdict_on(two, found) == "not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], 
     order = claim_with(value=None)
     assert order.format(order.value) == "> 1"
     found = cases(*([ratio] for ratio in ratios))
-    assert (combined(order, found), verdict(order, found)) == (text, expected)
+    assert (text_on(order, found), verdict_on(order, found)) == (text, expected)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,8 @@ def test_an_order_is_judged_by_the_cases_in_which_it_holds(ratios: list[float], 
 def test_an_order_is_undecided_if_it_depends_on_cases_that_are(sure: list[float], expected: str) -> None:
     order = claim_with(value=None)
     found = cases(*([ratio, ratio * 1.001] for ratio in sure), [0.9, 1.3])
-    assert verdict(order, found) == expected
-    assert ", 1 unclear)" in combined(order, found)
+    assert verdict_on(order, found) == expected
+    assert ", 1 unclear)" in text_on(order, found)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +147,11 @@ def test_the_verdict_is_the_share_of_the_papers_gain(
     value: float | list[float], unit: str, measured_value: float, expected: str
 ) -> None:
     ratio = measured_value if unit == "x" else 1 + measured_value / 100
-    assert verdict(claim_with(value=value, unit=unit), cases([ratio])) == expected
+    assert verdict_on(claim_with(value=value, unit=unit), cases([ratio])) == expected
 
 
 @pytest.mark.parametrize(
-    ("judged_by", "value", "ratio", "expected"),
+    ("kind", "value", "ratio", "expected"),
     [
         # A paper's 0.97 says that nothing was gained: a great loss does not confirm it, nor does a gain.
         ("level", 0.97, 1.2, "reproduced"),
@@ -170,20 +171,16 @@ def test_the_verdict_is_the_share_of_the_papers_gain(
         ("limit", 2.0, 2.6, "not reproduced"),
     ],
 )
-def test_a_level_is_judged_by_its_distance(
-    judged_by: str, value: float | list[float], ratio: float, expected: str
-) -> None:
-    assert verdict(claim_with(value=value, judged_by=judged_by), cases([ratio])) == expected
+def test_a_level_is_judged_by_its_distance(kind: str, value: float | list[float], ratio: float, expected: str) -> None:
+    assert verdict_on(claim_with(value=value, kind=kind), cases([ratio])) == expected
 
 
 def test_memory_is_in_gb() -> None:
-    settings = {"published": SHARE, "fair": None}
-    changes: dict[str, Any] = {"unit": "GB", "judged_by": "limit", "measure": {"metric": "peak_memory_bytes"}}
-    claim = parse_claim("some", VALUES | settings | changes | {"value": 10.0})
+    claim = claim_with(**ALONE, unit="GB", kind="limit", measure="peak_memory_bytes", value=10.0)
     found = cases([12e9])
     assert claim.format(claim.value) == "10.0 GB"
-    assert (combined(claim, found), verdict(claim, found)) == ("12.0 GB", "partly")
-    assert verdict(claim, cases([9e9, 11e9])) == "undecided"
+    assert (text_on(claim, found), verdict_on(claim, found)) == ("12.0 GB", "partly")
+    assert verdict_on(claim, cases([9e9, 11e9])) == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -191,27 +188,25 @@ def test_memory_is_in_gb() -> None:
     [(20.5, "reproduced"), (31.0, "reproduced"), (13.0, "partly"), (52.0, "not reproduced"), (-25.0, "not reproduced")],
 )
 def test_a_cost_is_a_level_with_two_sides(change: float, expected: str) -> None:
-    cost = claim_with(value=25.3, unit="%", judged_by="level", fair=False)
-    assert verdict(cost, cases([1 + change / 100])) == expected
+    cost = claim_with(value=25.3, unit="%", kind="level", fair=None)
+    assert verdict_on(cost, cases([1 + change / 100])) == expected
 
 
 def test_seconds_and_milliseconds_are_levels() -> None:
-    settings = {"published": SHARE, "fair": None, "unit": "ms", "value": 7570.0}
-    claim = parse_claim("some", VALUES | settings)
-    assert (claim.judged_by, combined(claim, cases([7.0]))) == ("level", "7000.0 ms")
-    assert verdict(claim, cases([9.4])) == "reproduced"
-    assert verdict(claim, cases([9.6])) == "partly"
-    assert verdict(claim, cases([6.1])) == "reproduced"
-    assert verdict(claim, cases([6.0])) == "partly"
-    std = parse_claim("some", VALUES | settings | {"value": 20.0, "measure": {"metric": "llm_forward_std_ms"}})
-    assert combined(std, cases([21.0])) == "21.0 ms"
+    claim = claim_with(**ALONE, unit="ms", value=7570.0)
+    assert (claim.kind, text_on(claim, cases([7.0]))) == ("level", "7000.0 ms")
+    assert verdict_on(claim, cases([9.4])) == "reproduced"
+    assert verdict_on(claim, cases([9.6])) == "partly"
+    assert verdict_on(claim, cases([6.1])) == "reproduced"
+    assert verdict_on(claim, cases([6.0])) == "partly"
+    std = claim_with(**ALONE, unit="ms", value=20.0, measure="llm_forward_std_ms")
+    assert text_on(std, cases([21.0])) == "21.0 ms"
 
 
 def test_gpus_are_even_numbers_of_stages() -> None:
-    changes = {"published": SHARE, "fair": None, "unit": "GPUs", "measure": {"metric": "encoder_gpus"}, "value": [7, 9]}
-    claim = parse_claim("some", VALUES | changes)
-    assert [verdict(claim, cases([count])) for count in (6.0, 8.0, 10.0)] == ["reproduced"] * 3
-    assert [verdict(claim, cases([count])) for count in (4.0, 12.0, 14.0)] == ["partly", "partly", "not reproduced"]
+    claim = claim_with(**ALONE, unit="GPUs", measure="encoder_gpus", value=[7, 9])
+    assert [verdict_on(claim, cases([count])) for count in (6.0, 8.0, 10.0)] == ["reproduced"] * 3
+    assert [verdict_on(claim, cases([count])) for count in (4.0, 12.0, 14.0)] == ["partly", "partly", "not reproduced"]
 
 
 @pytest.mark.parametrize(
@@ -225,18 +220,16 @@ def test_gpus_are_even_numbers_of_stages() -> None:
     ],
 )
 def test_stages_are_the_same_or_not(counts: list[float], text: str, expected: str) -> None:
-    changes = {"published": SHARE, "fair": None, "unit": "stages", "judged_by": "level"}
-    claim = parse_claim("some", VALUES | changes | {"value": 4.0, "measure": {"metric": "encoder_stages"}})
-    assert (combined(claim, cases(counts)), verdict(claim, cases(counts))) == (text, expected)
+    claim = claim_with(**ALONE, unit="stages", measure="encoder_stages", value=4.0)
+    assert (text_on(claim, cases(counts)), verdict_on(claim, cases(counts))) == (text, expected)
 
 
-def test_a_setting_may_measure_otherwise() -> None:
-    claim = claim_with(fair={"measure": {"metric": "core_time_s", "pick_of": "min"}})
-    assert (claim.measure.metric, claim.measure.pick_of) == ("iteration_time_s", "mean")
+def test_a_fair_setting_may_have_another_measure() -> None:
+    fair = {**VALUES["fair"], "measure": {"metric": "core_time_s", "pick_of": "min"}}
+    claim = claim_with(fair=fair, measure={"metric": "iteration_time_s", "over": "max"})
     assert claim.fair is not None
-    fair = claim.under(claim.fair)
-    assert (fair.measure.metric, fair.measure.pick_of, fair.measure.over) == ("core_time_s", "min", "mean")
-    assert claim.under(claim.published) == claim
+    assert claim.fair.measure == Measure("core_time_s", pick_of="min", over="max")
+    assert claim.published.measure == Measure("iteration_time_s", over="max")
 
 
 @pytest.mark.parametrize(
@@ -252,4 +245,4 @@ def test_a_setting_may_measure_otherwise() -> None:
 )
 def test_a_verdict_does_not_flip_within_the_interval(ratios: list[float], text: str, expected: str) -> None:
     claim = claim_with(value=1.40)
-    assert (combined(claim, cases(ratios)), verdict(claim, cases(ratios))) == (text, expected)
+    assert (text_on(claim, cases(ratios)), verdict_on(claim, cases(ratios))) == (text, expected)

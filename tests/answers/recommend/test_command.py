@@ -21,7 +21,7 @@ from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.program.layout_json import layout_to_json
+from entrain_bench.program.layout import layout_to_json
 from entrain_bench.program.plan_file import read_plan
 from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell

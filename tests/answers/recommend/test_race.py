@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.comparison import AS_GOOD, BEHIND, FAILED, FASTEST, SLOWER, Times
+from entrain_bench.answers.comparison import Times, Verdict
 from entrain_bench.answers.recommend.strategy_race import ROUNDS, going_on, standings
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "table.parquet"
@@ -90,11 +90,11 @@ def test_standings_of_a_whole_race() -> None:
         }
     )
     assert [(name, found.standings[name].verdict) for name in found.ranked] == [
-        ("best", FASTEST),
-        ("good", AS_GOOD),
-        ("slower", SLOWER),
-        ("far", BEHIND),
-        ("lost", FAILED),
+        ("best", Verdict.FASTEST),
+        ("good", Verdict.AS_GOOD),
+        ("slower", Verdict.SLOWER),
+        ("far", Verdict.BEHIND),
+        ("lost", Verdict.FAILED),
     ]
     best, good, slower, far, _ = (found.standings[name].behind for name in found.ranked)
     assert best is None
@@ -108,14 +108,18 @@ def test_standings_of_a_whole_race() -> None:
 
 
 def test_after_one_seed_nothing_is_as_good() -> None:
-    assert verdicts({"b": times(1.2), "a": times(1.0), "c": times(3.29)}) == {"a": FASTEST, "b": BEHIND, "c": BEHIND}
-    assert verdicts({"a": times(None)}) == {"a": FAILED}
+    assert verdicts({"b": times(1.2), "a": times(1.0), "c": times(3.29)}) == {
+        "a": Verdict.FASTEST,
+        "b": Verdict.BEHIND,
+        "c": Verdict.BEHIND,
+    }
+    assert verdicts({"a": times(None)}) == {"a": Verdict.FAILED}
 
 
 def test_who_drops_out_cannot_win_at_fewer_seeds() -> None:
     # Faster at the seeds it ran than the winner's mean, but slower at the same seeds.
     found = verdicts({"gone": times(1.1, 1.1, 1.1), "best": times(1.0, 1.0, 1.0, 2.0, 2.0)})
-    assert found == {"best": FASTEST, "gone": SLOWER}
+    assert found == {"best": Verdict.FASTEST, "gone": Verdict.SLOWER}
 
 
 def test_the_order_of_names_decides_nothing() -> None:

@@ -59,5 +59,5 @@ def test_the_figure_shows_every_mean() -> None:
     for panel, name in zip(figure.axes, PANELS, strict=True):
         heights = sorted(bar.get_height() for bar in panel.patches)
         np.testing.assert_allclose(heights, sorted(table[name]))
-    assert "a producer on 2 cores" in message
+    assert "DataLoader workers on 2 cores" in message
     assert {"pdf", "png", "csv"} == set(render(lambda: draw(table, 2)))

@@ -47,7 +47,7 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
     searches = [Search(replica, Rules((0,))) for replica in split_replicas(program, assignment, profile)]
-    longest_s, most = max(one.end_s for one in searches), max(len(one.replica.own) for one in searches)
+    longest_s, most = max(one.end_s for one in searches), max(len(one.replica.numbers) for one in searches)
     assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
     # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
     monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", longest_s)

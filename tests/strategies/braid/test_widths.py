@@ -314,16 +314,6 @@ def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
         assert one.width.tolist() == other.width.tolist()
 
 
-def test_wrong_estimates_change_the_deal_and_lose_nobody() -> None:
-    big = ("workload=mathvision", "model=qwen25vl_llama3_1b", "cluster=a40x16")
-    right, wrong = setting(*big), setting(*big, "belief_error=0.3")
-    layout = next(layouts_with_widths(right.job))
-    shapes = right.source.batch(0, 32, 0)
-    one, other = (fastest_packs(shapes, layout, own.profile)[1].modules[-1] for own in (right, wrong))
-    assert not np.array_equal(one.replica, other.replica)
-    assert len(one.replica) == len(other.replica) == 32
-
-
 def test_layouts_offer_only_groups_that_hold_whole_layers() -> None:
     own = setting()
     for layout in layouts_with_widths(own.job):

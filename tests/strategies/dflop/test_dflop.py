@@ -355,20 +355,6 @@ def test_belief_error_and_recomputation_change_the_estimates() -> None:
         assert ratio.std() > 0.01
 
 
-def test_a_batch_without_items_is_assigned() -> None:
-    shapes = samples(*[(100, [])] * 16)
-    assignment = DflopAssigner().assign(shapes, layout_of(3, 2), profile_of(tiny_job(MODEL), shapes))
-    assert len(assignment.modules[0].replica) == 0
-
-
-@pytest.mark.wide
-def test_the_whole_strategy_plans_on_several_encoders() -> None:
-    model = tiny_model(encoder=2, llm=2, audio=1)
-    layout = dflop().plan(profile_of(tiny_job(model), SAMPLES))
-    np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
-    assert layout.num_ranks == 8
-
-
 def test_buckets_are_the_llms_whatever_the_encoders_dp() -> None:
     vision, audio, llm = AV_MODEL.modules
     encoders = np.arange(4).reshape(4, 1, 1)

@@ -162,12 +162,6 @@ def test_sub_microbatches_feed_one_llm_microbatch_by_hand() -> None:
     assert passes(program, 0) == ["vision F0", "vision F1", "llm F0", "llm B0", "vision B1", "vision B0"]
 
 
-def test_a_batch_of_text_alone_has_no_encoder_actions() -> None:
-    shapes = samples((10, []), (20, []))
-    program = program_of(colocated(1), shapes, Assignment((labels([], []), labels([0, 0], [0, 1]))))
-    assert passes(program, 0) == ["llm F0", "llm B0", "llm F1", "llm B1"]
-
-
 @pytest.mark.wide
 @settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(2, 4), st.integers(1, 2))

@@ -164,15 +164,3 @@ def test_random_batches_run_above_the_bound_and_within_memory(
     truth = CostTruth(MODEL, tiny_cluster(1, 8))
     timeline = Simulator(truth, 1e15).execute(program)
     assert lower_bound_s(truth, layout, shapes) <= timeline.iteration_time_s * (1 + 1e-9)
-
-
-@pytest.mark.wide
-def test_the_whole_system_runs_a_generator() -> None:
-    shapes, cluster = random_samples(np.random.default_rng(1), 32), tiny_cluster(1, 8)
-    profile = profile_of(tiny_job(MODEL, cluster), shapes)
-    strategy = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler())
-    layout = strategy.plan(profile)
-    program = strategy.program(shapes, layout, profile)
-    truth = CostTruth(MODEL, cluster)
-    timeline = Simulator(truth, 16 * GIB).execute(program)
-    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.planning import Island, place_islands
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
@@ -136,13 +136,6 @@ def test_stage_shares_add_up_and_count_recomputation() -> None:
         (placed(MODEL.modules[0], np.array([[[0]]]), recompute=True), placed(MODEL.modules[1], np.array([[[1]]]))), 4
     )
     assert stage_shares(again, profile)[0].sum(axis=1).tolist() == pytest.approx([1.0, 3.0])
-
-
-def test_unknown_scope_is_refused() -> None:
-    with pytest.raises(UserError, match=r"strategy\.assigner\.intra=globl_batch: unknown"):
-        DistTrainAssigner("globl_batch")
-    with pytest.raises(UserError, match=r"strategy\.assigner\.carry=True: must be false with intra=global_batch"):
-        DistTrainAssigner(carry=True)
 
 
 # Different DP of encoder and LLM

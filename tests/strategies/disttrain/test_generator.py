@@ -154,20 +154,6 @@ def test_units_with_one_degree_form_replicas_and_others_lie_apart() -> None:
     assert [m.ranks.ravel().tolist() for m in apart.modules] == [[4, 5], [0, 1, 2, 3], [6]]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("strategy", [MEGATRON, DISTTRAIN], ids=lambda strategy: str(strategy.name))
-def test_systems_with_generators_run(strategy: Strategy) -> None:
-    shapes = random_samples(np.random.default_rng(1), 32)
-    cluster = tiny_cluster(1, 8)
-    profile = profile_of(tiny_job(MODEL, cluster), shapes)
-    layout = strategy.plan(profile)
-    assert layout.num_ranks <= 8
-    program = strategy.program(shapes, layout, profile)
-    truth = CostTruth(MODEL, cluster)
-    timeline = Simulator(truth, 16 * 2**30).execute(program)
-    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)
-
-
 def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     # One step of a microbatch of two samples: the LLM keeps one of 8 GPUs, the others are shared as the roots of works.
     profile = profile_of(tiny_job(MODEL, tiny_cluster(), global_batch=2), samples((500, [400])))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import one_f_one_b, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
@@ -186,16 +185,3 @@ def test_deferred_samples_keep_their_order() -> None:
     assert makespan(program, end) > 0
     forwards = [step for step in passes(program, 0) if " F" in step]
     assert forwards == [f"vision F{m}" for m in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "gpipe"}, r"strategy\.scheduler\.method=gpipe: unknown"),
-        ({"classes": 6}, r"strategy\.scheduler\.classes=6: must be at least 1, at most 5"),
-        ({"memory": "all"}, r"strategy\.scheduler\.memory=all: unknown"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DynaPipeScheduler(**options)  # type: ignore[arg-type]

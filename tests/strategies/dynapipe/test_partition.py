@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
 from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
 from entrain_bench_strategies.dynapipe.costs import SampleCosts, believed_costs
 from support.builders import (
-    av_samples,
     chain_layout,
     placed,
     profile_of,
@@ -192,29 +191,9 @@ def test_replicas_are_balanced_by_largest_differencing() -> None:
     assert assigned.replica[order].tolist() == expected[owner].tolist()
 
 
-def test_two_encoders_are_costed_apart() -> None:
-    model = tiny_model(encoder=2, llm=2, audio=3)
-    shapes = av_samples(np.random.default_rng(1), 8)
-    layout = chain_layout(model, 1, 2, 4)
-    assigned = DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(model), shapes))
-    assert len(assigned.modules) == 3
-
-
 def test_modules_of_different_dp_are_refused() -> None:
     vision, llm = MODEL.modules
     layout = Layout((placed(vision, [[[0]], [[1]]]), placed(llm, [[[2]]])), 2)
     shapes = samples((10, [40]), (20, [40]))
     with pytest.raises(IncompatibleError, match="all modules need the same DP"):
         DynaPipeAssigner().assign(shapes, layout, profile_of(tiny_job(MODEL), shapes))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": "size"}, r"strategy\.assigner\.order=size: unknown"),
-        ({"limit_step": 0.0}, r"strategy\.assigner\.limit_step=0\.0: must be at least 0\.001, at most 10"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DynaPipeAssigner(**options)  # type: ignore[arg-type]

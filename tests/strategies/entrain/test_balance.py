@@ -214,13 +214,6 @@ def test_equal_samples_fill_equal_microbatches() -> None:
         assert np.bincount(llm[replica == r]).tolist() == [3] * 4
 
 
-def test_one_microbatch_a_replica() -> None:
-    shapes = random_samples(np.random.default_rng(2), 6)
-    _, encoder, llm, _ = assigned(shapes, 2, 1)
-    assert set(llm.tolist()) == {0}
-    assert set(encoder.tolist()) <= {0, -1}
-
-
 @pytest.mark.parametrize("num_bins", [1, 2**20 + 1, 2**63])
 def test_a_resolution_of_one_bin_or_of_more_than_memory_has_is_refused(num_bins: int) -> None:
     with pytest.raises(UserError, match=rf"strategy\.assigner\.num_bins={num_bins}: must be at least 2, at most"):

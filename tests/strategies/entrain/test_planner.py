@@ -240,13 +240,6 @@ def test_an_allocation_beyond_the_layers_falls_back_to_the_nearest_feasible_one(
     assert [module.pp for module in layout.modules] == [2, 6]
 
 
-def test_a_model_without_encoders_is_planned() -> None:
-    model = tiny_model(encoder=0, llm=6)
-    profile = profile_of(tiny_job(model), samples((1000, [])))
-    layout = plan_with(EntrainPlanner(profile_samples=4), profile)
-    assert [module.module for module in layout.modules] == ["llm"]
-
-
 def test_several_encoders_are_merged_into_one_share() -> None:
     model = tiny_model(encoder=4, llm=4, audio=4)
     shapes = shapes_from_lists(["image", "audio"], [(500, [("image", 2000, 500), ("audio", 1000, 500)])])
@@ -349,17 +342,3 @@ def test_every_planned_layout_fits_the_batches_it_was_checked_with() -> None:
     # A fresh batch may exceed the margin but hardly the budget.
     assert memory.peak_bytes(program).max() <= job.memory_budget_bytes
     assert memory.lane_state_bytes(layout).max() <= PLANNING_SHARE * job.memory_budget_bytes
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"profile_samples": 0}, r"strategy\.planner\.profile_samples=0: must be at least 1"),
-        ({"confidence_error": 0.0}, r"strategy\.planner\.confidence_error=0\.0: must be in"),
-        ({"allocation_error": 1.0}, r"strategy\.planner\.allocation_error=1\.0: must be in"),
-        ({"max_samples": 0}, r"strategy\.planner\.max_samples=0: must be at least 1"),
-    ],
-)
-def test_bad_settings_are_named(change: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        EntrainPlanner(**change)  # type: ignore[arg-type]

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.boundary import is_colocated, is_disjoint
-from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
-    BatchSlices,
     ColocatedPlanner,
     NoncolocatedPlanner,
 )
@@ -32,7 +28,6 @@ from support.builders import (
     AV_MODEL,
     GIB,
     profile_of,
-    random_samples,
     samples,
     tiny_cluster,
     tiny_job,
@@ -157,20 +152,6 @@ def test_the_fullest_slice_is_measured() -> None:
     assert average_layer_s(profile, vision, samples((10, [])), 1.5, 2, 1).tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("planner", [ColocatedPlanner(profile_samples=32), NoncolocatedPlanner(profile_samples=32)])
-def test_plans_run_within_the_budget(planner: ColocatedPlanner | NoncolocatedPlanner) -> None:
-    shapes = random_samples(np.random.default_rng(1), 64)
-    job = tiny_job(MODEL, tiny_cluster(2, 4), request=LayoutRequest(cp=1))
-    profile = profile_of(job, shapes)
-    plan = system(planner)
-    layout = plan.plan(profile)
-    assert (is_colocated if isinstance(planner, ColocatedPlanner) else is_disjoint)(*layout.modules)
-    assert layout.num_ranks == 8
-    program = plan.program(shapes.take(np.arange(job.global_batch)), layout, profile)
-    timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
-    assert timeline.iteration_time_s > 0
-
-
 def test_nothing_that_fits_is_an_error_that_says_so() -> None:
     job = tiny_job(MODEL, tiny_cluster(1, 4), budget_bytes=0.001 * GIB)
     with pytest.raises(OutOfMemoryError, match="GiB more than planners may use"):
@@ -202,21 +183,6 @@ def test_two_encoders_share_a_grid_and_no_encoder_is_refused() -> None:
         assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
         with pytest.raises(IncompatibleError, match="has no encoder"):
             system(planner).plan(profile_of(tiny_job(tiny_model(encoder=0)), samples((10, []))))
-
-
-@pytest.mark.parametrize(
-    ("part", "knobs", "message"),
-    [
-        (ColocatedPlanner, {"profile_samples": 0}, r"strategy\.planner\.profile_samples=0"),
-        (ColocatedPlanner, {"num_trials": 0}, r"strategy\.planner\.num_trials=0"),
-        (NoncolocatedPlanner, {"encoder_ranks": 0}, r"strategy\.planner\.encoder_ranks=0"),
-        (NoncolocatedPlanner, {"max_encoder_pp": 0}, r"strategy\.planner\.max_encoder_pp=0"),
-        (BatchSlices, {"encoder_passes": 0}, r"strategy\.assigner\.encoder_passes=0"),
-    ],
-)
-def test_bad_settings_are_named(part: type, knobs: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        part(**knobs)
 
 
 def test_an_island_as_large_as_the_cluster_is_refused() -> None:

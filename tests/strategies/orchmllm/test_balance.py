@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.base.errors import UserError
-from entrain_bench_strategies.orchmllm import PostBalancing
 from entrain_bench_strategies.orchmllm.assigner import balanced_batches, cut_padded, place_batches, unit_costs
 from support.builders import as_ints, tiny_model
 
@@ -68,12 +66,3 @@ def test_batches_are_placed_as_well_as_any_permutation_places_them(data: st.Data
     assert len(np.unique(replica)) == len(np.unique(batch))
     best = max(stays(np.array(order)[batch], home, tokens, node) for order in permutations(range(4)))
     assert stays(replica, home, tokens, node) == best
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"cost": "cubic"}, "strategy.assigner.cost=cubic"), ({"padded": "vision"}, r"padded=vision: must be a list")],
-)
-def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PostBalancing(**options)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import sys
 from multiprocessing import active_children
 from pathlib import Path
 
+from support.train.ranks import NAME
 from support.train.runs import SETTING
 
 TWO_RANKS = (
@@ -21,8 +22,13 @@ TWO_RANKS = (
 )
 
 
+def ranks_started() -> list[int]:
+    """The processes of ranks that a launcher started, in order."""
+    return sorted(process.pid for process in active_children() if process.name != NAME and process.pid)
+
+
 def nothing_left(folder: Path) -> bool:
-    return not active_children() and not list(folder.glob("entrain-bench-*"))
+    return not ranks_started() and not list(folder.glob("entrain-bench-*"))
 
 
 def start(*command: str, **variables: str) -> subprocess.Popen[str]:

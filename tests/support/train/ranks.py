@@ -1,7 +1,9 @@
-"""Runs a function on several gloo ranks, one process each."""
+"""Runs a function on several gloo ranks, in processes that stay for the session of tests."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import multiprocessing
 import os
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +22,8 @@ import torch.distributed as dist
 TIMEOUT_S = 60
 # Failures of other ranks that follow from the first may be reported before it, but hardly longer.
 FOLLOWING_S = 0.5
+# Name of the processes, which tests of launchers do not count.
+NAME = "pool-rank"
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
 PRELOADED = [
     "entrain_bench.train.running.loop",
@@ -33,34 +38,51 @@ class RankError(Exception):
     """A rank failed; the message ends with its traceback."""
 
 
-def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
+_pool: list[tuple[BaseProcess, Connection]] = []
+
+
+def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, stay: bool = True) -> list[Any]:
     """Call ``function(rank, *args)`` in ``num_ranks`` processes joined by a gloo process group.
 
-    Results must be plain values or arrays (tensors would share memory with processes that are gone). The first failure
-    ends all ranks. Processes fork from a server that has imported ``PRELOADED`` once.
+    Results must be plain values or arrays. Processes fork from a server that has imported ``PRELOADED`` and stay for
+    the next call, with what they have compiled. Those of a function that fails, changes packages or shards weights do
+    not ``stay``: DTensor's caches know groups that are gone. The first failure ends all of them.
 
     Raises:
         RankError: with the traceback of the first rank that failed.
     """
-    start_server()
-    context = multiprocessing.get_context("forkserver")
+    pool = _pool if stay else []
+    while len(pool) < num_ranks:
+        pool.append(_start())
+    pipes = [pipe for _, pipe in pool[:num_ranks]]
     with TemporaryDirectory() as folder:
-        pipes, processes = [], []
-        for rank in range(num_ranks):
-            receive, send = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank, args=(send, Path(folder) / "store", rank, num_ranks, function, args), daemon=True
-            )
-            process.start()
-            send.close()
-            pipes.append(receive)
-            processes.append(process)
         try:
-            return _results(pipes)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+            for rank, pipe in enumerate(pipes):
+                pipe.send((Path(folder) / "store", rank, num_ranks, function, args, stay))
+            results = _results(pipes)
+            # A rank takes its group down once no other needs it.
+            for pipe in pipes if stay else ():
+                pipe.send(None)
+        except BaseException:
+            _end(pool)
+            raise
+    if not stay:
+        _end(pool)
+    return results
+
+
+@atexit.register
+def _end_all() -> None:
+    _end(_pool)
+
+
+def _end(pool: list[tuple[BaseProcess, Connection]]) -> None:
+    for process, _ in pool:
+        process.kill()
+    for process, pipe in pool:
+        process.join()
+        pipe.close()
+    pool.clear()
 
 
 def start_server() -> None:
@@ -69,23 +91,33 @@ def start_server() -> None:
     forkserver.ensure_running()
 
 
+def _start() -> tuple[BaseProcess, Connection]:
+    start_server()
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there,), name=NAME, daemon=True)
+    process.start()
+    there.close()
+    return process, here
+
+
 def _results(pipes: list[Connection]) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[tuple[float, str]] = []
-    while len(results) + len(failures) < len(pipes):
-        open_pipes = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results and not pipe.closed}
-        ready = wait(list(open_pipes), FOLLOWING_S if failures else None)
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while waiting:
+        ready = wait(list(waiting), FOLLOWING_S if failures else None)
         if not ready:
             break
         for pipe in ready:
-            rank = open_pipes[pipe]
+            assert isinstance(pipe, Connection)
+            rank = waiting.pop(pipe)
             try:
                 failed_at, value = pipe.recv()
             except EOFError:
                 raise RankError(f"rank {rank} died") from None
             if failed_at:
                 failures.append((failed_at, f"rank {rank}:\n{value}"))
-                pipe.close()
             else:
                 results[rank] = value
     if failures:
@@ -93,21 +125,29 @@ def _results(pipes: list[Connection]) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _rank(
-    send: Connection, store: Path, rank: int, num_ranks: int, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _serve(pipe: Connection) -> None:
     # Ranks over gloo compute on the CPU, on a machine with GPUs too.
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(str(store), num_ranks),
-            rank=rank,
-            world_size=num_ranks,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
-        send.send((None, function(rank, *args)))
-    except BaseException:
-        send.send((time.time(), traceback.format_exc()))
-    finally:
-        send.close()
+    while True:
+        try:
+            store, rank, num_ranks, function, args, stays = pipe.recv()
+        except EOFError:
+            return
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(str(store), num_ranks),
+                rank=rank,
+                world_size=num_ranks,
+                timeout=timedelta(seconds=TIMEOUT_S),
+            )
+            pipe.send((None, function(rank, *args)))
+        except BaseException:
+            pipe.send((time.time(), traceback.format_exc()))
+        if not stays:
+            return
+        pipe.recv()
+        # Hooks hold stages, and so their groups, in circles.
+        gc.collect()
+        if dist.is_initialized():
+            dist.destroy_process_group()

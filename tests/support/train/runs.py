@@ -9,12 +9,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from entrain_bench.program import Program
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import RunContext
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
+from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.settings import TrainSettings
 from support.train.handover import config_from_json, config_to_json
 
 CPU = torch.device("cpu")
@@ -60,6 +65,21 @@ def configuration(*overrides: str) -> str:
 
 def batch(setting: RunContext, iteration: int) -> SampleShapes:
     return setting.source.batch(iteration, setting.job.global_batch, 0)
+
+
+def build_here(config: str) -> tuple[RunContext, Runtime]:
+    """A run's context and this rank's runtime under its planner's layout; to be called on all ranks."""
+    prepare_platform()
+    setting = prepare(config_from_json(config))
+    assert isinstance(setting.executor, TrainSettings)
+    layout = setting.strategy.plan(setting.profile)
+    return setting, build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
+
+
+def program_of(setting: RunContext, iteration: int = 0) -> Program:
+    """The program of an iteration under the planner's layout."""
+    layout = setting.strategy.plan(setting.profile)
+    return setting.strategy.program(batch(setting, iteration), layout, setting.profile)
 
 
 def train_here(config: str, control: dist.ProcessGroup | None = None) -> list[dict[str, float]]:

@@ -260,26 +260,6 @@ def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "kind", "message"),
-    [
-        (["harness.device=tpu"], UserError, "harness.device=tpu: unknown"),
-        (["harness.dtype=float16"], UserError, "harness.dtype=float16: unknown"),
-        (["harness.num_repetitions=0"], UserError, "harness.num_repetitions=0: must be at least 1"),
-        (["harness.num_warm_ups=-1"], UserError, "harness.num_warm_ups=-1: must be at least 0"),
-        (
-            ["model=mllm_9b", "workload=synthetic"],
-            IncompatibleError,
-            "model=mllm_9b: has a generator .* harness=emulate does not",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(overrides: list[str], kind: type[UserError], message: str) -> None:
-    (cell,) = compose_cells(["harness=emulate", "model=tiny", "cluster=tiny", *overrides])
-    with pytest.raises(kind, match=message):
-        prepare(cell.config)
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("split", [False, True])
 def test_chunks_are_measured_in_their_groups_and_with_what_they_recompute(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.train.launching.launch import on_ranks
+from support.train.ranks import start_server
 
 
 def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]
 
 
 def test_every_rank_returns_its_result_and_is_pinned() -> None:
+    start_server()
     own = sorted(os.sched_getaffinity(0))
     cores = [own[-1], own[0]]
     found = on_ranks(summed, 2, 10, False, cores=cores)

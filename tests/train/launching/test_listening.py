@@ -86,6 +86,6 @@ def test_training_listens_on_loopback_only(temporary: Path, monkeypatch: pytest.
     with watching() as seen:
         assert len(run_experiment(config).iterations) == 2
     assert outside(seen) == set()
-    # The store of this process, and every rank.
-    assert len({process for process, _ in seen}) == 5
+    # The store of this process, and every rank; workers of ranks hold their sockets, too.
+    assert len({process for process, _ in seen}) >= 5
     assert not list(temporary.glob("entrain-bench-*"))

@@ -138,4 +138,4 @@ def _fail_on_one(rank: int) -> None:
 
 def test_the_first_failing_rank_ends_all() -> None:
     with pytest.raises(RankError, match=r"(?s)rank 1:.*ValueError: planted"):
-        run_ranks(_fail_on_one, 2)
+        run_ranks(_fail_on_one, 2, stay=False)

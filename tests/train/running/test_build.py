@@ -11,12 +11,12 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.train.running.build import build_runtime
 from support.train.handover import config_from_json
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import CPU, DISJOINT, configuration
+from support.train.runs import CPU, DISJOINT, build_here, configuration
 
 
 def test_offloaded_modules_are_refused() -> None:
     with pytest.raises(RankError, match=r"layout.vision.offload: harness=train cannot offload weights"):
-        run_ranks(_offloaded, 1, configuration(*DISJOINT))
+        run_ranks(_offloaded, 1, configuration(*DISJOINT), stay=False)
 
 
 def _offloaded(_: int, config: str) -> None:
@@ -44,10 +44,8 @@ def _offloaded(_: int, config: str) -> None:
 def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:
     config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", setting)
     with pytest.raises(RankError, match=f"{setting}: {message}"):
-        run_ranks(_built, 1, config)
+        run_ranks(_built, 1, config, stay=False)
 
 
 def _built(_: int, config: str) -> None:
-    setting = prepare(config_from_json(config))
-    layout = setting.strategy.plan(setting.profile)
-    build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
+    build_here(config)

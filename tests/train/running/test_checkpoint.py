@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed import distributed_c10d
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.running.checkpoint import Checkpoints
 from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, ONE_RANK, configuration, train_here
 
@@ -46,12 +48,24 @@ def _checkpoints(rank: int, configs: dict[str, str], folder: Path) -> dict[str, 
     }
     found = {name: _refusal(config) for name, config in changed.items()}
     stored = folder / "float32" / "iteration_00000004"
-    for name, path in (("damaged data", stored / "rank_00000.safetensors"), ("meta", stored / "meta.json")):
+    first, second, *_ = sorted(stored.glob("shard-*.safetensors"))
+    content = first.read_bytes()
+    for name, path, harm in (
+        ("cut", first, lambda: first.write_bytes(content[: len(content) // 2])),
+        # Torch would take what is left for the whole.
+        ("missing", second, second.unlink),
+        ("zeros", first, lambda: first.write_bytes(bytes(len(content)))),
+        ("meta", stored / "meta.json", lambda: (stored / "meta.json").write_text('{"format": ')),
+    ):
+        kept = path.read_bytes()
         dist.barrier()
         if rank == 0:
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+            harm()
         dist.barrier()
         found[name] = _refusal(last)
+        dist.barrier()
+        if rank == 0:
+            path.write_bytes(kept)
     return found
 
 
@@ -76,8 +90,8 @@ def test_checkpoints_continue_exactly_and_only_their_own_run(tmp_path: Path) -> 
         assert "its checkpoint has another seed (0; this run has 1)" in found["seed"]
         assert "its checkpoint has another dtype (float32; this run has bfloat16)" in found["dtype"]
         assert found["short"] == "iterations=3: must be at least the 4 of the checkpoint"
-        assert found["damaged data"].endswith("checkpoint iteration_00000004 is damaged. Remove it")
-        assert found["meta"].endswith("checkpoint iteration_00000004 is damaged. Remove it")
+        for harm in ("cut", "missing", "zeros", "meta"):
+            assert found[harm].endswith("checkpoint iteration_00000004 is damaged. Remove it"), harm
 
 
 @pytest.mark.slow
@@ -93,11 +107,24 @@ OTHERS = {
 }
 
 
+_resume = Checkpoints.resume
+
+
+def _resume_without_pickle(*args: Any) -> Any:
+    refuse = AssertionError("unpickled")
+    with (
+        patch("pickle.load", side_effect=refuse),
+        patch("pickle.loads", side_effect=refuse),
+        patch("torch.load", side_effect=refuse),
+        patch.object(distributed_c10d, "_tensor_to_object", side_effect=refuse),
+    ):
+        return _resume(*args)
+
+
 def _from_layout_to_layout(_: int, configs: dict[str, str], folder: Path) -> dict[str, list[dict[str, float]]]:
     """Two iterations under each layout, one after the other; and all of them under the first."""
     prepare_platform()
-    # What torch.distributed unpickles objects of other ranks by.
-    with patch.object(distributed_c10d, "_tensor_to_object", side_effect=AssertionError("unpickled")):
+    with patch.object(Checkpoints, "resume", _resume_without_pickle):
         whole = train_here(_into(configs["first"], folder / "whole", 2 * len(configs)))
         last = []
         for number, config in enumerate(configs.values(), start=1):
@@ -110,7 +137,7 @@ def check_layouts(tmp_path: Path, *overrides: str, tolerance: float) -> None:
         name: configuration(*DISJOINT, "distributed_optimizer=true", *changes, *overrides)
         for name, changes in OTHERS.items()
     }
-    found = run_ranks(_from_layout_to_layout, 4, configs, tmp_path)[0]
+    found = run_ranks(_from_layout_to_layout, 4, configs, tmp_path, stay=False)[0]
     for key in ("loss", "grad_norm"):
         whole, moving = ([row[key] for row in found[name]] for name in ("whole", "moving"))
         assert len(moving) == 2 * len(OTHERS)
@@ -121,7 +148,7 @@ def check_layouts(tmp_path: Path, *overrides: str, tolerance: float) -> None:
 
 
 @pytest.mark.wide
-def test_a_run_goes_on_under_another_layout_and_unpickles_nothing(tmp_path: Path) -> None:
+def test_a_run_resumes_under_another_layout_and_unpickles_no_file(tmp_path: Path) -> None:
     check_layouts(tmp_path, tolerance=1e-5)
 
 

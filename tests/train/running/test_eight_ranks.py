@@ -23,7 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def errors(case: str, change: str, reference: Path) -> list[dict[str, float]]:
     """What every rank found."""
-    found = [own for (own,) in run_ranks(compare, RANKS, [(configuration_of(case), change)], reference)]
+    found = [own for (own,) in run_ranks(compare, RANKS, [(configuration_of(case), change)], reference, stay=False)]
     assert all(isinstance(own, dict) for own in found), found
     return found
 

@@ -1,36 +1,29 @@
-"""Inputs are made in order: when they are taken, or ahead by a thread of the rank's own or by producers."""
+"""Inputs are made in order: when they are taken, or ahead of that by a thread or by workers."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import Callable
 from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import torch
 
-from entrain_bench.config.schema import RunConfig
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.messages.wire import from_bytes, to_bytes
 from entrain_bench.train.modules import Pack
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.loader import InlineLoader, MakeInputs, ProducerLoader, ThreadLoader, makers_of_run
+from entrain_bench.train.running.loader import InlineLoader, MakeInputs, ThreadLoader, WorkerLoader
 from support.builders import random_samples
+from support.processes import eventually
 from support.train.runs import CPU, DISJOINT, SETTING
 
 
 def numbered(number: int) -> Inputs:
     return Inputs(Pack((number,)))
-
-
-def settle(loader: ThreadLoader) -> None:
-    """Wait until everything that has begun is done."""
-    loader._pool.submit(lambda: None).result()
 
 
 def test_inputs_come_in_order_and_only_so_many_ahead() -> None:
@@ -44,8 +37,11 @@ def test_inputs_come_in_order_and_only_so_many_ahead() -> None:
     taken = []
     for inputs in (first, second):
         for _ in range(3):
-            settle(loader)
-            assert begun == list(range(min(len(taken) + 2, 6)))
+            wanted = list(range(min(len(taken) + 2, 6)))
+            assert eventually(lambda wanted=wanted: begun == wanted, 10.0)
+            # No more than that.
+            time.sleep(0.01)
+            assert begun == wanted
             taken += next(inputs).pack.lengths
         assert next(inputs, None) is None
     assert taken == list(range(6))
@@ -76,23 +72,11 @@ def test_inline_inputs_are_made_when_they_are_taken() -> None:
     assert [one.pack.lengths for one in inputs] == [(6,)]
 
 
-class OwnProducer:
-    """In place of a reader: makes at once what is asked for, all of which travels as bytes."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.makers_of = makers_of_run(config)
-
-    def load(self, common: dict[str, Any], asked: list[Any]) -> Iterator[Any]:
-        said = from_bytes(to_bytes({**common, "asked": asked}))
-        return (from_bytes(to_bytes(make())) for make in self.makers_of(said))
-
-
-def test_producers_make_what_ranks_would_and_a_thread_pins_it_for_a_gpu() -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_make_what_ranks_would(num_workers: int) -> None:
     (cell,) = compose_cells([*SETTING, *DISJOINT])
-    setting = prepare(cell.config)
+    model = prepare(cell.config).job.model
     batch = random_samples(np.random.default_rng(0), 6)
-    batch = replace(batch, sample_names=np.array([f"sample {number}" for number in range(6)]))
-    model = setting.job.model
     data = SampleData(batch, MadeUp(cell.config.seed, model.llm.config.vocab_size))
     (items,) = np.nonzero(batch.item_modality == 0)
     makers = [
@@ -100,25 +84,13 @@ def test_producers_make_what_ranks_would_and_a_thread_pins_it_for_a_gpu() -> Non
         for module, members in ((model.encoders[0], items), (model.llm, np.arange(6)))
         for stage in (0, 1)
     ]
-    own = [maker() for maker in makers]
-    found = list(ProducerLoader(OwnProducer(cell.config), CPU).load(makers))
-    assert [repr(inputs) for inputs in found] == [repr(inputs) for inputs in own]
-    assert found[0].row_keys is not None
-    assert torch.equal(found[0].row_keys, own[0].row_keys)
-    pinned: list[threading.Thread] = []
-
-    def pin(rows: torch.Tensor) -> torch.Tensor:
-        pinned.append(threading.current_thread())
-        return rows + 1
-
-    made = [
-        {"pack": {"lengths": [2]}, "features": np.ones((2, 3), np.float32), "row_keys": None},
-        {"pack": {"lengths": [1]}, "features": None, "row_keys": None},
-    ]
-    reader = Mock(load=lambda *_: iter(made))
-    with patch.object(torch.cuda, "set_device"), patch.object(torch.Tensor, "pin_memory", pin):
-        first, second = ProducerLoader(reader, torch.device("cuda", 0)).load(makers[:2])
-    assert torch.equal(first.features, torch.full((2, 3), 2.0))
-    assert second == numbered(1)
-    assert len(pinned) == 1
-    assert pinned[0] is not threading.current_thread()
+    loader = WorkerLoader(CPU, data.content, num_workers, timeout_s=60)
+    # What is asked later comes later.
+    for asked in (makers, makers[::-1]):
+        made = list(loader.load(asked))
+        assert [repr(inputs) for inputs in made] == [repr(maker()) for maker in asked]
+    broken = MakeInputs(data, model.llm, 0, np.array([99]))
+    inputs = loader.load([makers[0], broken, makers[1]])
+    assert repr(next(inputs)) == repr(makers[0]())
+    with pytest.raises(ExecutionError, match=r"^worker \d: IndexError: "):
+        next(inputs)

@@ -125,7 +125,7 @@ def reference(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_cases(cases: list[Case], model: tuple[str, ...], reference: Path) -> dict[Case, list[object]]:
     """What every rank found, by case."""
     given = [(configuration(*model, f"strategy={name}", *LAYOUTS[layout]), change) for name, layout, change in cases]
-    by_rank = run_ranks(compare, RANKS, given, reference)
+    by_rank = run_ranks(compare, RANKS, given, reference, stay=False)
     return dict(zip(cases, map(list, zip(*by_rank, strict=True)), strict=True))
 
 
@@ -223,7 +223,7 @@ def test_losses_of_all_strategies_agree_over_twenty_iterations(tmp_path: Path) -
     path = tmp_path / "reference.npz"
     run_ranks(train_reference, 1, configuration("model=tiny"), path, 20)
     cases = [(configuration("model=tiny", f"strategy={name}"), "") for name in choices("strategy")]
-    for found in run_ranks(compare, RANKS, cases, path):
+    for found in run_ranks(compare, RANKS, cases, path, stay=False):
         for name, result in zip(choices("strategy"), found, strict=True):
             assert isinstance(result, dict), result
             assert result["loss"] <= 1e-4, name

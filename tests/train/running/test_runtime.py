@@ -8,7 +8,6 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from entrain_bench.balancing.recomputation import recompute_all
@@ -16,9 +15,7 @@ from entrain_bench.program import Pass, recompute_chunks
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.content import MadeUp
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.loader import ThreadLoader
@@ -26,14 +23,14 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage
 from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
-from support.train.runs import CPU, ONE_RANK, batch, configuration, features_of
+from support.train.runs import CPU, ONE_RANK, batch, build_here, configuration, features_of, program_of
 
 FOUR_STAGES = ("model=tiny", "strategy=entrain", "layout.tp=1", "layout.pp=4", "layout.dp=1", "global_batch=16")
 
 
 def test_a_rank_is_given_the_data_of_its_forwards() -> None:
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
-    program = setting.strategy.program(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
+    program = program_of(setting)
     data, found = SampleData(program.shapes, MadeUp(0, 1024)), set()
     for rank in range(4):
         runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
@@ -60,7 +57,7 @@ def test_a_rank_is_given_the_data_of_its_forwards() -> None:
 
 def test_a_rank_is_told_what_its_chunks_recompute() -> None:
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
-    plain = setting.strategy.program(batch(setting, 0), setting.strategy.plan(setting.profile), setting.profile)
+    plain = program_of(setting)
     most = recompute_all(plain).remade
     # Another number for every chunk, so that none is taken for another.
     wanted = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in most]
@@ -99,11 +96,8 @@ class Reads(TorchDispatchMode):
 
 
 def _reads(_: int, config: str) -> int:
-    prepare_platform()
-    setting = prepare(config_from_json(config))
-    layout = setting.strategy.plan(setting.profile)
-    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
-    work = runtime.prepare(setting.strategy.program(batch(setting, 0), layout, setting.profile))
+    setting, runtime = build_here(config)
+    work = runtime.prepare(program_of(setting))
     assert sum(step.kind is Pass.FORWARD for step in work.plan.steps) > 1
     # The optimizer counts its steps in tensors on the CPU.
     with patch.object(TrainedStage, "step"), Reads() as reads:

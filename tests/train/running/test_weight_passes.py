@@ -8,29 +8,21 @@ from functools import partial
 from unittest.mock import patch
 
 import pytest
-import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
-from entrain_bench.run.experiment import prepare
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import Step
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import step as step_module
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.runtime import _Iteration
-from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
-from support.train.runs import CPU, DISJOINT, batch, configuration
+from support.train.runs import CPU, DISJOINT, build_here, configuration, program_of
 
 
 def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
     """Whether stages have several buckets; in each iteration, when they were sent off."""
-    prepare_platform()
-    setting = prepare(config_from_json(config))
-    layout = setting.strategy.plan(setting.profile)
     small = partial(step_module.DistributedDataParallelConfig, bucket_size=20_000)
     with patch.object(step_module, "DistributedDataParallelConfig", small):
-        runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
+        setting, runtime = build_here(config)
     groups = sum(len(trained.buffers.bucket_groups) for trained in runtime.stages.values())
     sent: Counter[tuple[str, int]] = Counter()
     under_way: list[str] = []
@@ -60,7 +52,7 @@ def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
     ):
         for iteration in range(2):
             sent.clear()
-            program = setting.strategy.program(batch(setting, iteration), layout, setting.profile)
+            program = program_of(setting, iteration)
             assert all(map(program.splits_backward, range(2)))
             runtime.run(runtime.prepare(program), Clock(CPU))
             once = [when for (when, _), count in sent.items() if count == 1]

@@ -85,7 +85,7 @@ def check(tmp_path: Path, num_ranks: int, *layout: str) -> None:
     start = published.tensors()
     folders = (f"harness.weights={given}", f"harness.save_weights={written}")
     config = configuration(*pictures(tmp_path / "pictures.parquet"), *SETTINGS, *layout, *folders)
-    losses = run_ranks(on_ranks, num_ranks, config)[0]
+    losses = run_ranks(on_ranks, num_ranks, config, stay=False)[0]
     assert losses == pytest.approx(reference(config, published), rel=1e-5)
     assert worst_error(written, published, start) < 1e-2
 

@@ -1,20 +1,25 @@
-"""Group runs by job (cases) and by configuration (seed groups), and compare them."""
+"""Runs by job (cases) and by configuration (seed groups), compared."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from entrain_bench.answers.comparison import TIME, Comparison, Standing, baseline_of, compare
+from entrain_bench.answers.comparison import TIME, Comparison, Standing, Times, Verdict, baseline_of, compare
+from entrain_bench.answers.posterior import Chance, chances, drawn_times, job_of, variant_of
+from entrain_bench.answers.statistics import Interval
 from entrain_bench.records.keys import COSMETIC_KEYS
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import LABELS, Record
+from entrain_bench.records.time_shares import TIME_SHARES
 
-# The texts of all labels that tell a group from the others of its case.
-type Own = tuple[str, ...]
+# The texts of all labels that distinguish a group from the others of its case.
+type GroupKey = tuple[str, ...]
 
 NAMES = tuple(name for name in LABELS if name != "seed")
 # Last words of paths that say what was chosen: the class of a part, the name of a device.
@@ -42,9 +47,19 @@ class SeedGroup:
     runs: Mapping[int, Record]
 
     @property
-    def own(self) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
         """The labels that do not define the job: strategy and its options."""
         return {heading: text for heading, text in self.labels.items() if heading not in self.job}
+
+    @property
+    def key(self) -> GroupKey:
+        """The name of the group in its case."""
+        return tuple(self.options.values())
+
+    @property
+    def first(self) -> Record:
+        """The run of the first seed that was given."""
+        return next(iter(self.runs.values()))
 
     @property
     def strategy(self) -> str:
@@ -54,19 +69,19 @@ class SeedGroup:
     @property
     def display_order(self) -> float | None:
         """The strategy's place in figures; None if it states none."""
-        order = next(iter(self.runs.values())).config["strategy"].get("display_order")
+        order = self.first.config["strategy"].get("display_order")
         return None if order is None else float(order)
 
     @property
     def family(self) -> str:
         """The family that the strategy states; empty if it states none."""
-        return str(next(iter(self.runs.values())).config["strategy"].get("family") or "")
+        return str(self.first.config["strategy"].get("family") or "")
 
     @property
-    def plainness(self) -> tuple[int, int, Own]:
+    def plainness(self) -> tuple[int, int, GroupKey]:
         """Sort key for the variants of a strategy: most seeds first, then fewest overrides, then labels."""
         num_overrides = min(len(record.overrides) for record in self.runs.values())
-        return -len(self.runs), num_overrides, tuple(self.own.values())
+        return -len(self.runs), num_overrides, self.key
 
     @property
     def times(self) -> dict[int, float | None]:
@@ -76,8 +91,35 @@ class SeedGroup:
 
     def values(self, metric: str) -> dict[int, float]:
         """A metric of the runs that succeeded and measured it, by seed."""
-        done = {seed: self.runs[seed].metrics for seed in sorted(self.runs) if self.runs[seed].status == "ok"}
+        done = {seed: record.metrics for seed, record in sorted(self.runs.items()) if record.status == "ok"}
         return {seed: metrics[metric] for seed, metrics in done.items() if metrics.get(metric) is not None}
+
+    @property
+    def seconds_by_part(self) -> dict[str, float | None]:
+        """Mean seconds of an iteration over seeds, by part; empty without a result."""
+        times = self.values(TIME)
+        idle = {seed: ratio * times[seed] for seed, ratio in self.values("bubble_ratio").items()}
+        parts = {
+            "iteration": times,
+            "busy": {seed: times[seed] - part for seed, part in idle.items()},
+            "idle": idle,
+            "exposed comm.": self.values("exposed_comm_s"),
+            "step": {seed: times[seed] - core for seed, core in self.values("core_time_s").items()},
+            "bound": self.values("lower_bound_s"),
+        }
+        means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
+        return means if times else {}
+
+    @property
+    def seconds_by_class(self) -> dict[str, float]:
+        """Mean seconds of an iteration over seeds, by class of ``TIME_SHARES``; empty if they are not measured."""
+        times = self.values(TIME)
+        shares = {name: self.values(name) for name in TIME_SHARES}
+        if not times or any(share.keys() != times.keys() for share in shares.values()):
+            return {}
+        return {
+            name: math.fsum(share[seed] * times[seed] for seed in times) / len(times) for name, share in shares.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +131,15 @@ class StrategyResult:
     best: bool
 
 
+class Outcome(StrEnum):
+    """The result of comparing the strategies of a case."""
+
+    DECIDED = "decided"
+    OPEN = "not decided"
+    NO_RESULT = "no strategy has all its results"
+    ALONE = "nothing to compare"
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """All runs of one job.
@@ -98,17 +149,43 @@ class Case:
         groups: seed groups, fastest first; groups without a result come last.
         comparison: their comparison, by the same names.
         baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
+        chances: P(fastest) and leads under posterior draws, the most probable first; empty without draws.
     """
 
     job: Mapping[str, str]
-    groups: Mapping[Own, SeedGroup]
-    comparison: Comparison[Own]
+    groups: Mapping[GroupKey, SeedGroup]
+    comparison: Comparison[GroupKey]
     baseline: str
+    chances: Mapping[GroupKey, Chance] = field(default_factory=dict)
 
     @property
     def contested(self) -> bool:
         """Whether there is anything to compare."""
         return len(self.groups) > 1
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether a strategy wins."""
+        if not self.contested:
+            return Outcome.ALONE
+        if not self.comparison.with_verdict(Verdict.FASTEST):
+            return Outcome.NO_RESULT
+        return Outcome.OPEN if self.comparison.with_verdict(Verdict.OPEN) else Outcome.DECIDED
+
+    @property
+    def winner(self) -> SeedGroup | None:
+        """The fastest group; None if there is nothing to compare, or it is not decided."""
+        return self.groups[self.best[0]] if self.best else None
+
+    @property
+    def baseline_group(self) -> SeedGroup | None:
+        """The plainest variant of the baseline; None if it did not run."""
+        groups = (group for group in self.groups.values() if group.strategy == self.baseline)
+        return min(groups, key=lambda group: group.plainness, default=None)
+
+    def speedup(self, group: SeedGroup) -> Interval | None:
+        """Return a group's speedup over the baseline; None without one, and for the baseline itself."""
+        return None if group.strategy == self.baseline else self.comparison.standings[group.key].speedup
 
     @property
     def freedom(self) -> int:
@@ -117,7 +194,7 @@ class Case:
         return [*flatten({key: config.get(key) for key in ASKED}).values()].count(None)
 
     @property
-    def best(self) -> Sequence[Own]:
+    def best(self) -> Sequence[GroupKey]:
         """Names of the fastest group and of all that are as good; empty if there is nothing to compare."""
         return self.comparison.best if self.contested else ()
 
@@ -125,7 +202,7 @@ class Case:
     def results(self) -> list[StrategyResult]:
         """One for each group."""
         standings = self.comparison.standings
-        return [StrategyResult(group, standings[own], own in self.best) for own, group in self.groups.items()]
+        return [StrategyResult(group, standings[key], key in self.best) for key, group in self.groups.items()]
 
     @property
     def records(self) -> list[Record]:
@@ -133,37 +210,41 @@ class Case:
         return [record for group in self.groups.values() for _, record in sorted(group.runs.items())]
 
 
-def cases_of(records: Sequence[Record]) -> list[Case]:
+def cases_of(records: Sequence[Record], draws: Sequence[Record] = ()) -> list[Case]:
     """Group records to cases, sorted by workload and model, then by order of appearance.
 
     The baseline is the first strategy of all records (``baseline_of``). Speedups are over its group with the same
-    parameters, or else over its plainest one.
+    options, or else over its plainest one. ``draws`` are runs under posterior draws, which give the cases' chances.
     """
     groups = groups_of(records) if records else []
     orders = {group.strategy: group.display_order for group in groups}
     baseline = baseline_of(orders) if len(orders) > 1 else ""
-    jobs: dict[Own, list[SeedGroup]] = {}
+    drawn = drawn_times(draws)
+    jobs: dict[GroupKey, list[SeedGroup]] = {}
     for group in groups:
         jobs.setdefault(tuple(group.job.values()), []).append(group)
     ordered = sorted(jobs.values(), key=lambda job: (job[0].job["workload"], job[0].job["model"]))
-    return [_case(job, baseline) for job in ordered]
+    return [_case(job, baseline, drawn) for job in ordered]
 
 
-def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
-    named = {tuple(group.own.values()): group for group in groups}
-    times = {own: group.times for own, group in named.items()}
+def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mapping[str, Times]]) -> Case:
+    named = {group.key: group for group in groups}
+    times = {key: group.times for key, group in named.items()}
     num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
     comparison = compare(times, _references(named, baseline), num_batches=num_batches)
-    return Case(groups[0].job, {own: named[own] for own in comparison.ranked}, comparison, baseline)
+    ranked = {key: named[key] for key in comparison.ranked}
+    under = {key: drawn.get(job_of(group.first), {}).get(variant_of(group.first)) for key, group in ranked.items()}
+    odds = chances({key: times for key, times in under.items() if times}) if drawn else {}
+    return Case(groups[0].job, ranked, comparison, baseline, odds)
 
 
-def _references(named: Mapping[Own, SeedGroup], baseline: str) -> dict[Own, Own]:
+def _references(named: Mapping[GroupKey, SeedGroup], baseline: str) -> dict[GroupKey, GroupKey]:
     """Return the baseline's group that each group's speedup refers to."""
     bases = sorted(
-        (own for own, group in named.items() if group.strategy == baseline), key=lambda own: named[own].plainness
+        (key for key, group in named.items() if group.strategy == baseline), key=lambda key: named[key].plainness
     )
-    same = {own: tuple({**group.own, "strategy": baseline}.values()) for own, group in named.items()}
-    return {own: same[own] if same[own] in bases else bases[0] for own in named if bases}
+    same = {key: tuple({**group.options, "strategy": baseline}.values()) for key, group in named.items()}
+    return {key: same[key] if same[key] in bases else bases[0] for key in named if bases}
 
 
 def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
@@ -176,13 +257,15 @@ def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
     firsts = [first for first, *_ in alike.values()]
     labels = _labels(firsts)
     owned = OWNED if len({first.labels["strategy"] for first in firsts}) > 1 else (*OWNED, *ASKED)
-    runs: dict[Own, dict[int, Record]] = {}
+    runs: dict[GroupKey, dict[int, Record]] = {}
     for texts, same in zip(zip(*labels.values(), strict=True), alike.values(), strict=True):
         runs.setdefault(texts, {}).update({record.labels["seed"]: record for record in same})
     groups = []
-    for texts, found in runs.items():
+    for texts, by_seed in runs.items():
         named = {heading: text for (heading, _), text in zip(labels, texts, strict=True)}
-        groups.append(SeedGroup(named, {heading: named[heading] for heading, key in labels if key not in owned}, found))
+        groups.append(
+            SeedGroup(named, {heading: named[heading] for heading, key in labels if key not in owned}, by_seed)
+        )
     return groups
 
 
@@ -196,11 +279,11 @@ def swept_paths(records: Sequence[Record]) -> list[str]:
     seen = [_names(record) for record in records]
     kept = set[str]()
     for path in sorted(_differing(seen, leaves), key=_rank):
-        values = [{path: each.get(path, ABSENT)} for each in leaves]
+        values = [{path: config.get(path, ABSENT)} for config in leaves]
         if _differing(seen, values):
             kept.add(path)
-            seen = [(*each, repr(value)) for each, value in zip(seen, values, strict=True)]
-    return [path for path in dict.fromkeys(path for each in leaves for path in each) if path in kept]
+            seen = [(*config, repr(value)) for config, value in zip(seen, values, strict=True)]
+    return [path for path in dict.fromkeys(path for config in leaves for path in config) if path in kept]
 
 
 def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
@@ -210,11 +293,11 @@ def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
         By heading and configuration key, the text for every record.
     """
     leaves = [_leaves(record) for record in records]
-    found = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
+    labels = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
     for path, heading in _headings(swept_paths(records)).items():
         spell = (lambda value: _spell(value).rpartition(".")[2]) if path.endswith("_target_") else _spell
-        found[heading, path.split(".")[0]] = _texts([each.get(path, ABSENT) for each in leaves], spell)
-    return found
+        labels[heading, path.split(".")[0]] = _texts([config.get(path, ABSENT) for config in leaves], spell)
+    return labels
 
 
 def _leaves(record: Record) -> dict[str, Any]:
@@ -228,13 +311,13 @@ def _names(record: Record) -> tuple[str, ...]:
 def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the paths at which mappings of one group differ."""
     first: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    found: dict[str, None] = {}
+    differing: dict[str, None] = {}
     for group, values in zip(groups, mappings, strict=True):
         other = first.setdefault(group, values)
         for path in {**other, **values}:
-            if path not in found and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
-                found[path] = None
-    return [*found]
+            if path not in differing and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
+                differing[path] = None
+    return [*differing]
 
 
 def _rank(path: str) -> tuple[int, int]:
@@ -267,3 +350,12 @@ def _spell(value: object) -> str:
     if value == ABSENT:
         return "-"
     return (" ".join(value.split()) or repr(value)) if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def name_of(labels: Mapping[str, str], headings: Sequence[str]) -> str:
+    """Return some labels as one text: names alone, other labels with their heading."""
+    return " ".join(
+        labels[heading] if heading in NAMES else f"{heading}={labels[heading]}"
+        for heading in headings
+        if heading in labels
+    )

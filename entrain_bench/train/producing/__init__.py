@@ -1,1 +1,0 @@
-"""Values made in processes apart from the ranks, and handed over in memory that both map."""

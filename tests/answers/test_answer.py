@@ -1,0 +1,168 @@
+"""The values of an answer: winners, leads, what to know of them, and the decision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from entrain_bench.answers.answer import Answer, known_strategies
+from entrain_bench.answers.cases import Outcome
+from entrain_bench.answers.comparison import LeadSummary, lead_of
+from entrain_bench.answers.decision import NextStep, decide
+from entrain_bench.answers.documents.results import lead_sentences
+from entrain_bench.records.records import Record
+from entrain_bench.records.time_shares import TIME_SHARES
+from support.records import at_seeds, record, runs
+
+SLOW = [2.0, 2.2, 2.1]
+FAST = [1.0, 1.0, 1.1]
+NEAR = [1.01, 1.0, 1.1]
+FAMILIES = {"megatron": "out_of_the_box", "rival": "published", "mine": "ours"}
+
+
+def decided(records: Sequence[Record]) -> dict[str, Any]:
+    return decide(Answer.of(records), "results")
+
+
+def test_an_answer_is_plain_values() -> None:
+    records = [*runs({"base": SLOW, "best": FAST, "near": NEAR, "poor": [3.0, None, 3.2]}), *runs({"base": SLOW}, "x")]
+    answer = Answer.of(records, ["strategy=a"])
+    values = json.loads(json.dumps([answer.to_dict(), decide(answer, "results"), answer.case_dicts("results")]))
+    first, second = values[2]
+    assert [first["outcome"], second["outcome"]] == [Outcome.DECIDED, Outcome.ALONE]
+    assert (first["fastest"], first["as_good"], first["baseline_variant"]) == (["best"], ["near"], "base")
+    assert [each["name"] for each in first["strategies"]] == ["best", "near", "base", "poor"]
+    assert [each["is_best"] for each in first["strategies"]] == [True, True, False, False]
+    assert first["strategies"][0]["speedup"]["mean"] == pytest.approx(2.03, abs=0.005)
+    assert first["strategies"][3]["runs"][1]["reason"] == "out of luck"
+
+
+def test_seeds_that_few_strategies_have_are_compared_and_named() -> None:
+    answer = Answer.of(runs({"base": [*SLOW, 2.0], "other": FAST, "short": FAST[:1]}))
+    (winner,) = answer.to_dict()["winners"]
+    assert (winner["outcome"], winner["fastest"]) == ("OPEN", ["other", "short"])
+    fewer = [{"seeds": [0, 1, 2], "strategies": ["other"]}, {"seeds": [0], "strategies": ["short"]}]
+    assert answer.to_dict()["fewer_seeds"] == fewer
+    assert answer.fastest == ""
+
+
+def test_who_failed_cannot_win_and_is_named() -> None:
+    answer = Answer.of(runs({"base": SLOW, "broken": [0.5, None, 0.5], "good": FAST}))
+    (barred,) = answer.to_dict()["barred"]
+    assert answer.fastest == "good"
+    assert (barred["strategy"], barred["seeds"], barred["num_seeds"]) == ("broken", [1], 2)
+    assert barred["speedup"] == pytest.approx(2.1, abs=0.01)
+
+
+def test_means_over_cases_need_all_results() -> None:
+    first = runs({"base": [2.0, 2.0], "best": [1.0, 1.0], "lacks": [1.0, 1.0]})
+    second = runs({"base": [8.0, 8.0], "best": [1.0, 1.0], "lacks": [1.0, None]}, workload="chartqa")
+    answer = Answer.of([*first, *second])
+    assert answer.to_dict()["without_mean"] == ["lacks"]
+    # The geometric mean of 2 and 8, the same at both seeds.
+    assert answer.overall["best"].speedup.mean == pytest.approx(4.0)
+    assert (answer.overall["best"].least, answer.overall["best"].greatest) == (pytest.approx(2.0), pytest.approx(8.0))
+    assert answer.gain == answer.overall["best"].speedup
+
+
+def test_a_lead_is_over_the_fastest_other_at_shared_seeds() -> None:
+    times = {"mine": {0: 1.0, 1: 2.0}, "slow": {0: 3.0, 1: 3.0}, "near": {0: 2.0, 1: 1.0}, "broken": {0: 0.1, 1: None}}
+    lead = lead_of(times, "mine")
+    assert lead
+    assert lead.rival == "near"
+    assert lead.own.gains == {0: 2.0, 1: 0.5}
+    assert lead.own.speedup
+    assert lead.own.speedup.mean == pytest.approx(1.0)
+    assert lead_of({"mine": {0: 1.0}}, "mine") is None
+
+
+def test_leads_are_summed_up_with_cases_that_lack_a_pair_or_a_result() -> None:
+    leads = [
+        lead_of({"a": times, "b": {0: 2.0, 1: 2.0}}, "a")
+        for times in ({0: 1.0, 1: 1.0}, {0: 4.0, 1: None}, {0: None, 1: None})
+    ]
+    assert LeadSummary.of(leads) == LeadSummary(None, 0.5, 2.0, pytest.approx(1.0), 2, 3, 2)
+    alone = LeadSummary.of(leads[:1])
+    assert alone
+    assert alone.speedup
+    assert LeadSummary.of([leads[2], None]) is None
+
+
+def test_the_answer_and_the_document_of_results_have_the_same_lead() -> None:
+    import pandas as pd
+
+    ahead = {"megatron": [4.0, 4.4, 4.2], "rival": [2.0, 2.2, 2.1], "mine": [1.0, 1.1, 1.05]}
+    behind = {"megatron": [4.0, 4.4, 4.2], "rival": [1.0, 1.1, 1.05], "mine": [1.25, 1.375, 1.3125]}
+    records = [
+        record(name, seconds, seed, trace, own={"display_order": place, "family": FAMILIES[name]})
+        for trace, times in {"chartqa": ahead, "coco": behind}.items()
+        for place, (name, each) in enumerate(times.items())
+        for seed, seconds in enumerate(each)
+    ]
+    lead = Answer.of(records).to_dict()["leads"]["mine"]
+    assert (lead["least"], lead["greatest"], lead["mean"]) == (
+        pytest.approx(0.8),
+        pytest.approx(2),
+        pytest.approx(1.6**0.5),
+    )
+    data = pd.DataFrame([one.row() | {"strategy_family": FAMILIES[str(one.labels["strategy"])]} for one in records])
+    assert "0.80x to 2.00x" in lead_sentences(data)[1]
+
+
+def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
+    trained = runs({"megatron": SLOW, "entrain": FAST, "near": NEAR})
+    values = decided([replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained])
+    assert (values["winner"], values["as_good"], values["exceptions"]) == ("entrain", ["near"], {})
+    assert values["gain"]["mean"] == pytest.approx(2.03, abs=0.005)
+    assert values["saving"]["parts"] == {"busy": pytest.approx(0.8), "idle": pytest.approx(0.8 / 3)}
+    assert values["runs_in"] == ()
+    assert values["next"] == {
+        "kind": NextStep.RECOMMEND,
+        "commands": ["entrain-bench recommend workload=coco"],
+    }
+    rerun = decided(trained)["next"]
+    assert rerun["kind"] == NextStep.RERUN
+    assert rerun["commands"][0].startswith("entrain-bench --multirun strategy=entrain workload=coco")
+
+
+def test_the_reason_names_the_classes_of_time_that_shrink() -> None:
+    shares = {name: dict.fromkeys(TIME_SHARES, 0.0) for name in ("base", "best")}
+    shares["base"] |= {"time_work_share": 0.5, "time_pipeline_share": 0.4, "time_comm_share": 0.1}
+    shares["best"] |= {"time_work_share": 1.0}
+    records = [
+        replace(one, metrics={**one.metrics, **shares[str(one.labels["strategy"])]})
+        for one in runs({"base": [2.0] * 3, "best": [1.0] * 3})
+    ]
+    # Work takes one second of both.
+    parts = {"time_pipeline_share": pytest.approx(0.8), "time_comm_share": pytest.approx(0.2)}
+    assert decided(records)["saving"] == {"case": "", "before": 2.0, "after": 1.0, "parts": parts}
+
+
+def test_what_is_not_decided_is_run_at_more_seeds() -> None:
+    values = decided(runs({"megatron": SLOW[:1], "entrain": FAST[:1]}))
+    assert values["winner"] == "entrain"
+    command = "entrain-bench --multirun strategy=entrain,megatron workload=coco seed=0,1,2,3,4"
+    assert values["next"] == {"kind": NextStep.MORE_SEEDS, "seeds": [0], "commands": [command]}
+    lost = decided(runs({"base": [None] * 3, "other": [None] * 3}))
+    assert (lost["winner"], lost["has_result"]) == ("", False)
+
+
+def test_exceptions_are_named_and_ones_own_strategy_is_not_looked_up() -> None:
+    records = [
+        *runs({"base": SLOW, "mine": FAST}),
+        *runs({"base": SLOW, "mine": FAST}, workload="chartqa"),
+        *runs({"base": FAST, "mine": SLOW}, workload="ocr"),
+    ]
+    values = decided(records)
+    assert values["exceptions"] == {"ocr": "base"}
+    assert values["runs_in"] is None
+
+
+def test_strategies_that_did_not_run_are_known() -> None:
+    records = runs({"megatron": SLOW, **dict.fromkeys(known_strategies([]), NEAR), "entrain": FAST})
+    assert Answer.of(records).not_run == []
+    assert "braid" in Answer.of(at_seeds(records, "braid")).not_run

@@ -1,0 +1,197 @@
+"""Sentences, each once: the templates over values that the other tests check; and that all renderers show them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.comparison import LeadSummary, compare, lead_of
+from entrain_bench.answers.console_table import summary
+from entrain_bench.answers.posterior import ChanceSummary, Spread
+from entrain_bench.answers.report.build import answer_report, html, markdown, report_json, report_of
+from entrain_bench.answers.report.read import Material
+from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, problems, sentences, winners_sentence
+from entrain_bench.answers.statistics import Doubt, Interval
+from entrain_bench.answers.text import escape_markdown, load_template, one_line
+from entrain_bench.records.records import Record
+from entrain_bench.run.stamps import templates_of
+from support.records import at_seeds, runs
+
+GAIN = Interval(1.5, 1.25, 1.75, 3)
+WON: Mapping[str, Any] = {
+    "outcome": "DECIDED",
+    "fastest": ["a"],
+    "as_good": [],
+    "cases": ["coco"],
+    "num_strategies": [3],
+    "num_variants": [3],
+    "gains": [GAIN],
+}
+
+
+def say(macro: str, *values: Any) -> str:
+    return one_line(getattr(load_template("sentences.jinja").module, macro)(*values))
+
+
+@pytest.mark.parametrize(
+    ("changed", "num_cases", "says"),
+    [
+        ({}, 1, "a is the fastest of 3 of 22 strategies (1.50x (1.25 to 1.75) over base)."),
+        ({"gains": [], "as_good": ["b", "c"]}, 1, "a is the fastest of 3 of 22 strategies. As good: b and c."),
+        ({"num_strategies": [1]}, 2, "a is the fastest of 3 variants on coco (1.50x (1.25 to 1.75) over base)."),
+        (
+            {"cases": ["coco", "ocr"], "gains": [GAIN, Interval(3.0, 2.0, 4.0, 3)], "num_variants": [3, 5]},
+            2,
+            "a is the fastest of 3 of 22 strategies (3 to 5 variants) in both cases (1.50x to 3.00x over base).",
+        ),
+        ({"cases": ["x"] * 9, "gains": []}, 9, "a is the fastest of 3 of 22 strategies in all 9 cases."),
+        ({"cases": ["x"] * 9, "gains": []}, 11, "a is the fastest of 3 of 22 strategies in 9 of 11 cases."),
+        ({"outcome": "NO_RESULT"}, 2, "No strategy has all its results on coco."),
+        (
+            {"outcome": "OPEN", "fastest": ["a", "b"]},
+            1,
+            "Not decided: a or b. They did not run at the same seeds.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_winner(changed: Mapping[str, Any], num_cases: int, says: str) -> None:
+    assert say("winner", WON | changed, num_cases, 22, "base") == says
+
+
+def test_winners_of_several_jobs_are_counted() -> None:
+    labels = {"a": "A", "b": "B"}
+    won = compare({"a": {0: 1.0}, "b": {0: 2.0}}, {})
+    lost = compare({"a": {0: 2.0}, "b": {0: 1.0}}, {})
+    # At no common seed.
+    undecided = compare({"a": {0: 1.0}, "b": {1: 1.0}}, {})
+    assert winners_sentence([won], labels) == "A is the fastest."
+    assert winners_sentence([won, lost, won], labels) == "A is the fastest in 2 of 3 jobs, B in 1."
+    assert winners_sentence([won, undecided], labels) == "A is the fastest in 1 of 2 jobs; 1 job not decided."
+    assert winners_sentence([undecided], labels) == ""
+
+
+def test_leads() -> None:
+    assert lead_sentence([None], "A") == ""
+    one = lead_of({"a": {0: 1.0, 1: 1.0}, "b": {0: 2.0, 1: 2.0}}, "a")
+    assert lead_sentence([one], "A") == "A has a speedup of 2.00x (2.00 to 2.00) over the fastest other strategy."
+    assert say("lead", "A", LeadSummary(None, 0.5, 2.0, 1.0, 2, 3, 2), "case") == (
+        "A has a speedup of 0.50x to 2.00x over the fastest other strategy in 2 of 3 cases, 1.00x in the geometric "
+        "mean. It has no result at some seed of 2 cases."
+    )
+
+
+def test_chances() -> None:
+    lead = Spread(1.1, 0.984, 1.306)
+    assert say("chance", "a", ChanceSummary(0.75, lead, 8, 1, 1, 0), "job") == (
+        "Over 8 posterior draws of the hardware constants, a has P(fastest) 0.75. Its speedup over the fastest other "
+        "strategy is 0.98x to 1.31x (90% interval)."
+    )
+    assert say("chance", "a", ChanceSummary(0.75, lead, 8, 2, 2, 1), "job") == (
+        "Over 8 posterior draws of the hardware constants, a has P(fastest) 0.75, mean over 2 jobs (at least 0.9 in 1)."
+        " Its speedup over the fastest other strategy is 0.98x to 1.31x (geometric mean; 90% interval)."
+    )
+
+
+def test_how_sure_the_gain_is() -> None:
+    values = {"gain": GAIN, "baseline": "base", "num_cases": 1, "num_seeds": 3}
+    assert say("gain", values) == "1.50x (1.25 to 1.75) over base; 3 seeds; 95% confidence interval"
+    doubtful = Interval(1.5, 1.25, 1.75, 3, Doubt.LONG_BATCHES)
+    assert say("gain", values | {"gain": doubtful, "num_cases": 2}) == (
+        f"1.50x (1.25 to 1.75) over base; geometric mean over 2 cases, 3 seeds; {Doubt.LONG_BATCHES}"
+    )
+    one = Answer.of(runs({"base": [2.0], "best": [1.0]}))
+    assert gain_text(one) == "2.00x over base; 1 seed; only one seed was run, so differences may be noise"
+    assert gain_text(Answer.of(runs({"base": [1.0, 1.0], "best": [2.0, 2.1]}))) == ""
+
+
+def test_runs_without_a_result() -> None:
+    answer = Answer.of(runs({"base": [2.0, 2.1, None], "other": [None, 1.0, None], "good": [1.0] * 3}))
+    assert problems(answer.results, answer.varying) == [
+        "failed: other, 2 of 3 runs (seeds 0, 2): out of luck",
+        "failed: base, 1 of 3 runs (seed 2): out of luck",
+    ]
+    assert losses(answer.results) == "Of 9 runs 3 failed (seeds 0, 2)."
+    assert say("without_result", 4, {"failed": [1], "skipped": [0, 1]}) == (
+        "Of 4 runs 1 failed (seed 1) and 2 were skipped (seeds 0, 1)."
+    )
+    assert losses(Answer.of(runs({"good": [1.0]})).results) == ""
+
+
+def test_what_one_must_know_to_trust_an_answer() -> None:
+    values = Answer.of(runs({"base": [2.0, 2.0], "best": [1.0, 1.0]})).to_dict() | {
+        "winners": [],
+        "doubts": {"why": ["b"]},
+        "not_run": ["x", "y"],
+        "lost": ["strategy=a seed=1"],
+        "num_planned": 5,
+        "single_seed": ["s"],
+        "not_significant": ["n"],
+        "fewer_seeds": [{"strategies": ["a"], "seeds": [0]}, {"strategies": ["b", "c"], "seeds": [0, 1]}],
+        "barred": [{"strategy": "f", "case": "", "seeds": [2], "speedup": 1.25, "num_seeds": 3}],
+        "without_mean": ["w"],
+        "overall": {"best": {"speedup": GAIN}},
+    }
+    paragraphs = load_template("sentences.jinja").module.all(values).split("\n\n")  # type: ignore[attr-defined]
+    assert [one_line(text) for text in paragraphs if text.strip()] == [
+        "Speedup over base, geometric mean over cases and seeds: best 1.50x (1.25 to 1.75).",
+        "Without a mean, for lack of results: w.",
+        "Compared at one seed only, where chance is not ruled out: s.",
+        "Slower, though not significantly: n.",
+        "why (b).",
+        "Fewer seeds than others: a at seed 0; b and c at seeds 0, 1. Every two are compared at the seeds that both "
+        "ran.",
+        "f cannot win, for it has no result at seed 2; its speedup over the fastest is 1.25x at 3 other seeds.",
+        "Not run: x, y.",
+        "1 of 5 planned runs left no record: strategy=a seed=1.",
+    ]
+    single = say("all", values | {"is_single_seed": True})
+    assert "Only one seed was run, so differences may be noise. Slower" in single
+
+
+FIXTURES = {
+    "decided": runs({"base": [2.0, 2.2, 2.1], "best": [1.0, 1.0, 1.1], "near": [1.01, 1.0, 1.1], "odd": [3.0, None]}),
+    "lost and close": at_seeds(runs({"base": [2.0, 2.2, 2.1], "best": [1.0, 1.0, 1.1], "near": [0.99] * 3}), "near", 0),
+    "far": at_seeds(runs({"base": [2.0, 2.2, 2.1], "best": [1.0] * 3, "far": [4.0] * 3}), "far", 2),
+    "one seed": runs({"base": [2.0], "best": [1.0]}),
+    "several cases": [
+        *runs({"base": [2.0, 2.1], "best": [1.0] * 2}),
+        *runs({"base": [1.0] * 2, "best": [3.0] * 2}, "x"),
+    ],
+}
+
+
+@pytest.mark.parametrize("records", FIXTURES.values(), ids=FIXTURES)
+def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
+    from entrain_bench import notebook
+
+    answer = Answer.of(records)
+    told = sentences(answer)
+    assert told
+    material = Material(answer, "1.0", "results")
+    view = notebook.show(records)
+    shown = {
+        "terminal": " ".join(line.plain for line in summary(records, 100)),
+        "HTML": html(report_of(material)),
+        "MLflow": html(answer_report(answer, "results")),
+        "JSON": " ".join(json.loads(report_json(material))["sentences"]),
+        "notebook": view.html,
+        "notebook's text": view.text,
+    }
+    for where, text in shown.items():
+        for sentence in told:
+            assert sentence in text, where
+    page = markdown(report_of(material))
+    assert all(escape_markdown(sentence) in page for sentence in told)
+    bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
+    best = [answer.variant(case.groups[key]) for case in answer.cases for key in case.best]
+    assert sorted(bold) == sorted(best)
+
+
+def test_outputs_depend_on_templates() -> None:
+    names = {path.name for path in templates_of(["entrain_bench.answers.text", "entrain_bench.figures._style"])}
+    assert {"sentences.jinja", "report.jinja", "recommendation.jinja", "page.html"} < names
+    assert templates_of(["entrain_bench.figures._style"]) == []

@@ -1,0 +1,79 @@
+"""Settings of ``harness=train`` and ``harness=emulate``: rates of a schedule by hand, and values that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
+from entrain_bench.train.settings import TrainSettings
+
+
+def rates(decay: str, **changes: Any) -> list[float]:
+    truth = Mock(model=Mock(generators=()), cluster=Mock(num_ranks=4))
+    given = {"learning_rate": 8.0, "min_learning_rate": 2.0, "warmup_iterations": 2} | changes
+    settings = TrainSettings(truth, 1.0, learning_rate_decay=decay, **given)
+    return [settings.rate_at(iteration, 6) for iteration in range(8)]
+
+
+def test_rates_by_hand() -> None:
+    assert rates("constant") == [4, 8, 8, 8, 8, 8, 8, 8]
+    assert rates("linear") == pytest.approx([4, 8, 6.5, 5, 3.5, 2, 2, 2])
+    # Half a cosine from iteration 1 to 5: 5 + 3 cos(pi k / 4).
+    assert rates("cosine") == pytest.approx([4, 8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5, 2, 2, 2])
+    assert rates("linear", warmup_iterations=0) == pytest.approx([8, 6.8, 5.6, 4.4, 3.2, 2, 2, 2])
+    assert rates("cosine", warmup_iterations=0, decay_iterations=1) == [8, 2, 2, 2, 2, 2, 2, 2]
+
+
+# Overrides of which the first is named, with the value that the message has.
+REFUSED = {
+    "train": [
+        "harness.num_ranks=2",
+        "harness.dtype=float16",
+        "harness.kernels=fast",
+        "harness.on_non_finite=ignore",
+        "harness.data=cloud",
+        "harness.data_path=/x",
+        "harness.learning_rate=-1",
+        "harness.min_learning_rate=1",
+        "harness.warmup_iterations=-1",
+        "harness.learning_rate_decay=sine",
+        "harness.decay_iterations=5 harness.warmup_iterations=5",
+        "harness.betas=[0.9]",
+        "harness.betas=[0.9,1]",
+        "harness.epsilon=0",
+        "harness.weight_decay=-0.1",
+        "harness.preprocessing=threads",
+        "harness.preprocessing_processes=0 harness.preprocessing=processes",
+        "harness.preprocessing_processes=2",
+    ],
+    "emulate": ["harness.device=tpu", "harness.dtype=float16", "harness.num_repetitions=0", "harness.num_warm_ups=-1"],
+}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("harness", "overrides"), [(name, each) for name, rows in REFUSED.items() for each in rows])
+def test_settings_that_do_not_fit_are_named(harness: str, overrides: str) -> None:
+    (cell,) = compose_cells([f"harness={harness}", "model=tiny", "cluster=tiny", *overrides.split()])
+    with pytest.raises(UserError) as refused:
+        prepare(cell.config)
+    named = str(refused.value).replace(", ", ",").partition(":")[0]
+    assert named == overrides.split()[0]
+
+
+@pytest.mark.parametrize("harness", REFUSED)
+def test_a_model_with_a_generator_is_only_simulated(harness: str) -> None:
+    (cell,) = compose_cells([f"harness={harness}", "model=mllm_9b", "workload=laion_packed", "cluster=tiny"])
+    with pytest.raises(IncompatibleError, match=r"^model=mllm_9b: has a generator .*\. Use harness=simulate$"):
+        prepare(cell.config)
+
+
+@pytest.mark.wide
+def test_a_cluster_of_another_size_is_named() -> None:
+    (cell,) = compose_cells(["harness=train", "model=tiny", "cluster=a40x64"])
+    with pytest.raises(UserError, match=r"^harness.num_ranks=4: must be 64, the ranks of cluster=a40x64$"):
+        prepare(cell.config)
