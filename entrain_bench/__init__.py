@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from entrain_bench.program.assignment import Assignment
     from entrain_bench.program.layout import Layout
     from entrain_bench.program.timeline import Timeline
-    from entrain_bench.records.metrics import measure
+    from entrain_bench.records.metrics import measure, metric
     from entrain_bench.run.experiment import prepare, run_experiment
     from entrain_bench.sampler import BalancedBatchSampler
     from entrain_bench.specs.items import Items, shapes_of
@@ -36,6 +36,7 @@ _HOMES = {
     "UserError": "base.errors",
     "compose": "config.compose",
     "measure": "records.metrics",
+    "metric": "records.metrics",
     "prepare": "run.experiment",
     "run_experiment": "run.experiment",
     "shapes_of": "specs.items",
@@ -54,6 +55,7 @@ __all__ = [
     "UserError",
     "compose",
     "measure",
+    "metric",
     "prepare",
     "run_experiment",
     "shapes_of",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.tables import table_of
-from entrain_bench.run.cells import compose_cells, run_cells
+from entrain_bench.run.cells import compose_cells, is_beside, run_cells
 
 # Of a figure in a notebook.
 DPI = 130
@@ -96,8 +96,8 @@ def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) ->
     first = next(iter(cells.values())).config
     results = Results(Path(first.results_dir))
     results.prepare()
-    missing = [cell for cell in cells.values() if not results.is_left_alone(cell.key, first.retries_failed)]
-    for done in run_cells(missing, results, processes):
+    wanted = (replace(cell, timeline=is_beside(cell.config, first)) for cell in cells.values())
+    for done in run_cells(wanted, results, processes, retry_failed=first.retries_failed):
         if done.ends:
             raise UserError(done.problem)
     return show([record for key in cells if (record := results.read(key))])

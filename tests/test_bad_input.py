@@ -45,7 +45,7 @@ BAD_INPUT = [
     ("strategy/plannr=dip", "strategy/plannr=dip: unknown key (did you mean strategy/planner=dip?)"),
     (
         "hydra.searchpath=[x]",
-        "hydra.searchpath=[x]: is not supported. To use a folder of YAML files, pass --config-dir",
+        "hydra.searchpath=[x]: is not supported. Of Hydra's keys",
     ),
     ("--multirun hydra/sweeper=nope", "hydra/sweeper=nope: unknown; choices: basic"),
     ("--multirun hydra/sweeper=basic seed=x,1 layout.tpp=2", "layout.tpp=2: unknown key"),

@@ -61,6 +61,12 @@ ConfigStore.instance().store(
 OTHERS = [text for text in SMALL if not text.startswith("microbatch_size=")]
 
 
+def in_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own: Hydra configures logging for the rest of a process."""
+    command = [sys.executable, "-m", "entrain_bench.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert run_command(arguments) == 0
     return capsys.readouterr().out
@@ -78,9 +84,9 @@ def test_a_configuration_is_printed_as_it_is_composed(capsys: pytest.CaptureFixt
 
 
 def test_other_options_of_hydra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "strategy/planner/dip" in printed(capsys, "--info", "defaults", "strategy=dip")
-    assert str(tmp_path) in printed(capsys, "--info", "searchpath", "--config-dir", str(tmp_path))
-    assert "Hydra" in printed(capsys, "--hydra-help")
+    assert "strategy/planner/dip" in in_process("--info", "defaults", "strategy=dip").stdout
+    assert str(tmp_path) in in_process("--info", "searchpath", "--config-dir", str(tmp_path)).stdout
+    assert "Hydra" in in_process("--hydra-help").stdout
     assert run_command(["recommend", "--cfg", "job"]) == 2
     assert "--cfg: recommend does not take it" in capsys.readouterr().err
 
@@ -139,7 +145,8 @@ def test_optuna_finds_the_fastest_microbatch(tmp_path: Path) -> None:
         "hydra.sweeper.sampler.seed=1",
     ]
     given = [*OTHERS, f"results_dir={tmp_path}", "microbatch_size=choice(1,2,4)"]
-    assert run_command(["--multirun", *sweeper, *given]) == 0
+    done = in_process("--multirun", *sweeper, *given)
+    assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "table.csv").set_index("microbatch_size")["iteration_time_s"]
     best = yaml.safe_load((tmp_path / "hydra" / "optimization_results.yaml").read_text())
     assert best["best_params"]["microbatch_size"] == table.idxmin()
@@ -152,13 +159,7 @@ def test_a_sweeper_of_anybodys(tmp_path: Path) -> None:
     plugin.mkdir(parents=True)
     (plugin / "halving.py").write_text(SWEEPER)
     given = [*OTHERS, f"results_dir={tmp_path}", "hydra/sweeper=halving", "microbatch_size=4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "entrain_bench.cli", "--multirun", *given],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "plugins")},
-        check=False,
-    )
+    done = in_process("--multirun", *given, PYTHONPATH=str(tmp_path / "plugins"))
     assert done.returncode == 0, done.stderr
     tried = {*pd.read_csv(tmp_path / "table.csv")["microbatch_size"]}
     assert {4, 2} <= tried <= {4, 2, 1}

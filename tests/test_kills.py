@@ -10,13 +10,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from support.processes import command, descendants_of, ray_workers_of, runs, workers_of
+from support.processes import command, descendants_of, runs, workers_of
 
 NUM_CELLS, NUM_KILLS, LEAST_PARENTS = 200, 20, 3
 ORPHAN_S = 10.0
@@ -25,8 +24,7 @@ SWEEP = [
     *("model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"),
     *("--multirun", "strategy=megatron,entrain"),
 ]
-JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-RAY = ["hydra/launcher=ray", "hydra.launcher.num_cpus=2"]
+LAUNCHER = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 
 
 def processes_with(mark: str) -> set[int]:
@@ -43,7 +41,7 @@ def processes_with(mark: str) -> set[int]:
 
 
 def orphans(mark: str, known: set[int]) -> set[int]:
-    """Of the processes of a sweep those that run; some of Ray's write their names over their environment."""
+    """Running processes of a sweep."""
     return processes_with(mark) | {pid for pid in known if runs(pid)}
 
 
@@ -58,15 +56,8 @@ def records(folder: Path) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("launcher", "workers_of"), [(JOBLIB, workers_of), (RAY, ray_workers_of)], ids=["joblib", "ray"]
-)
-def test_kills_at_random_lose_and_double_nothing_and_leave_no_orphan(
-    launcher: list[str], workers_of: Callable[[int], set[int]], tmp_path: Path
-) -> None:
-    if launcher is RAY:
-        pytest.importorskip("ray", reason="needs the extra ray")
-    sweep = [*SWEEP, f"seed=range(0,{NUM_CELLS // 2})", *launcher, f"results_dir={tmp_path}"]
+def test_kills_at_random_lose_and_double_nothing_and_leave_no_orphan(tmp_path: Path) -> None:
+    sweep = [*SWEEP, f"seed=range(0,{NUM_CELLS // 2})", *LAUNCHER, f"results_dir={tmp_path}"]
     chance, mark = random.Random(0), f"SURVIVAL_MARK={tmp_path.name}{os.getpid()}"
     name, _, value = mark.partition("=")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), name: value}

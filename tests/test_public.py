@@ -14,7 +14,7 @@ import entrain_bench
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands.help import TASKS
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.grammar import RUN
+from entrain_bench.config.line import RUN
 from entrain_bench.records.records import METRICS
 from support.cli import asked
 
@@ -78,8 +78,8 @@ def test_a_command_of_the_documents_is_one(command: str) -> None:
 def test_a_run_of_the_documents_composes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     name, request = asked(command)
-    # Files that are not there.
-    missing = any(word in command for word in ("plan=", "path=", "my_", "submitit", "=mine"))
+    # Files and plugins that are not there.
+    missing = any(word in command for word in ("plan=", "path=", "my_", "submitit", "optuna", "=mine"))
     if name != RUN or missing or "--help" in command:
         return
     composer = Composer(request.config_dir)

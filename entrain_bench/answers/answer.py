@@ -313,7 +313,7 @@ def _chances(answer: Answer, cases: Sequence[Case]) -> dict[str, dict[str, Any]]
 
 
 def _doubts(answer: Answer, cases: Sequence[Case]) -> dict[str, Any]:
-    """Who is behind by chance perhaps: compared at one seed only, or not significantly slower; doubtful intervals."""
+    """Strategies that may be behind by chance (one seed, or not significantly slower), and doubtful intervals."""
     standings = [(case, key, standing) for case in cases for key, standing in case.comparison.standings.items()]
     behind = [
         (answer.names[key], standing.behind.num_values > 1, standing.verdict)
@@ -335,7 +335,7 @@ def _doubts(answer: Answer, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _fewer_seeds(answer: Answer, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Who has no record at seeds that others ran: names by the seeds that they did run."""
+    """Strategies without a record at seeds that others ran: names by the seeds that they did run."""
     lacking: dict[tuple[int, ...], dict[str, None]] = {}
     for case in cases:
         for group in case.groups.values():
@@ -345,7 +345,7 @@ def _fewer_seeds(answer: Answer, cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def _barred(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Who would be ahead of the fastest, had it not failed."""
+    """Failed strategies that would be ahead of the fastest."""
     for case in cases:
         for key in case.comparison.with_verdict(Verdict.FAILED):
             standing = case.comparison.standings[key]

@@ -23,7 +23,7 @@ COARSE = ("idle", "busy")
 # With fewer seeds an interval says little; the seeds that the next step asks for.
 ENOUGH_SEEDS = 3
 NEXT_SEEDS = range(5)
-# What ``recommend`` chooses itself, or does not take; what it takes in any case.
+# Keys that ``recommend`` chooses itself or does not take, and keys that it takes in any case.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
 STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_size")
 
@@ -70,7 +70,7 @@ def decide(answer: Answer, results_dir: str) -> dict[str, Any]:
 
 
 def _saving(answer: Answer, case: Case, group: SeedGroup) -> dict[str, Any] | None:
-    """What the winner saves of the baseline's iteration in its first case, in seconds; None if unknown."""
+    """Seconds per iteration that the winner saves over the baseline in its first case; None if unknown."""
     base = case.baseline_group
     if base is None or base is group:
         return None

@@ -43,9 +43,9 @@ TIME_WORDS = dict(
 )
 
 
-# What Markdown would take for markup, but for the bar, which tables escape themselves.
+# Characters of Markdown's markup, without the bar, which tables escape themselves.
 MARKUP = re.compile(r"[\\`*_\[\]~$]")
-# What GitHub takes for a person, and for an issue.
+# Characters that begin a person or an issue on GitHub.
 REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
 
 

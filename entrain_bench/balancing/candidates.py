@@ -222,7 +222,7 @@ class Remembered:
 
     @property
     def chooses_recomputation(self) -> bool:
-        """As ``make``."""
+        """Whether ``make`` chooses recomputation."""
         return self.make.chooses_recomputation
 
 

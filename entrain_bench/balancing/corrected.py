@@ -37,12 +37,12 @@ class CorrectedAssigner:
 
     @property
     def handles_generators(self) -> bool:
-        """As ``base``."""
+        """Whether ``base`` handles generators."""
         return declares(self.base, "handles_generators")
 
     @property
     def handles_widths(self) -> bool:
-        """As ``base``."""
+        """Whether ``base`` handles widths."""
         return declares(self.base, "handles_widths")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.compose import HYDRA, Composer, check_hydra_key
+from entrain_bench.config.compose import HYDRA, IGNORED, Composer, check_hydra_key
 from entrain_bench.config.given_plan import with_plan
 from entrain_bench.config.grammar import NoKeys, Request
 from entrain_bench.config.line import MULTIRUN, OF_COMPLETION
@@ -47,6 +47,7 @@ def run_hydra(request: Request[NoKeys]) -> int:
     # Hydra cannot delete a key that every run has: it is the default's.
     deleted = {parse(text).key_or_group for text in overrides if parse(text).type is OverrideType.DEL} & PLAIN_KEYS
     texts = [text for text in overrides if parse(text).key_or_group not in deleted]
+    texts = [text for text in texts if not text.lstrip("+~").startswith(IGNORED)]
     if not {*request.hydra} & {*OF_NO_RUN}:
         shared = [text for text in texts if not parse(text).is_sweep_override()]
         Composer(request.config_dir).run(shared if request.multirun else texts)
@@ -73,7 +74,7 @@ def run_cell(composed: DictConfig) -> float:
     from entrain_bench.commands.watch import Watch, say
     from entrain_bench.records.cells import Cell
     from entrain_bench.records.records import Results
-    from entrain_bench.run.cells import attempt
+    from entrain_bench.run.cells import run_cells
 
     job = HydraConfig.get()
     config_dir = ""
@@ -89,8 +90,8 @@ def run_cell(composed: DictConfig) -> float:
         config = RunConfig.from_values({str(key): value for key, value in values.items()})
         cell = replace(Cell.of(job.overrides.task, config, config_dir), timeline=job.job.num == 0)
         results = Results(Path(config.results_dir))
-        if not results.is_left_alone(cell.key, config.retries_failed):
-            Watch(1)(attempt(cell, results))
+        for done in run_cells([cell], results, retry_failed=config.retries_failed):
+            Watch(1)(done)
         record = results.read(cell.key)
         return float(record.metrics["iteration_time_s"]) if record and record.status == "ok" else math.inf
     except UserError as error:

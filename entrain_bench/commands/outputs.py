@@ -27,8 +27,8 @@ from entrain_bench.lab.ledger.page import calibration_output
 from entrain_bench.records.records import Results
 from entrain_bench.records.sweeps import PlannedSweep
 from entrain_bench.run.cells import Done
+from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study, SweepOverrides, bring_up_to_date
-from entrain_bench.run.workers import num_processes
 
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = ("tables", "posterior", "recommendation")

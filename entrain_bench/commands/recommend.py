@@ -40,8 +40,8 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
+from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study
-from entrain_bench.run.workers import num_processes
 from entrain_bench.specs.model import ModelSpec
 
 # As for other input that cannot be run.
@@ -172,12 +172,8 @@ def _answered(
     """Race the strategies and judge the winner; None if no strategy has a result."""
     started = perf_counter()
     processes = num_processes()
-    with (
-        Ticker(len(asked.variants)) as ticker,
-        StrategyRace(
-            asked.overrides, asked.config.seed, asked.variants, results, composer, processes, ticker
-        ) as runner,
-    ):
+    with Ticker(len(asked.variants)) as ticker:
+        runner = StrategyRace(asked.overrides, asked.config.seed, asked.variants, results, composer, processes, ticker)
         refuse: Refuse = refusal if keys.within else lambda *_: ""
         raced = race(runner, [asked.baseline], refuse, keys.seconds, ticker.end_of_round)
         ticker.say("judging the winner on fresh seeds")

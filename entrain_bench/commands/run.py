@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,25 +12,23 @@ from rich.progress import Progress
 
 from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.config.compose import Composer, Sweep
+from entrain_bench.config.compose import IGNORED, Composer, Sweep
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import Done, run_cells, run_one
-from entrain_bench.run.study import is_beside
+from entrain_bench.run.added import with_added_metrics
+from entrain_bench.run.cells import Done, is_beside, run_cells, run_one
 
 EXIT_FAILED = 1
-# Hydra's launchers whose cells run on this machine: the basic one's here, joblib's in processes of ours, so that cells
-# are composed once and cannot take each other down. Ray's is ours alone.
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
-RAY = "entrain_bench.run.ray_workers.work_off"
+# Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other
+# down: basic in this process, joblib in processes of this machine, ray in a cluster.
+BASIC = "basic"
+JOBLIB = "joblib"
+RAY = "ray"
 LAUNCHING = ("hydra/", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
-# Keys of Hydra that say where it writes, and how it names and logs.
-IGNORED = ("hydra.sweep.", "hydra.run.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
 VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
 
@@ -56,8 +53,9 @@ def main(request: Request[NoKeys]) -> int:
     config = composer.run(request.overrides)
     cell = Cell.of(request.overrides, config, request.config_dir or "")
     results = Results(Path(config.results_dir))
-    record = results.read(cell.key)
-    if record and record.status == "ok" and results.has_timeline(record):
+    record = results.kept(cell)
+    if record and record.status == "ok":
+        record = with_added_metrics(cell, record, results)
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
         results.prepare()
@@ -73,9 +71,10 @@ def main(request: Request[NoKeys]) -> int:
     composer.save()
     # A run starts before the words on it are imported.
     from entrain_bench.answers.tracking.words import sweep_name
-    from entrain_bench.commands.publish import publish
+    from entrain_bench.commands.publish import publish, say_lacking
 
-    publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    say_lacking(records, request.config_dir)
     return 0
 
 
@@ -87,7 +86,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     """
     from entrain_bench.answers.tracking.words import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
-    from entrain_bench.commands.publish import GrowingTables, publish
+    from entrain_bench.commands.publish import GrowingTables, publish, say_lacking
 
     if has_sweeper(request.overrides):
         return _sweep_by_plugin(composer, request)
@@ -103,25 +102,24 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     tables = GrowingTables(results)
     identifier = Identifier()
     name = sweep_name(request.overrides)
-
     waiting = iter(sweep.cells)
 
-    def unfinished() -> Iterator[Cell]:
+    def composed() -> Iterator[Cell]:
         for overrides in waiting:
             cell = Cell.composed(overrides, composer, identifier)
-            if cell.key in keys or results.is_left_alone(cell.key, first.retries_failed):
+            if cell.key in keys:
                 watch.finished += 1
-            else:
-                # Of a sweep the timelines of one job are kept: MLflow shows its ranks.
-                yield replace(cell, timeline=is_beside(cell.config, first))
+                continue
             keys[cell.key] = " ".join(cell.overrides)
+            # A sweep keeps the timelines of one job: MLflow shows its ranks.
+            yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
-            for done in _run(sweep, unfinished(), results):
+            for done in _run(sweep, composed(), results, first.retries_failed):
                 watch(done)
                 tables()
-        elif [*unfinished()]:
+        elif not all(results.kept(cell, first.retries_failed) for cell in [*composed()]):
             run_hydra(request)
     except BaseException as error:
         if watch.run:
@@ -132,6 +130,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         raise
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
+    say_lacking(records, request.config_dir)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
@@ -154,12 +153,13 @@ def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
     return code
 
 
-def _run(sweep: Sweep, cells: Iterable[Cell], results: Results) -> Iterator[Done]:
+def _run(sweep: Sweep, cells: Iterable[Cell], results: Results, retry_failed: bool) -> Iterator[Done]:
     """Run cells as the launcher does."""
     if sweep.launcher == BASIC:
-        return run_cells(cells, results)
+        return run_cells(cells, results, retry_failed=retry_failed)
     if sweep.launcher == RAY:
-        from entrain_bench.run import ray_workers
+        from entrain_bench.run.parallel import RayCluster
 
-        return run_cells(cells, results, sweep.num_processes, partial(ray_workers.work_off, address=sweep.address))
-    return run_cells(cells, results, sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1)
+        return run_cells(cells, results, sweep.num_processes, RayCluster(sweep.address), retry_failed)
+    processes = sweep.num_processes if sweep.num_processes > 0 else os.cpu_count() or 1
+    return run_cells(cells, results, processes, retry_failed=retry_failed)

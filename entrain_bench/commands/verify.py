@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pandas as pd
 
 from entrain_bench.answers.text import count
 from entrain_bench.base.errors import UserError, require
@@ -32,7 +30,8 @@ from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
 from entrain_bench.records.sweeps import read_sweeps
 from entrain_bench.records.tables import table_csv
-from entrain_bench.run.cells import is_simulated, run_or_explain
+from entrain_bench.run.cells import is_simulated, run_cells
+from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Study
 
 EXIT_FAILED = 1
@@ -78,7 +77,7 @@ def main(request: Request[Keys]) -> int:
         return EXIT_FAILED if drifted or not complete else 0
     verification = Verification(Path(keys.results_dir), request.config_dir or "")
     verification.read_all()
-    verification.recompute(keys.sample, keys.seed)
+    verification.recompute(keys.sample, keys.seed, num_processes())
     for line in (*verification.problems, *verification.verdict(keys.seed)):
         print(line)
     return 0 if verification.right else EXIT_FAILED
@@ -150,21 +149,25 @@ class Verification:
             else:
                 self._name(path, f"its overrides and data give another key, {cell.key}")
 
-    def recompute(self, sample: int, seed: int) -> None:
-        """Simulate a random sample of the runs again, without the folder's plans."""
+    def recompute(self, sample: int, seed: int, processes: int = 0) -> None:
+        """Simulate a random sample of the runs again, in a folder of their own, so without this folder's plans."""
         cells = {
-            record.key: (record, self._cells[record.key])
+            record.key: self._cells[record.key]
             for record in self._records
             if record.key in self._cells and record.finished and is_simulated(self._cells[record.key])
         }
         self._counts["simulated"] = len(cells)
-        for key in np.random.default_rng(seed).permutation(sorted(cells))[:sample].tolist():
-            record, cell = cells[key]
-            again, timeline = run_or_explain(cell, None)
-            self._counts["recomputed"] += 1
-            if found := _difference(record, again, timeline):
-                self._counts["different"] += 1
-                self._name(self._results.record_path(key), f"{found} ({' '.join(cell.overrides)})")
+        drawn = np.random.default_rng(seed).permutation(sorted(cells))[:sample].tolist()
+        records = {record.key: record for record in self._records}
+        with TemporaryDirectory(prefix="entrain-bench-") as folder:
+            for done in run_cells([cells[key] for key in drawn], Results(Path(folder)), processes):
+                if done.record is None:
+                    raise UserError(done.problem)
+                self._counts["recomputed"] += 1
+                if difference := _difference(records[done.cell.key], done.record):
+                    self._counts["different"] += 1
+                    path = self._results.record_path(done.cell.key)
+                    self._name(path, f"{difference} ({' '.join(done.cell.overrides)})")
 
     def verdict(self, seed: int) -> list[str]:
         """How to verify runs that today's code would not make under their keys, and one line to quote."""
@@ -193,16 +196,16 @@ def _listed(numbers: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {number}" for name, number in numbers.items() if name != "entrain-bench")
 
 
-def _difference(record: Record, again: Record, timeline: pd.DataFrame | None) -> str:
+def _difference(record: Record, again: Record) -> str:
     """How a run came out otherwise than its record says; empty if it did not."""
     if (record.status, {**record.layout}) != (again.status, {**again.layout}):
         return f"now {again.status}, {again.layout or again.reason}; was {record.status}, {record.layout}"
-    for was, now in zip((record.metrics, *record.iterations), (again.metrics, *again.iterations), strict=False):
-        for name in sorted({*was, *now} - {*MEASURED}):
+    if len(record.iterations) != len(again.iterations):
+        return f"now {len(again.iterations)} iterations, was {len(record.iterations)}"
+    # Metrics that the user added later, as far as a kept timeline had them.
+    added = {name for name in record.added if any(name not in row for row in record.iterations)}
+    for was, now in zip((record.metrics, *record.iterations), (again.metrics, *again.iterations), strict=True):
+        for name in sorted({*was, *now} - {*MEASURED} - added):
             if was.get(name) != now.get(name):
                 return f"{name} is now {now.get(name)!r}, was {was.get(name)!r}"
-    if record.computed != again.computed:
-        return f"now {len(again.iterations)} iterations, was {len(record.iterations)}"
-    if timeline is not None and sha256(timeline.to_parquet(index=False)).hexdigest() != record.timeline_sha256:
-        return "its timeline is another"
-    return ""
+    return "its timeline is another" if again.timeline_sha256 != record.timeline_sha256 else ""

@@ -21,7 +21,10 @@ class Watch:
     started: float = field(default_factory=perf_counter)
 
     def __call__(self, done: Done) -> None:
-        """Print the line of a cell that was run."""
+        """Print the line of a cell that ran; count one whose record was there."""
+        if done.seconds is None:
+            self.finished += 1
+            return
         self.run += 1
         place = f"[{self.run + self.finished}/{self.total}]"
         if done.record is None:

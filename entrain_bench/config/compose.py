@@ -36,11 +36,15 @@ SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
 IN_FIGURES = ("all", "main", "none")
-# What joblib's launcher and Ray's call the number of their processes.
+# Keys of the number of processes, of joblib's launcher and of Ray's.
 NUM_PROCESSES = ("n_jobs", "num_cpus")
 RAY_KEYS = ("num_cpus", "address")
 OF_LAUNCHER = "hydra.launcher."
+# Keys of Hydra that change nothing: where it writes, how it names and logs. The records of the suite hold all of a run.
+IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
+HYDRA_KEYS = (*IGNORED, OF_LAUNCHER, "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 INTERPOLATION = "${"
+RESOLVER = "${oc."
 # The first key that an interpolation names.
 INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
 SIMULATED = "entrain_bench.simulate.Simulator"
@@ -52,7 +56,7 @@ class Sweep:
 
     Attributes:
         cells: the overrides of every run; the last key varies first.
-        launcher: the class of Hydra's launcher.
+        launcher: the choice of ``hydra/launcher``.
         num_processes: how many it is to use; -1 for all there is.
         address: where Ray's cluster is; None for this machine.
     """
@@ -105,7 +109,10 @@ class Composer:
                 inside.append(override)
             else:
                 self._check_group(override)
-                chosen.append(text)
+                # Hydra keeps the order of this override and earlier ones inside of its key.
+                earlier = [one for one in inside if one.key_or_group.startswith(f"{override.key_or_group}.")]
+                inside = [one for one in inside if one not in earlier]
+                chosen += [*(str(one.input_line) for one in earlier), text]
         values = {**self._choose(tuple(chosen))}
         _check_file(values["workload"], inside)
         for override in inside:
@@ -148,7 +155,7 @@ class Composer:
         if not cells:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
-        return Sweep(cells, str(launcher["_target_"]), _num_processes(launcher), launcher.get("address"))
+        return Sweep(cells, str(own["choices"]["hydra/launcher"]), _num_processes(launcher), launcher.get("address"))
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
@@ -275,9 +282,16 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
 
 
 def check_hydra_key(override: Override) -> None:
-    """Raise ``UserError`` for a key of Hydra that names places to search."""
-    if override.key_or_group == "hydra.searchpath":
-        raise UserError(f"{override.input_line}: is not supported. To use a folder of YAML files, pass --config-dir")
+    """Raise ``UserError`` for a key of Hydra's that names places to search or classes to build."""
+    key = override.key_or_group
+    if top_of(override) != HYDRA:
+        return
+    if not key.startswith(HYDRA_KEYS) or any(part.startswith("_") for part in key.split(".")):
+        raise UserError(
+            f"{override.input_line}: is not supported. Of Hydra's keys those of launchers and sweepers are. "
+            "To use a folder of YAML files, pass --config-dir"
+        )
+    check_targets(override.value(), key)
 
 
 def _set_launcher(launcher: Mapping[str, Any], override: Override, parsed: Sequence[Override]) -> dict[str, Any]:
@@ -329,7 +343,9 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(values[group])
         named = {*INTERPOLATED.findall(text)} & {*values} - {group} if INTERPOLATION in text else set()
         around = json.dumps({name: values[name] for name in sorted(named)}) if named else "{}"
-        resolved[group] = _resolved_group(group, text, around)
+        # A resolver, such as ``oc.env``, may give another value the next time.
+        resolve = _resolved_group.__wrapped__ if RESOLVER in text else _resolved_group
+        resolved[group] = resolve(group, text, around)
     return resolved
 
 

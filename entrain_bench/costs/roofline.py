@@ -109,7 +109,7 @@ class Roofline:
         offsets: IntArray | None = None,
         labelled: IntArray | None = None,
     ) -> Loads:
-        """As ``compute_loads``."""
+        """Return the loads of packed sequences (``compute_loads``)."""
         sequence_loads = compute_loads(module, lengths, offsets, labelled, self._kernel)
         return packed(sequence_loads, module, lengths, offsets, self.framework, labelled)
 

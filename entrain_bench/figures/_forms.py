@@ -134,7 +134,7 @@ def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame, **options: A
     panel.tick_params(length=0)
     panel.tick_params(axis="y", labelrotation=0)
     for row, column in np.argwhere(values.isna().to_numpy()):
-        panel.text(column + 0.5, row + 0.5, texts.iat[row, column], color=FAINT, ha="center", va="center")
+        panel.text(column + 0.5, row + 0.5, str(texts.iat[row, column]), color=FAINT, ha="center", va="center")
     labels = panel.get_xticklabels()
     if any(len(label.get_text()) > SHORT_LETTERS for label in labels):
         for label in labels:

@@ -3,7 +3,7 @@
 No figure of a paper: arXiv:2511.00279, pull requests and training scripts each measure one of them on a stack of their
 own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a panel each; the first strategy is what the others
 are compared with, on the same stack, trace and seed. Numbers are geometric means over seeds; a star marks missing
-seeds, a question mark 95% intervals that include 1. White cells have no result.
+seeds, a question mark 95% intervals that include 1. White cells have no result, or nothing to be compared with (n/a).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXPERIMENT = "out_of_the_box"
 RUNS = True
 CASE = ["row", "model", "workload", "strategy"]
 # Cells without a result, by the state of the runs; those that are ok have nothing to be compared with.
-WORDS = {"failed": "fails", "skipped": "-", "missing": "not run", "ok": "no reference"}
+WORDS = {"failed": "fails", "skipped": "-", "missing": "not run", "ok": "n/a"}
 # Speedups at which colours end.
 EXTREME = 1.6
 load = run_tables

@@ -14,7 +14,7 @@ from pathlib import Path
 from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout, layout_from_json, layout_to_json
 from entrain_bench.records.environment import made_by
-from entrain_bench.records.ranges import check_numbers
+from entrain_bench.records.metrics import check_numbers
 from entrain_bench.records.sealed import log_warning, sealed, unsealed
 
 

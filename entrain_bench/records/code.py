@@ -1,7 +1,8 @@
-"""The code of a run: modules that its targets import, directly or not, without comments and docstrings.
+"""The code that decides a run's timeline: modules that its targets import, without comments and docstrings.
 
-Of an installed library that they import its version counts, and of Python the minor version: from 3.12 on, for one,
-``sum`` adds floats otherwise.
+Of this suite's core only the rooms in ``DECISIVE`` count. Metrics, records, figures and the rest of ``base`` read a
+timeline or carry it, so a change of them keeps every record. Of an installed library that the modules import its
+version counts, and of Python the minor version: from 3.12 on, for one, ``sum`` adds floats otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
@@ -20,12 +21,20 @@ from entrain_bench.base.errors import OWN_PACKAGES, UserError
 from entrain_bench.base.store import Store
 from entrain_bench.records.environment import releases_of
 
-# What runs every run, whatever it is made of.
+# Makes the program of every iteration and lets the executor run it.
 DRIVER = "entrain_bench.run.experiment"
-# What sets it up.
-SETTING_UP = (DRIVER, "entrain_bench.run.shared")
-# What a strategy is made of and sees.
+# Interface of strategies' parts.
 PLANNING = "entrain_bench.balancing.interface"
+# Packages and modules of this suite whose code decides a timeline.
+DECISIVE = {
+    *(f"entrain_bench.{room}" for room in ("specs", "program", "costs", "simulate", "balancing", "train")),
+    *(f"entrain_bench.base.{module}" for module in ("arithmetic", "arrays", "compiled")),
+    DRIVER,
+}
+# Modules of these packages that only read a timeline.
+READING = {"entrain_bench.costs.bound", "entrain_bench.program.table"}
+# Modules whose code computes metrics.
+METRICS = {"entrain_bench.costs.bound", "entrain_bench.records.metrics", "entrain_bench.records.time_shares"}
 INIT = "__init__.py"
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -38,11 +47,24 @@ class Source:
     meaning: str
 
 
+def decides_timeline(module: str) -> bool:
+    """Return whether a module is in ``DECISIVE``, or is not of this suite's core."""
+    if module.partition(".")[0] != "entrain_bench":
+        return True
+    return module not in READING and not DECISIVE.isdisjoint(_with_parents(module))
+
+
+@cache
+def metrics_version() -> str:
+    """Hash of the code of the suite's metrics, which is not in the key of a run."""
+    return hash_of(sources_of(METRICS, counts=lambda module: module in METRICS))
+
+
 @cache
 def code_version(targets: frozenset[str], folder: str = "") -> str:
-    """Hash of all modules that a run with these ``_target_``s uses, of this suite and of who wrote a target.
+    """Hash of all code that decides the timeline of a run with these ``_target_``s, of this suite and of their authors.
 
-    Versions of Python and of the libraries that they import are in it.
+    Versions of Python and of the libraries that the code imports are in it.
 
     Args:
         targets: of the run.
@@ -51,28 +73,32 @@ def code_version(targets: frozenset[str], folder: str = "") -> str:
     Raises:
         UserError: for a target whose module does not exist, and a file that is not Python.
     """
-    return hash_of(sources_of({target.rpartition(".")[0] for target in targets} | {DRIVER}, folder))
+    modules = {target.rpartition(".")[0] for target in targets}
+    return hash_of(sources_of(modules | {DRIVER}, folder, decides_timeline))
 
 
 @cache
 def planning_version(targets: frozenset[str]) -> str:
-    """Hash of the modules that planning with these ``_target_``s uses; what executes and measures is left out.
+    """Hash of the code that planning with these ``_target_``s uses; what executes is left out.
 
     Raises:
         UserError: as for ``code_version``.
     """
-    planning = sources_of({target.rpartition(".")[0] for target in targets} | {PLANNING})
-    # What sets a run up counts, what else it imports does not.
-    driving = sources_of({DRIVER})
-    return hash_of(planning | {name: driving[name] for name in SETTING_UP})
+    modules = {target.rpartition(".")[0] for target in targets}
+    planning = sources_of(modules | {PLANNING}, counts=decides_timeline)
+    # The driver prepares a run, but what it imports beside that is not planning.
+    return hash_of(planning | sources_of({DRIVER}, counts=lambda module: module == DRIVER))
 
 
-def sources_of(modules: Collection[str], folder: str = "") -> dict[str, Source]:
+def sources_of(
+    modules: Collection[str], folder: str = "", counts: Callable[[str], bool] = lambda _: True
+) -> dict[str, Source]:
     """The modules that these import, and those import: of this suite, and of whoever wrote the first.
 
     Args:
         modules: names to begin with.
         folder: looked into before ``sys.path`` is; empty for none.
+        counts: whether a module counts, and with it what it imports.
 
     Raises:
         UserError: for a module that does not exist, and a file that is not Python.
@@ -86,7 +112,7 @@ def sources_of(modules: Collection[str], folder: str = "") -> dict[str, Source]:
         # A lone module may import its neighbours; a package holds all it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
     store = _store()
-    found = import_closure(modules, roots, store)
+    found = import_closure(modules, roots, store, counts)
     store.save()
     return found
 
@@ -102,13 +128,16 @@ def hash_of(sources: Mapping[str, Source]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Store) -> dict[str, Source]:
+def import_closure(
+    modules: Iterable[str], roots: Mapping[str, Path], store: Store, counts: Callable[[str], bool] = lambda _: True
+) -> dict[str, Source]:
     """The modules, what they import, and so on.
 
     Args:
         modules: names to begin with.
         roots: the top-level modules that are followed, by name: a package's folder, or a file.
         store: remembers what files mean by what is in them.
+        counts: whether a module counts, and with it what it imports.
 
     Raises:
         UserError: for a file that is not Python.
@@ -117,7 +146,7 @@ def import_closure(modules: Iterable[str], roots: Mapping[str, Path], store: Sto
     waiting = sorted(modules)
     while waiting:
         module = waiting.pop()
-        if module in found:
+        if module in found or not counts(module):
             continue
         path = _path_of(module, roots)
         top = module.partition(".")[0]

@@ -30,36 +30,33 @@ def identify(config: RunConfig) -> tuple[str, str]:
 
 
 class Identifier:
-    """``identify`` for the runs of a sweep: groups and files that runs share are read and hashed once.
+    """``identify`` for the runs of a sweep: the files behind equal groups are read and hashed once.
 
     It does not notice a file that changes while the sweep is composed.
     """
 
     def __init__(self) -> None:
-        # By the identity of a group's mapping, which is kept so that no other gets it.
-        self._groups: dict[int, tuple[object, str, frozenset[str]]] = {}
-        self._fingerprints: dict[tuple[int, ...], list[str]] = {}
+        self._fingerprints: dict[str, list[str]] = {}
 
     def __call__(self, config: RunConfig) -> tuple[str, str]:
         """Key and code version of a run."""
         content = _content(config)
-        nodes = [content.pop(group) for group in GROUP_KEYS]
-        groups = [self._group(node) for node in nodes]
-        version = code_version(frozenset[str]().union(*(targets for _, _, targets in groups)))
-        place = tuple(map(id, nodes))
-        if place not in self._fingerprints:
-            self._fingerprints[place] = _data(config)
-        rest = json.dumps([content, self._fingerprints[place], version], sort_keys=True)
-        text = "\n".join([rest, *(text for _, text, _ in groups)])
+        groups = [json.dumps(content.pop(group), sort_keys=True) for group in GROUP_KEYS]
+        decisive = [_group(text) for text in groups]
+        version = code_version(frozenset[str]().union(*(targets for _, targets in decisive)))
+        files = "\n".join(groups)
+        if files not in self._fingerprints:
+            self._fingerprints[files] = _data(config)
+        rest = json.dumps([content, self._fingerprints[files], version], sort_keys=True)
+        text = "\n".join([rest, *(text for text, _ in decisive)])
         return hashlib.sha256(text.encode()).hexdigest()[:16], version
 
-    def _group(self, node: Any) -> tuple[object, str, frozenset[str]]:
-        """A group, the text of what decides in it, and its targets."""
-        found = self._groups.get(id(node))
-        if found is None:
-            found = node, json.dumps(_decisive(node), sort_keys=True), frozenset(targets_of(node))
-            self._groups[id(node)] = found
-        return found
+
+@lru_cache(maxsize=256)
+def _group(text: str) -> tuple[str, frozenset[str]]:
+    """Return the decisive values of a group's JSON, and the targets of the group."""
+    node = json.loads(text)
+    return json.dumps(_decisive(node), sort_keys=True), frozenset(targets_of(node))
 
 
 def plan_key(config: RunConfig) -> str:

@@ -1,22 +1,305 @@
-"""Metrics of a timeline; docs/metrics.md states each by formula."""
+"""Metrics of an executed iteration, each registered where it is defined; docs/metrics.md states each by formula.
+
+A metric that ``@metric`` defines here is a column of ``table.csv``, a number of records and MLflow, and has a range. A
+folder of the user's adds metrics in ``metrics/*.py``. The key of a run does not cover the code of metrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from math import inf, isfinite
+from pathlib import Path
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.errors import UserError, explain
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.table import parent_microbatches
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.records.time_shares import remade_share, time_shares
+from entrain_bench.records.time_shares import TIME_SHARES, remade_share, time_shares
 
-# What the strategy believed of the same program: not of the timeline, so ``measure`` does not return it.
+TIME = "iteration_time_s"
+# The strategy's estimate of the same program: not of the timeline, so ``measure`` does not return it.
 BELIEVED = "believed_time_s"
+# Shares are differences of sums.
+ROUNDING = 1e-9
+# Modules with metrics in a folder of the user's.
+FOLDER = "metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that describes an iteration or a run.
+
+    Attributes:
+        name: its column.
+        unit: its unit; ``1`` for a ratio.
+        better: ``low`` or ``high``; empty if neither.
+        compute: its value for an iteration; None if the executor or the run states it.
+        least: smallest possible value; -inf: any float, also infinite or not a number.
+        wall_time: whether it is a time of this machine, different in every run.
+        in_table: whether it is a column of ``table.csv``.
+        per_iteration: whether every iteration has one.
+    """
+
+    name: str
+    unit: str
+    better: str = ""
+    compute: Callable[[ExecutedIteration], float] | None = None
+    least: float = 0.0
+    wall_time: bool = False
+    in_table: bool = True
+    per_iteration: bool = True
+
+
+def metric(
+    name: str, *, unit: str, better: str = "", least: float = 0.0, wall_time: bool = False
+) -> Callable[[Callable[[ExecutedIteration], float]], Metric]:
+    """Make a metric of a function of an executed iteration; the attributes of ``Metric`` explain the arguments."""
+    return lambda compute: Metric(name, unit, better, compute, least, wall_time)
+
+
+@dataclass(frozen=True)
+class ExecutedIteration:
+    """An executed iteration as metrics read it.
+
+    Attributes:
+        timeline: start and end of every action, and memory.
+        truth: the cost model, with model and cluster.
+        host_time: seconds of assigning and scheduling.
+        need: GPU time and lower bound of the samples under any layout.
+    """
+
+    timeline: Timeline
+    truth: CostTruth
+    host_time: HostTime
+    need: Need
+
+    @property
+    def program(self) -> Program:
+        """The executed program, with layout and samples."""
+        return self.timeline.program
+
+    @property
+    def seconds(self) -> float:
+        """The iteration time."""
+        return self.timeline.iteration_time_s
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the cluster, unused ones included."""
+        return self.truth.cluster.num_ranks
+
+    @property
+    def flops_per_s(self) -> float:
+        """Model FLOP/s of a GPU."""
+        return self.need.flops / self.seconds / self.num_gpus
+
+    @cached_property
+    def bound_s(self) -> float:
+        """Lower bound of the iteration time under the layout, in seconds."""
+        split = any(self.program.splits_backward(index) for index in range(len(self.program.chunks)))
+        return self.need.lower_bound_s(self.truth, self.program.layout, self.program.shapes, split)
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Shares of GPU time, by ``TIME_SHARES``."""
+        return time_shares(self.timeline, self.num_gpus, self.need.gpu_s, remade_share(self.truth, self.program))
+
+
+@metric("iteration_time_s", unit="s", better="low")
+def _iteration_time(run: ExecutedIteration) -> float:
+    return run.seconds
+
+
+_believed_time = Metric(BELIEVED, "s")
+
+
+@metric("core_time_s", unit="s", better="low")
+def _core_time(run: ExecutedIteration) -> float:
+    passes = run.program.is_pass
+    return float(run.timeline.end_s[passes].max() - run.timeline.start_s[passes].min())
+
+
+@metric("samples_per_s", unit="1/s", better="high")
+def _samples(run: ExecutedIteration) -> float:
+    return len(run.program.shapes) / run.seconds
+
+
+@metric("tokens_per_s", unit="1/s", better="high")
+def _tokens(run: ExecutedIteration) -> float:
+    return float(run.program.shapes.llm_tokens.sum()) / run.seconds
+
+
+@metric("tflops_per_gpu", unit="TFLOP/s", better="high")
+def _tflops(run: ExecutedIteration) -> float:
+    return run.flops_per_s / 1e12
+
+
+@metric("mfu", unit="1", better="high")
+def _mfu(run: ExecutedIteration) -> float:
+    return run.flops_per_s / run.truth.cluster.device.peak_bf16_flops
+
+
+@metric("bubble_ratio", unit="1", better="low", least=-1.0)
+def _bubble(run: ExecutedIteration) -> float:
+    busy_s = rank_seconds(run.timeline, run.timeline.end_s - run.timeline.start_s)
+    return 1.0 - busy_s / (run.num_gpus * run.seconds)
+
+
+@metric("encoder_forward_std_ms", unit="ms", better="low")
+def _encoder_forward_std(run: ExecutedIteration) -> float:
+    encoders = [index for index, module in enumerate(run.truth.model.modules) if module.is_encoder]
+    return forward_std_ms(run.timeline, encoders) if encoders else 0.0
+
+
+@metric("llm_forward_std_ms", unit="ms", better="low")
+def _llm_forward_std(run: ExecutedIteration) -> float:
+    return forward_std_ms(run.timeline, [run.truth.model.llm_index])
+
+
+@metric("peak_memory_bytes", unit="bytes", better="low")
+def _peak_memory(run: ExecutedIteration) -> float:
+    return float(run.timeline.peak_memory_bytes.max())
+
+
+@metric("exposed_comm_s", unit="s", better="low")
+def _exposed_comm(run: ExecutedIteration) -> float:
+    return rank_seconds(run.timeline, run.timeline.comm_s + run.timeline.transfer_wait_s) / run.num_gpus
+
+
+_planning_time = Metric("planning_time_s", "s", "low", wall_time=True, per_iteration=False)
+
+
+@metric("assignment_time_s", unit="s", better="low", wall_time=True)
+def _assignment_time(run: ExecutedIteration) -> float:
+    return run.host_time.total_s
+
+
+@metric("assignment_exposed_s", unit="s", better="low", wall_time=True)
+def _assignment_exposed(run: ExecutedIteration) -> float:
+    return run.host_time.exposed_s(run.seconds)
+
+
+@metric("lower_bound_s", unit="s")
+def _lower_bound(run: ExecutedIteration) -> float:
+    return run.bound_s
+
+
+@metric("gap_to_lower_bound", unit="1", better="low", least=-1.0)
+def _gap(run: ExecutedIteration) -> float:
+    return run.seconds / run.bound_s - 1.0
+
+
+@metric("cluster_bound_s", unit="s")
+def _cluster_bound(run: ExecutedIteration) -> float:
+    return run.need.bound_s
+
+
+def _share(name: str, run: ExecutedIteration) -> float:
+    return run.shares[name]
+
+
+# Metrics of every run, in the order of the table's columns.
+SUITE: tuple[Metric, ...] = (
+    *(value for value in [*globals().values()] if isinstance(value, Metric)),
+    *(Metric(name, "1", compute=partial(_share, name)) for name in TIME_SHARES),
+)
+# Metrics that training adds. A loss may be infinite or not a number.
+TRAINING = (
+    Metric("loss", "1", "low", least=-inf, in_table=False),
+    Metric("grad_norm", "1", least=-inf, in_table=False),
+    Metric("skipped_updates", "1", "low", in_table=False),
+    Metric("input_stall_s", "s", "low", in_table=False),
+    Metric("input_stall_mean_s", "s", "low", in_table=False),
+)
+KNOWN = {one.name: one for one in (*SUITE, *TRAINING)}
+
+
+def metrics_in(config_dir: str) -> tuple[Metric, ...]:
+    """Return the metrics that a folder of the user's defines in ``metrics/*.py``; none for an empty name.
+
+    Raises:
+        UserError: for a file that cannot be imported, and a name that another metric has.
+    """
+    files = sorted(Path(config_dir, FOLDER).glob("[!_]*.py")) if config_dir else []
+    return _metrics_of_files(tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@cache
+def _metrics_of_files(files: tuple[tuple[Path, int], ...]) -> tuple[Metric, ...]:
+    added: dict[str, Metric] = {}
+    for file, _ in files:
+        for one in _defined_in(file):
+            if one.name in KNOWN or one.name in added:
+                raise UserError(f"{file}: metric {one.name}: must have a name that no other metric has")
+            added[one.name] = one
+    return tuple(added.values())
+
+
+def _defined_in(file: Path) -> list[Metric]:
+    # Not by its name: something that is installed may have the same.
+    spec = importlib.util.spec_from_file_location(f"{__name__}_theirs_{file.stem}", file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{file}: cannot be imported ({explain(error)})") from error
+    return [value for value in vars(module).values() if isinstance(value, Metric)]
+
+
+def measure(
+    timeline: Timeline,
+    truth: CostTruth,
+    host_time: HostTime | None = None,
+    need: Need | None = None,
+    added: Iterable[Metric] = (),
+) -> dict[str, float]:
+    """Return the metrics of one iteration, by the column names of ``results/table.csv``.
+
+    Args:
+        timeline: the executed iteration.
+        truth: the cost model.
+        host_time: seconds of assigning and scheduling; None: left out.
+        need: what the samples need under any layout; None: computed here.
+        added: metrics of the user's (``metrics_in``).
+    """
+    need = find_need(truth, timeline.program.shapes) if need is None else need
+    run = ExecutedIteration(timeline, truth, host_time or HostTime(), need)
+    return {one.name: one.compute(run) for one in (*SUITE, *added) if one.compute}
+
+
+def check_numbers(metrics: Mapping[str, object], added: Iterable[Metric] = ()) -> None:
+    """Raise ``ValueError`` naming the first metric with an impossible value; an unknown one may be any finite value."""
+    known = KNOWN | {one.name: one for one in added}
+    for name, value in metrics.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} is not a number")
+        if name not in known and not isfinite(value):
+            raise ValueError(f"{name}={value!r} must be finite")
+        least = known[name].least if name in known else -inf
+        if least > -inf and not (isfinite(value) and value >= least - ROUNDING):
+            raise ValueError(f"{name}={value!r} must be finite and at least {least:g}")
+
+
+def check_results(
+    metrics: Mapping[str, object], iterations: Iterable[Mapping[str, object]], added: Iterable[Metric] = ()
+) -> None:
+    """Raise ``ValueError`` for the means and the iterations of a run with a result, if a value is impossible."""
+    for values in (metrics, *iterations):
+        check_numbers(values, added)
+    if not metrics.get(TIME):
+        raise ValueError(f"{TIME}={metrics.get(TIME)!r} must be above 0")
 
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:
@@ -80,47 +363,3 @@ def rank_seconds(timeline: Timeline, seconds: FloatArray) -> float:
     program = timeline.program
     width = program.layout.lane_width[rows_of(program.lane_offsets)]
     return float((seconds[program.lane_actions] * width).sum())
-
-
-def measure(
-    timeline: Timeline, truth: CostTruth, host_time: HostTime | None = None, need: Need | None = None
-) -> dict[str, float]:
-    """Return the metrics of one iteration, by the column names of ``results/table.csv``.
-
-    Args:
-        timeline: the executed iteration.
-        truth: the cost model.
-        host_time: seconds of assigning and scheduling; None: left out.
-        need: what the samples need under any layout; None: computed here.
-    """
-    program = timeline.program
-    cluster = truth.cluster
-    host_time = host_time or HostTime()
-    encoders = [index for index, module in enumerate(truth.model.modules) if module.is_encoder]
-    seconds = timeline.iteration_time_s
-    passes = program.is_pass
-    need = find_need(truth, program.shapes) if need is None else need
-    flops_per_s = need.flops / seconds / cluster.num_ranks
-    split = any(program.splits_backward(index) for index in range(len(program.chunks)))
-    bound_s = need.lower_bound_s(truth, program.layout, program.shapes, split)
-    busy_s = rank_seconds(timeline, timeline.end_s - timeline.start_s)
-    exposed_s = rank_seconds(timeline, timeline.comm_s + timeline.transfer_wait_s)
-    return {
-        "iteration_time_s": seconds,
-        "core_time_s": float(timeline.end_s[passes].max() - timeline.start_s[passes].min()),
-        "samples_per_s": len(program.shapes) / seconds,
-        "tokens_per_s": float(program.shapes.llm_tokens.sum()) / seconds,
-        "tflops_per_gpu": flops_per_s / 1e12,
-        "mfu": flops_per_s / cluster.device.peak_bf16_flops,
-        "bubble_ratio": 1.0 - busy_s / (cluster.num_ranks * seconds),
-        "encoder_forward_std_ms": forward_std_ms(timeline, encoders) if encoders else 0.0,
-        "llm_forward_std_ms": forward_std_ms(timeline, [truth.model.llm_index]),
-        "peak_memory_bytes": float(timeline.peak_memory_bytes.max()),
-        "exposed_comm_s": exposed_s / cluster.num_ranks,
-        "assignment_time_s": host_time.total_s,
-        "assignment_exposed_s": host_time.exposed_s(seconds),
-        "lower_bound_s": bound_s,
-        "gap_to_lower_bound": seconds / bound_s - 1.0,
-        "cluster_bound_s": need.bound_s,
-        **time_shares(timeline, cluster.num_ranks, need.gpu_s, remade_share(truth, program)),
-    }

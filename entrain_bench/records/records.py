@@ -20,13 +20,13 @@ from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.code import metrics_version
 from entrain_bench.records.environment import made_by
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
-from entrain_bench.records.ranges import check_results
+from entrain_bench.records.metrics import KNOWN, SUITE, check_results
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
-from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.workload import Counts
 
@@ -38,31 +38,12 @@ SHARD = 2
 BAD = (AttributeError, ValueError, KeyError, TypeError, OSError, RecursionError)
 STATUSES = ("ok", "skipped", "failed")
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
-METRICS = (
-    "iteration_time_s",
-    "believed_time_s",
-    "core_time_s",
-    "samples_per_s",
-    "tokens_per_s",
-    "tflops_per_gpu",
-    "mfu",
-    "bubble_ratio",
-    "encoder_forward_std_ms",
-    "llm_forward_std_ms",
-    "peak_memory_bytes",
-    "exposed_comm_s",
-    "planning_time_s",
-    "assignment_time_s",
-    "assignment_exposed_s",
-    "lower_bound_s",
-    "gap_to_lower_bound",
-    "cluster_bound_s",
-    *TIME_SHARES,
-)
+# Columns of metrics.
+METRICS = tuple(one.name for one in SUITE)
 # Wall times of the machine.
-MEASURED = ("planning_time_s", "assignment_time_s", "assignment_exposed_s")
+MEASURED = tuple(one.name for one in SUITE if one.wall_time)
 # What an iteration has of its own.
-PER_ITERATION = tuple(name for name in METRICS if name != "planning_time_s")
+PER_ITERATION = tuple(one.name for one in SUITE if one.per_iteration)
 SETTINGS = (
     "global_batch",
     "microbatch_size",
@@ -111,6 +92,7 @@ class Record:
         versions: of Python and of the libraries that decide, by name.
         commit: of the suite, with a mark if files differed from it; empty outside of its repository.
         made_at: when, ISO 8601, UTC.
+        metrics_version: hash of the code that computed the metrics, which is not in the key.
     """
 
     key: str
@@ -136,6 +118,7 @@ class Record:
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: str = ""
     made_at: str = ""
+    metrics_version: str = ""
 
     @property
     def finished(self) -> bool:
@@ -160,6 +143,11 @@ class Record:
         """Settings as a table shows them; None where the run is older than a setting."""
         return {name: setting_text(self.config.get(name)) for name in SETTINGS}
 
+    @property
+    def added(self) -> list[str]:
+        """Names of the metrics that the user's folder added, sorted."""
+        return sorted(self.metrics.keys() - KNOWN)
+
     def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
         return self._row
@@ -172,7 +160,7 @@ class Record:
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
             "reason": self.reason,
-            **{name: self.metrics.get(name) for name in METRICS},
+            **{name: self.metrics.get(name) for name in (*METRICS, *self.added)},
             **self.settings,
             **degrees,
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
@@ -211,7 +199,7 @@ def new_record(
     labels = labels_of(cell.config)
     content = cell.config.content()
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
-    result |= made_by()
+    result |= {"metrics_version": metrics_version(), **made_by()}
     return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
 
 
@@ -306,10 +294,17 @@ class Results:
         """Keys of all record files, sorted."""
         return sorted(path.stem for path in (self.root / "runs").glob("*/*.json"))
 
-    def is_left_alone(self, key: str, retry_failed: bool) -> bool:
-        """Whether there is a record of a key that a sweep passes by; ``retry_failed``: also failed ones run again."""
-        record = self.read(key)
-        return record is not None and record.is_left_alone(retry_failed)
+    def kept(self, cell: Cell, retry_failed: bool = False) -> Record | None:
+        """Return the record that spares a cell its run, with the timeline if that is wanted; None: the cell must run.
+
+        ``retry_failed``: every failed cell must run.
+        """
+        record = self.read(cell.key)
+        if record is None or not record.is_left_alone(retry_failed):
+            return None
+        if cell.timeline and record.status == "ok" and not self.has_timeline(record):
+            return None
+        return record
 
     def has_timeline(self, record: Record) -> bool:
         """Whether the timeline of a record is there, as it was written; also if there was none to keep."""

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from entrain_bench.base.files import write_atomically
-from entrain_bench.records.records import DEGREES, PER_ITERATION, Record, Results
+from entrain_bench.records.records import DEGREES, METRICS, PER_ITERATION, Record, Results
 from entrain_bench.records.variants import VARIANT, variant_text
 
 LOCK_TIMEOUT_S = 60.0
@@ -51,6 +51,11 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
     if len(table):
         place = table.columns.tolist().index("workload_parameters") + 1
         table.insert(place, VARIANT, [variant_text(record.config) for record in records])
+        # Only some runs may have a metric of the user's, but it is beside the others.
+        added = sorted({name for record in records for name in record.added})
+        rest = [name for name in table.columns if name not in added]
+        place = rest.index(METRICS[-1]) + 1
+        table = table[[*rest[:place], *added, *rest[place:]]]
     # Whole numbers, also beside those that are left to the planner.
     whole = (*DEGREES, "microbatch_size")
     return table.astype({name: "Int64" for name in whole if name in table})

@@ -1,9 +1,10 @@
-"""Running cells: one here, or many here or in processes of their own, each leaving its record."""
+"""Run cells: one here, or many here, in processes of this machine or on Ray; each leaves its record."""
 
 from __future__ import annotations
 
 import os
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,33 +26,33 @@ from entrain_bench.base.errors import (
     explain,
 )
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
+from entrain_bench.records.metrics import metrics_in
 from entrain_bench.records.records import Record, Results, new_record
+from entrain_bench.run.added import with_added_metrics
 from entrain_bench.run.experiment import run_experiment
-from entrain_bench.run.workers import Died, work_off
-
-# What works cells off, as ``workers.work_off``: a function of a cell, cells, and how many run at a time.
-type WorkOff = Callable[[Callable[[Cell], Done], Iterable[Cell], int], Iterator[tuple[Cell, Done | Died]]]
+from entrain_bench.run.parallel import Died, RayCluster, run_parallel
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A cell that was run.
+    """A cell of a sweep and its record.
 
     Attributes:
         cell: the cell.
-        record: what it left; None if that could not be written.
-        problem: why not.
-        seconds: wall time.
-        ends: whether no other cell could be written either.
+        record: its record; None if it could not be written.
+        problem: why it could not be written.
+        seconds: wall time; None for a record that was there, so that the cell did not run.
+        ends: whether no other record could be written either.
     """
 
     cell: Cell
     record: Record | None
-    problem: str
-    seconds: float
+    problem: str = ""
+    seconds: float | None = None
     ends: bool = False
 
 
@@ -77,7 +78,9 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
         results: where its record goes.
         progress: called with the number of finished iterations.
     """
-    outcome = run_experiment(cell.config, progress, plans=CachedLayouts(results.root), keep_timeline=cell.timeline)
+    added = metrics_in(cell.config_dir)
+    plans = CachedLayouts(results.root)
+    outcome = run_experiment(cell.config, progress, plans=plans, keep_timeline=cell.timeline, added=added)
     record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
     return results.write(record, outcome.timeline)
 
@@ -90,42 +93,62 @@ def _merged(known: Record | None, new: Record) -> Record:
 
 
 def run_cells(
-    cells: Iterable[Cell], results: Results, num_processes: int = 0, work_off: WorkOff = work_off
+    cells: Iterable[Cell],
+    results: Results,
+    processes: int = 0,
+    cluster: RayCluster | None = None,
+    retry_failed: bool = False,
 ) -> Iterator[Done]:
-    """Run cells, whatever happens to some of them; yields them as they are done.
+    """Run the cells that have no record yet; yield every cell, in the order in which they are done.
 
-    Cells are taken ahead in a thread, so composing them costs no time. What is wrong with a cell that cannot even be
-    composed is raised as soon as it is known, and no other cell is begun.
+    A thread takes the cells ahead, so composing them costs no time. If a cell cannot be composed, the error is raised
+    as soon as it is known, and no other cell starts. A cell whose process dies gets a record that says so.
 
     Args:
         cells: what to run.
         results: where records go.
-        num_processes: how many run at a time, each in a process of its own that may die; 0 runs them in this one.
-        work_off: what has the processes.
+        processes: number of cells at a time, each in a process that may die; 0: run them in this process.
+        cluster: run on Ray instead of this machine; None: on this machine.
+        retry_failed: whether every failed cell is run again.
 
     Raises:
         UnwritableError: once the folder takes no more files; the cell that met it is yielded before.
     """
-    ahead = _ahead(cells)
-    every = (
-        (_after_death(cell, done, results) if isinstance(done, Died) else done)
-        for cell, done in work_off(partial(attempt, results=results), ahead, num_processes)
-    )
-    for done in every if num_processes else (attempt(cell, results) for cell in ahead):
+    kept = deque[Done]()
+
+    def missing() -> Iterator[Cell]:
+        for cell in _ahead(cells):
+            # Metrics of the user's that cannot be imported are named before a run.
+            metrics_in(cell.config_dir)
+            if record := results.kept(cell, retry_failed):
+                kept.append(Done(cell, with_added_metrics(cell, record, results)))
+            else:
+                yield cell
+
+    run = partial(attempt, results=results)
+    attempts: Iterator[tuple[Cell, Done | Died]]
+    if processes:
+        attempts = run_parallel(run, missing(), processes, cluster)
+    else:
+        attempts = ((cell, run(cell)) for cell in missing())
+    for cell, result in attempts:
+        while kept:
+            yield kept.popleft()
+        done = _record_death(cell, result, results) if isinstance(result, Died) else result
         yield done
         if done.ends:
             raise UnwritableError(done.problem)
+    yield from kept
 
 
-def _after_death(cell: Cell, died: Died, results: Results) -> Done:
-    """Outcome of a cell whose process died: its result if already written, else a record of the death."""
+def _record_death(cell: Cell, died: Died, results: Results) -> Done:
+    """Return a cell whose process died: with its record if it was written before, else with one of the death."""
     try:
         record = results.read(cell.key)
         if record is None or record.status == "failed":
             deaths = 1 + (record.deaths if record else 0)
-            record = new_record(cell, "failed", str(died), deaths=deaths)
-            results.write(record, None)
-        return Done(cell, record, "", 0.0)
+            record = results.write(new_record(cell, "failed", str(died), deaths=deaths), None)
+        return Done(cell, record, seconds=0.0)
     except UnwritableError as error:
         return Done(cell, None, str(error), 0.0, ends=True)
 
@@ -149,7 +172,8 @@ def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.
     """Run a cell and return its record, not yet written, and its timeline if one is kept."""
     make = partial(new_record, cell)
     try:
-        outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline)
+        added = metrics_in(cell.config_dir)
+        outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline, added=added)
     except IncompatibleError as error:
         return make("skipped", str(error)), None
     except (UserError, ExecutionError) as error:
@@ -170,6 +194,12 @@ def is_simulated(cell: Cell) -> bool:
     """Whether a cell comes out the same on every machine."""
     executor: type[Any] = get_class(cell.config.harness["_target_"])
     return not executor.trains
+
+
+def is_beside(config: RunConfig, other: RunConfig) -> bool:
+    """Return whether two runs do the same job at the same seed, as far as the choices of the groups say."""
+    names = ("workload", "model", "cluster", "harness", "seed")
+    return all(getattr(config, name) == getattr(other, name) for name in names)
 
 
 def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -15,25 +17,38 @@ from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
+from entrain_bench.base.remembered import remembered
+from entrain_bench.config.constants import speed_of
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.costs.bound import Need, find_need
+from entrain_bench.costs.noise import ActionNoise
+from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
-from entrain_bench.records.keys import plan_key
-from entrain_bench.records.metrics import BELIEVED, measure
-from entrain_bench.records.ranges import check_results
+from entrain_bench.records.keys import plan_key, workload_of
+from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.run.shared import SharedJob, shared_job
 from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.variants import with_options
 from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 
 # Timelines of larger programs are not kept: they would take longer to write than to simulate.
 MAX_KEPT_ACTIONS = 200_000
+# Jobs that a process remembers: the last ones, for sweeps run the cells of a job one after the other.
+MAX_JOBS = 2
+# Batches that a job remembers: those of a usual run.
+MAX_BATCHES = 8
+# Keys that only planning sees; they are among the following.
+PLANNING_KEYS = frozenset({"tuning", "tuning_budget", "planning_seed"})
+# Keys of a configuration that are a strategy's, or say how a run is executed.
+OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bias", *PLANNING_KEYS})
 
 
 class Executor(Protocol):
@@ -54,6 +69,44 @@ class Trainer(Protocol):
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Run all iterations; ``progress`` is called with the number of finished ones."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedJob:
+    """A job with its truth and its samples.
+
+    Attributes:
+        job: the job.
+        truth: what its actions cost.
+        workload: where its samples are from.
+        source: its samples.
+    """
+
+    job: Job
+    truth: CostTruth
+    workload: Workload
+    source: ShapeSource
+    _batches: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
+    _needs: dict[tuple[int, int], Need] = field(default_factory=dict, repr=False, compare=False)
+
+    def batch(self, iteration: int, seed: int) -> SampleShapes:
+        """The samples of an iteration.
+
+        Raises:
+            UserError: for a sample that the model cannot take.
+        """
+
+        def drawn() -> SampleShapes:
+            shapes = self.source.batch(iteration, self.job.global_batch, seed)
+            self.job.model.check_shapes(shapes)
+            return shapes
+
+        return remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
+
+    def need(self, iteration: int, seed: int) -> Need:
+        """Return the GPU time and lower bound of an iteration's samples under any layout."""
+        made = partial(find_need, self.truth, self.batch(iteration, seed))
+        return remembered(self._needs, (iteration, seed), made, MAX_BATCHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +178,49 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     profile = create_profile(*known, config.seed, *wrong)
     planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
     return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile, planning)
+
+
+_jobs: dict[str, SharedJob] = {}
+
+
+def shared_job(config: RunConfig, source: ShapeSource | None = None) -> SharedJob:
+    """The job of a run.
+
+    Args:
+        config: the run.
+        source: samples instead of the configured workload's.
+
+    Raises:
+        UserError: naming what is wrong in the configuration or the data.
+    """
+    if source is not None:
+        return _made(config, source)
+    content = {name: value for name, value in config.content().items() if name not in OWN}
+    device = ProfiledDevice.of(config.cluster)
+    data = [workload_of(config).fingerprint(), *([device.fingerprint()] if device else [])]
+    key = json.dumps([content, data, asdict(speed_of(config))], sort_keys=True)
+    return remembered(_jobs, key, partial(_made, config, None), MAX_JOBS)
+
+
+def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
+    model = ModelSpec.from_config(config.model)
+    cluster, measured = cluster_with_times(config.cluster, model, config.framework, speed_of(config))
+    job = Job(
+        model,
+        cluster,
+        config.global_batch,
+        1 if config.microbatch_size is None else config.microbatch_size,
+        config.layout,
+        cluster.device.memory_bytes * config.memory_fraction,
+        config.framework,
+        free_microbatch_size=config.microbatch_size is None,
+    )
+    # Checked by the job; what is frozen or recomputed is a property of the model from here on.
+    model = with_options(model, config.framework)
+    job = replace(job, model=model)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
+    workload: Workload = instantiate(config.workload, "workload", "source")
+    return SharedJob(job, truth, workload, workload.source(model.tokens) if source is None else source)
 
 
 @dataclass(slots=True)
@@ -211,6 +307,7 @@ def run_experiment(
     source: ShapeSource | None = None,
     plans: CachedLayouts | None = None,
     keep_timeline: bool = True,
+    added: Sequence[Metric] = (),
 ) -> RunResult:
     """Plan once, then assign, schedule, execute and measure every iteration.
 
@@ -220,6 +317,7 @@ def run_experiment(
         source: samples to use instead of the configured workload's; only with harness=simulate.
         plans: cache of plans of earlier runs; None: plan again.
         keep_timeline: whether to return the first iteration's timeline; harness=train always does.
+        added: metrics of the user's (``metrics_in``); harness=train computes none.
 
     Raises:
         UserError: if the configuration, the data or a strategy's output is invalid; the error names the field.
@@ -229,7 +327,7 @@ def run_experiment(
     if setting.executor.trains:
         if source is not None:
             raise UserError(f"harness={config.harness['label']}: cannot take other samples than those of its workload")
-        return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)))
+        return _believable(replace(setting.executor.train(config, progress), samples=counts_of(setting.source)), ())
     job = setting.job
     strategy = setting.strategy
     profile = setting.profile
@@ -249,20 +347,20 @@ def run_experiment(
         timeline = setting.executor.execute(program)
         feed.observe(timeline)
         need = setting.shared.need(iteration, config.seed)
-        row = measure(timeline, setting.truth, host_time, need)
+        row = measure(timeline, setting.truth, host_time, need, added)
         measured.append({**row, BELIEVED: feed.believed_s(program)})
         if keep_timeline and iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
     metrics["planning_time_s"] = plan.planning_time_s
-    return _believable(RunResult(layout, metrics, tuple(measured), frame, counts_of(setting.source)))
+    return _believable(RunResult(layout, metrics, tuple(measured), frame, counts_of(setting.source)), added)
 
 
-def _believable(outcome: RunResult) -> RunResult:
+def _believable(outcome: RunResult, added: Sequence[Metric]) -> RunResult:
     """Return the result of a run; raises if its numbers are impossible, for such a record would count as no run."""
     try:
-        check_results(outcome.metrics, outcome.iterations)
+        check_results(outcome.metrics, outcome.iterations, added)
     except ValueError as error:
         raise ExecutionError(f"the run has invalid metrics: {error}") from error
     return outcome

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results, labels_of
-from entrain_bench.run.cells import Done, run_cells
+from entrain_bench.run.cells import Done, is_beside, run_cells
 from entrain_bench.run.stamps import Stamp, hash_of_inputs, read_stamp, write_stamp
 
 type SweepOverrides = tuple[str, ...]
@@ -128,26 +127,20 @@ def shown_ranks(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if first and is_beside(cell.config, first.config)]
 
 
-def is_beside(config: RunConfig, other: RunConfig) -> bool:
-    """Whether two runs do the same job at the same seed, as far as the choices of the groups say."""
-    names = ("workload", "model", "cluster", "harness", "seed")
-    return all(getattr(config, name) == getattr(other, name) for name in names)
-
-
 def bring_up_to_date(
     outputs: Sequence[Output],
     study: Study,
-    num_processes: int,
+    processes: int,
     watch: Callable[[Done, int], None],
     retry_failed: bool = False,
 ) -> Iterator[tuple[Output, str]]:
-    """Run what the outputs miss, each cell once, and write every output as soon as its cells have run.
+    """Run the cells that outputs lack, each once, and write every output as soon as its cells have run.
 
     Args:
-        outputs: what is wanted.
+        outputs: figures and documents to write.
         study: the sweeps.
-        num_processes: cells that run at a time, as ``run_cells`` takes it.
-        watch: told of every cell that was run, and how many there are in all.
+        processes: number of cells that run at a time (``run_cells``).
+        watch: called with every cell that ran, and with the number of cells known so far.
         retry_failed: whether every failed cell is run again.
 
     Yields:
@@ -156,29 +149,32 @@ def bring_up_to_date(
     waiting = [*outputs]
     tried = dict[str, bool]()
     while waiting:
-        lacking = [_lacking(output, study, retry_failed, tried) for output in waiting]
-        missing = dict[str, Cell]()
-        for cells in lacking:
-            for key, cell in sorted(cells.items(), key=lambda one: _job_of(one[1])):
-                missing[key] = replace(cell, timeline=cell.timeline or (key in missing and missing[key].timeline))
-        tried |= {key: cell.timeline for key, cell in missing.items()}
+        lacking = [(output, _lacking(output, study, retry_failed, tried)) for output in waiting]
+        cells = _union(cells for _, cells in lacking)
+        tried |= {key: cell.timeline for key, cell in cells.items()}
         study.composer.save()
-        yield from (
-            (output, output.bring_up_to_date(study))
-            for output, cells in zip(waiting, lacking, strict=True)
-            if not cells
-        )
-        waits = [(output, {*cells}) for output, cells in zip(waiting, lacking, strict=True) if cells]
         waiting = []
-        for done in run_cells(missing.values(), study.results, num_processes):
+        for output, missing in lacking:
+            if not missing:
+                yield output, output.bring_up_to_date(study)
+        for done in run_cells(cells.values(), study.results, processes, retry_failed=retry_failed):
             watch(done, len(tried))
-            for output, keys in waits:
-                if keys != {done.cell.key}:
-                    keys.discard(done.cell.key)
-                elif _lacking(output, study, retry_failed, tried):
+            for output, missing in lacking:
+                if missing.pop(done.cell.key, None) is None or missing:
+                    continue
+                if _lacking(output, study, retry_failed, tried):
                     waiting.append(output)
                 else:
                     yield output, output.bring_up_to_date(study)
+
+
+def _union(groups: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """Every cell once, those of a job together; with its timeline if one of the groups wants it."""
+    union = dict[str, Cell]()
+    for cells in groups:
+        for key, cell in sorted(cells.items(), key=lambda item: _job_of(item[1])):
+            union[key] = replace(cell, timeline=cell.timeline or (key in union and union[key].timeline))
+    return union
 
 
 def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[str, bool]) -> dict[str, Cell]:
@@ -198,7 +194,7 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
     lacking = {
         key: replace(cell, timeline=False)
         for key, cell in cells.items()
-        if key not in tried and not results.is_left_alone(key, retry_failed)
+        if key not in tried and not ((record := results.read(key)) and record.is_left_alone(retry_failed))
     }
     asked = {cell.key: cell for cell in shown_ranks([*cells.values()]) if cell.key in lacking}
     for group in output.timelines(study):

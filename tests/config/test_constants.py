@@ -13,7 +13,7 @@ from entrain_bench.config.constants import COLUMNS, draws_text, read_draws, spee
 from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.records.records import new_record
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.shared import shared_job
+from entrain_bench.run.experiment import shared_job
 from entrain_bench.specs.cluster import Speed
 
 TINY = ("model=tiny", "cluster=tiny")

@@ -53,7 +53,7 @@ def test_others_are_refused_however_deep(node: dict[str, Any], says: str) -> Non
     assert str(caught.value).startswith(says)
 
 
-@pytest.mark.parametrize("name", ["run.workers.pickle.loads", "records.code.Path", "base.files.write_atomically"])
+@pytest.mark.parametrize("name", ["run.parallel.pickle.loads", "records.code.Path", "base.files.write_atomically"])
 def test_what_the_suite_imports_or_calls_is_no_class_of_it(name: str) -> None:
     with pytest.raises(UserError, match="must be a class that can be imported"):
         instantiate({"_target_": f"entrain_bench.{name}"}, "harness", "execute")

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from entrain_bench.run.workers import Died, work_off
+from entrain_bench.run.parallel import Died, run_parallel
 
 from .draw import command_line, trace
 from .trial import Case, in_limits
@@ -28,7 +28,7 @@ def main() -> int:
         problems, longest_s, longest = 0, 0.0, ""
         numbers = (int(options.count * share) for share in (1, TRACES_PER_LINE, SWEEPS_PER_LINE))
         all_cases = cases(options.seed, *numbers, folder)
-        for number, (case, found) in enumerate(work_off(in_limits, all_cases, 1), start=1):
+        for number, (case, found) in enumerate(run_parallel(in_limits, all_cases, 1), start=1):
             problem, seconds = (str(found), 0.0) if isinstance(found, Died) else found
             what = _name(case, number - options.count)
             if seconds > longest_s:

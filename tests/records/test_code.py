@@ -16,7 +16,7 @@ from entrain_bench.base.store import Store
 from entrain_bench.config.tree import choices
 from entrain_bench.records import code
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.code import DRIVER, code_version, hash_of, import_closure
+from entrain_bench.records.code import DRIVER, code_version, decides_timeline, hash_of, import_closure
 from entrain_bench.records.environment import releases_of
 from entrain_bench.records.keys import targets_of
 from entrain_bench.run.cells import compose_cells
@@ -51,6 +51,7 @@ class Tree:
                     {DRIVER, *(target.rpartition(".")[0] for target in targets_of(cell.config.content()))},
                     self.roots,
                     store,
+                    decides_timeline,
                 )
             )
             for name, cell in cells.items()
@@ -76,23 +77,58 @@ def test_the_copy_has_the_versions_that_runs_have(tree: Tree, cells: dict[str, C
 
 
 @pytest.mark.wide
-def test_what_no_run_uses_moves_no_key(tree: Tree, cells: dict[str, Cell]) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        # A comment, a line break, a docstring.
+        ("entrain_bench/train/measuring/metrics.py", "from __future__", "# A comment.\nfrom __future__"),
+        ("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = (  # rows and columns\n    128\n)"),
+        ("entrain_bench/costs/truth.py", '"""The hidden cost model of a', '"""Another docstring of a'),
+        # A metric's formula, another metric, its range.
+        ("entrain_bench/records/metrics.py", "run.flops_per_s / 1e12", "run.flops_per_s / 1e9"),
+        (
+            "entrain_bench/records/metrics.py",
+            "# Metrics of every run",
+            "_new = Metric('new', 's')\n# Metrics of every run",
+        ),
+        ("entrain_bench/records/time_shares.py", "work = min(least_gpu_s, compute)", "work = least_gpu_s"),
+        ("entrain_bench/costs/bound.py", "return max(critical,", "return min(critical,"),
+        # Names and helpers of base that compute nothing.
+        ("entrain_bench/base/errors.py", "def explain(", "def describe("),
+        ("entrain_bench/base/files.py", "def write_atomically(", "def write_whole("),
+        ("entrain_bench/base/hosttime.py", "return max(0.0,", "return max(0.0, 0.0,"),
+        ("entrain_bench/base/store.py", "MAX_VERSIONS = 8", "MAX_VERSIONS = 9"),
+        # Records, configuration that keys hold resolved, rendering.
+        ("entrain_bench/records/records.py", "MAX_DEATHS = 2", "MAX_DEATHS = 3"),
+        ("entrain_bench/program/table.py", '"displayTimeUnit": "ms"', '"displayTimeUnit": "ns"'),
+        ("entrain_bench/answers/console_table.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141"),
+        ("entrain_bench/run/cells.py", "ends: bool = False", "ends: bool = True"),
+    ],
+)
+def test_what_decides_no_timeline_moves_no_key(
+    tree: Tree, cells: dict[str, Cell], file: str, old: str, new: str
+) -> None:
     before = tree.versions(cells)
     (tree.roots["entrain_bench_strategies"] / "mine.py").write_text("class Mine:\n    size = 1\n")
-    (tree.roots["entrain_bench"] / "figures" / "mine.py").write_text("SIZE = 1\n")
-    tree.change("entrain_bench/train/measuring/metrics.py", "from __future__", "# A comment.\nfrom __future__")
-    tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = (  # rows and columns\n    128\n)")
-    tree.change(
-        "entrain_bench/costs/truth.py", '"""The hidden cost model of a program:', '"""Another docstring of a program:'
-    )
-    tree.change("entrain_bench/answers/console_table.py", "PLAIN_WIDTH = 140", "PLAIN_WIDTH = 141")
+    tree.change(file, old, new)
     assert tree.versions(cells) == before
 
 
 @pytest.mark.wide
-def test_a_constant_of_the_cost_model_moves_all_keys(tree: Tree, cells: dict[str, Cell]) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = 64"),
+        ("entrain_bench/base/arithmetic.py", "LOG_TERMS = 20", "LOG_TERMS = 19"),
+        ("entrain_bench/run/experiment.py", "feed.observe(timeline)", "pass"),
+        ("entrain_bench/specs/job.py", "def divisors(", "def divisors_of("),
+    ],
+)
+def test_what_decides_every_timeline_moves_all_keys(
+    tree: Tree, cells: dict[str, Cell], file: str, old: str, new: str
+) -> None:
     before = tree.versions(cells)
-    tree.change("entrain_bench/costs/roofline.py", "GEMM_TILE = 128", "GEMM_TILE = 64")
+    tree.change(file, old, new)
     after = tree.versions(cells)
     assert all(after[name] != before[name] for name in cells)
 

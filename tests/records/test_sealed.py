@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.records.ranges import check_numbers, check_results
+from entrain_bench.records.metrics import check_numbers, check_results
 from entrain_bench.records.sealed import sealed, unsealed
 
 KEY = "0123456789abcdef"

@@ -118,7 +118,7 @@ def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: 
 def test_the_command_reports_missing_data_with_exit_code_1(
     study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(cells: Any, results: Results, _: int) -> Iterator[Done]:
+    def fail(cells: Any, results: Results, *_: Any, **__: Any) -> Iterator[Done]:
         for cell in cells:
             record: Record = new_record(cell, "failed", "told so")
             results.write(record, None)

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,8 +18,9 @@ from entrain_bench.commands import publish
 from entrain_bench.commands import run as run_module
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
+from entrain_bench.run import cells as run_cells_module
 from entrain_bench.run.cells import Done, compose_cells, run_cells
-from entrain_bench.run.workers import Died
+from entrain_bench.run.parallel import Died
 from support.made_up import finished
 
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
@@ -35,38 +37,51 @@ def cell() -> Cell:
     return cell
 
 
-def die(_: object, cells: Iterable[Cell], __: int) -> Iterator[tuple[Cell, Died]]:
-    """Every process dies over its job."""
-    yield from ((cell, Died.with_code(-9)) for cell in cells)
+@pytest.fixture
+def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process dies over its cell."""
+
+    def die(_: object, cells: Iterable[Cell], *__: object) -> Iterator[tuple[Cell, Died]]:
+        yield from ((cell, Died("SIGKILL(-9)")) for cell in cells)
+
+    monkeypatch.setattr("entrain_bench.run.cells.run_parallel", die)
 
 
+@pytest.mark.usefixtures("deadly")
 def test_a_cell_that_killed_two_processes_is_left_alone_unless_failed_ones_are_to_run(
     cell: Cell, tmp_path: Path
 ) -> None:
     results = Results(tmp_path)
     left_alone = []
     for deaths in (1, 2, 3):
-        (done,) = run_cells([cell], results, 1, die)
+        (done,) = run_cells([cell], results, 1, retry_failed=deaths == 3)
         assert done.record == results.read(cell.key)
         assert done.record
         assert done.record.deaths == deaths
-        assert (done.record.status, done.record.reason) == (
-            "failed",
-            "the process that ran it was killed by SIGKILL",
-        )
+        assert (done.record.status, done.record.reason) == ("failed", str(Died("SIGKILL(-9)")))
         assert not done.record.finished
-        left_alone.append([results.is_left_alone(cell.key, retry_failed) for retry_failed in (False, True)])
+        left_alone.append([results.kept(cell, retry_failed) is not None for retry_failed in (False, True)])
     assert left_alone == [[False, False], [True, False], [True, False]]
     # Another failure in between, and they are counted anew.
     results.write(new_record(cell, "failed", "told so"), None)
-    assert not results.is_left_alone(cell.key, False)
+    assert not results.kept(cell)
 
 
-def test_a_process_that_dies_after_its_record_was_written_costs_nothing(cell: Cell, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("deadly")
+def test_a_process_that_dies_after_its_record_was_written_costs_nothing(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = Results(tmp_path)
     record = finished(cell)
-    results.write(record, None)
-    assert [done.record for done in run_cells([cell], results, 1, die)] == [record]
+    real = run_cells_module.run_parallel
+
+    def write_and_die(*arguments: Any) -> Iterator[tuple[Cell, Died]]:
+        for dead in real(*arguments):
+            results.write(record, None)
+            yield dead
+
+    monkeypatch.setattr(run_cells_module, "run_parallel", write_and_die)
+    assert [done.record for done in run_cells([cell], results, 1)] == [record]
     assert results.read(cell.key) == record
 
 
@@ -123,9 +138,9 @@ def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) 
 
 def stop_after_first(
     error: BaseException,
-) -> Callable[[Iterable[Cell], Results, int], Iterator[Done]]:
-    def cells_then_error(cells: Iterable[Cell], results: Results, num_processes: int = 0) -> Iterator[Done]:
-        yield next(iter(run_cells(cells, results, num_processes)))
+) -> Callable[..., Iterator[Done]]:
+    def cells_then_error(cells: Iterable[Cell], results: Results, *_: Any, **__: Any) -> Iterator[Done]:
+        yield next(iter(run_cells(cells, results)))
         raise error
 
     return cells_then_error

@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 import wave
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,22 +114,14 @@ def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Path:
     """Scan a data set to a trace in this process, which is sooner done than starting others."""
-    with patch.object(scan_module.workers, "Crew", Here):
+    with patch.object(scan_module, "run_parallel", run_here):
         scan_module.Scan(source=source, workers=1, tokenizer=tokenizer).run(output)
     return output
 
 
-class Here:
-    """Works off jobs one after the other."""
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def work_off(self, _: object, jobs: Iterator[Job], __: int) -> Iterator[tuple[Job, Scanned]]:
-        return ((job, scan_shard(job)) for job in jobs)
+def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Scanned]]:
+    """Run tasks like ``run_parallel``, in this process."""
+    return ((job, scan_shard(job)) for job in jobs)
 
 
 def write_repeated(path: Path, entries: int, column: str = "texts", value: str | int = "a text") -> Path:
@@ -142,5 +134,5 @@ def write_repeated(path: Path, entries: int, column: str = "texts", value: str |
 
 def scan_report(source: Any, output: Path) -> scan_module.ScanReport:
     """Result of a scan in this process."""
-    with patch.object(scan_module.workers, "Crew", Here):
+    with patch.object(scan_module, "run_parallel", run_here):
         return scan_module.Scan(source=source, workers=1).run(output)

@@ -20,18 +20,14 @@ def children_of(pid: int) -> set[int]:
 
 
 def workers_of(pid: int) -> set[int]:
-    """Children started by ``multiprocessing`` to work, not its helpers."""
-    return {child for child in children_of(pid) if b"spawn_main" in command(child)}
+    """Children started to work, by ``multiprocessing`` or loky, not their helpers."""
+    marks = (b"spawn_main", b"popen_loky")
+    return {child for child in children_of(pid) if any(mark in command(child) for mark in marks)}
 
 
 def descendants_of(pid: int) -> set[int]:
     """Processes that a process started, and those that they started, and so on."""
     return {found for child in children_of(pid) for found in (child, *descendants_of(child))}
-
-
-def ray_workers_of(pid: int) -> set[int]:
-    """Those of Ray's workers below a process that have something to do."""
-    return {found for found in descendants_of(pid) if command(found).startswith(b"ray::_call")}
 
 
 def runs(pid: int) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from .trial import Folder, problem_of
 
-COUNT = 50
+COUNTS = [6, pytest.param(50, marks=pytest.mark.wide)]
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return Folder.made(tmp_path_factory.mktemp("tamper") / "whole")
 
 
-def test_no_change_is_shown_hidden_or_fatal(folder: Folder, tmp_path: Path) -> None:
-    problems = [problem_of(folder, tmp_path / "changed", 0, number) for number in range(COUNT)]
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_change_is_shown_hidden_or_fatal(count: int, folder: Folder, tmp_path: Path) -> None:
+    problems = [problem_of(folder, tmp_path / "changed", 0, number) for number in range(count)]
     assert [problem for problem in problems if problem] == []

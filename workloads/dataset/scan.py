@@ -13,8 +13,7 @@ from typing import Any
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import remove_partial, stream_atomically
-from entrain_bench.run import ray_workers, workers
-from entrain_bench.run.workers import Died
+from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
 from .interface import Limits, Shard, Source
 from .known import recognised
@@ -171,9 +170,9 @@ class Scan:
             )
 
     def _worked_off(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Scanned | Died]]:
-        if self.engine == RAY:
-            return ray_workers.work_off(scan_shard, jobs, self.workers or -1, self.ray_address, field="engine=ray")
-        return workers.work_off(scan_shard, jobs, self.workers or workers.num_processes())
+        cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
+        processes = self.workers or (-1 if cluster else num_processes())
+        return run_parallel(scan_shard, jobs, processes, cluster)
 
 
 def describe(source: object) -> dict[str, Any]:

@@ -27,7 +27,7 @@ KEYS = (
     *("value", "unit", "where"),
 )
 NEEDED = ("claim", "paper", "measure", "setting", "of")
-# What a claim without cells states itself, and a claim with cells takes from them.
+# Keys that a claim without cells states, and a claim with cells takes from them.
 OF_CELLS = ("value", "unit", "where")
 # Units of numbers that are metrics unchanged.
 COUNTED = ("stages", "GPUs", "GPU days", "TFLOPS")
@@ -51,7 +51,7 @@ SHOWN_CELLS = 4
 
 
 class Kind(StrEnum):
-    """What is claimed of a number.
+    """Kind of a claim on a number.
 
     ``gain``: so much more or less. ``order``: more, without a number. ``level``: about so much (a time, memory, MFU, a
     cost). ``limit``: at most so much.

@@ -62,7 +62,7 @@ def _file(judged: JudgedClaim) -> str:
 
 
 def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
-    """What the pages show of a paper: claims of one group share a row and a section."""
+    """Values of a paper's pages: claims of one group share a row and a section."""
     groups: dict[tuple[str, str], list[JudgedClaim]] = {}
     for one in judged:
         key = (one.claim.group, "") if one.claim.group else ("", one.claim.name)

@@ -111,7 +111,7 @@ def judge_claim(claim: Claim, study: Study) -> JudgedClaim:
 
 
 def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
-    """What the runs of a setting say; seeds at which any run has no result are left out."""
+    """Return the finding of a setting's runs; seeds at which any run has no result are left out."""
     pairs = [[_side_table(claim, setting, side, study) for side in pair] for pair in setting.pairs]
     tables = [table for pair in pairs for table in pair]
     for table, sweep in zip(tables, setting.sweeps, strict=True):

@@ -56,7 +56,7 @@ GIB = "peak_memory_gib"
 # From the pages of most tables to the top of the repository.
 WAY_UP = "../../"
 SEED = "seed"
-# Of a replica; and samples of an average one.
+# Number of a replica's microbatches, and samples of an average microbatch.
 MICROBATCHES = "num_microbatches"
 SAMPLES = "samples_per_microbatch"
 # Texts: degrees of every module; modules whose activations are recomputed.

@@ -33,7 +33,7 @@ DIGITS = 12
 
 
 class Verdict(StrEnum):
-    """What runs say about a claim; in the order of tables."""
+    """Verdict of runs on a claim; in the order of tables."""
 
     REPRODUCED = "reproduced"
     EXCEEDS = "exceeds"
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the runs of one setting say about a claim; numbers are in the claim's unit.
+    """Result of the runs of one setting for a claim; numbers are in the claim's unit.
 
     Attributes:
         verdict: the verdict.

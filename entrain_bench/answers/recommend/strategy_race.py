@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
 
 from entrain_bench.answers.comparison import TIME, Comparison, Times, compare, with_result
 from entrain_bench.answers.statistics import LEVEL, not_worse
@@ -32,10 +30,8 @@ from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Record, Results
-from entrain_bench.records.sealed import say_nothing
-from entrain_bench.run.cells import Done, attempt, run_cells
+from entrain_bench.run.cells import run_cells
 from entrain_bench.run.experiment import plan_of, prepare
-from entrain_bench.run.workers import Crew, Died
 
 # Seeds that those still racing have run after each round.
 ROUNDS = (1, 3, 5)
@@ -110,13 +106,6 @@ class StrategyRace:
     timelines: bool = True
     keys: dict[str, None] = field(default_factory=dict)
     _records: dict[tuple[str, ...], Record] = field(default_factory=dict)
-    _crew: Crew = field(default_factory=Crew)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._crew.__exit__(*raised)
 
     def seeds(self, number: int) -> list[int]:
         """The first so many seeds."""
@@ -132,7 +121,7 @@ class StrategyRace:
         variants: Mapping[str, StrategyVariant] | None = None,
         overrides: Sequence[str] | None = None,
     ) -> StrategyRace:
-        """The same processes for runs with records in another folder; other variants and overrides, if given."""
+        """The same race with records in another folder; other variants and overrides, if given."""
         return StrategyRace(
             self.overrides if overrides is None else overrides,
             self.first_seed,
@@ -142,7 +131,6 @@ class StrategyRace:
             self.num_processes,
             lambda *_: None,
             timelines=False,
-            _crew=self._crew,
         )
 
     def config(self, name: str, seed: int, changed: Sequence[str] = ()) -> RunConfig:
@@ -200,36 +188,11 @@ class StrategyRace:
 
     def _run(self, wanted: Iterable[tuple[str, ...]]) -> Iterator[tuple[Cell, Record]]:
         """Cells with what they left; those that have run come first."""
-        missing = []
-        for overrides in wanted:
-            cell = replace(Cell.composed(overrides, self.composer), timeline=self.timelines)
-            record = self.results.read(cell.key)
-            if record and record.is_left_alone(retry_failed=False):
-                yield cell, record
-            else:
-                missing.append(cell)
-        for done in run_cells(missing, self.results, self.num_processes, self._work_off):
+        cells = [replace(Cell.composed(overrides, self.composer), timeline=self.timelines) for overrides in wanted]
+        for done in run_cells(cells, self.results, self.num_processes):
             if done.record is None:
                 raise UserError(done.problem)
             yield done.cell, done.record
-
-    def _work_off(
-        self, _: Callable[[Cell], Done], cells: Iterable[Cell], num_processes: int
-    ) -> Iterator[tuple[Cell, Done | Died]]:
-        """Cells with what came out; the processes serve several folders, so each job names its own."""
-        jobs = ((cell, self.results.root) for cell in cells)
-        for (cell, _folder), done in self._crew.work_off(_attempt, jobs, num_processes):
-            yield cell, done
-
-
-def _attempt(job: tuple[Cell, Path]) -> Done:
-    cell, folder = job
-    return attempt(cell, _results(folder))
-
-
-@cache
-def _results(folder: Path) -> Results:
-    return Results(folder, say_nothing)
 
 
 # Why a run of a strategy at a seed is not taken; empty if it is.

@@ -220,7 +220,7 @@ def _fidelity(rows: pd.DataFrame, pictures: Pictures | None) -> dict[str, Any]:
 
 
 def _environment(material: Material) -> dict[str, Any]:
-    """What the runs were made with, and notices on their samples."""
+    """Versions and machines of the runs, and notices on their samples."""
     records = material.answer.records
 
     def values(value: Callable[[Record], str]) -> list[str]:

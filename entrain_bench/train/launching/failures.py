@@ -1,4 +1,4 @@
-"""What ranks leave of their failures in the folder of a run, and the one line that the launcher makes of them."""
+"""Failures that ranks leave in the folder of a run, and the one line that the launcher makes of them."""
 
 from __future__ import annotations
 

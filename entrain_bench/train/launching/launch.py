@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import (
 from entrain_bench.base.files import temporary_folder
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.run.workers import uninterrupted
+from entrain_bench.run.parallel import uninterrupted
 from entrain_bench.train.connections import ON_LOOPBACK, connections_unless_given
 from entrain_bench.train.device import device_of
 from entrain_bench.train.launching.failures import first_cause, sign_of_life

@@ -13,11 +13,11 @@ from typing import Any
 
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.run.workers import end_with_parent
+from entrain_bench.run.parallel import end_with_parent
 from entrain_bench.train.launching.failures import show_life, write_failure
 from entrain_bench.train.settings import TrainSettings
 
-# What a rank does; it is told whom to report a finished step.
+# Job of a rank; its argument reports a finished step.
 type RankJob = Callable[[Callable[[int], None]], Any]
 
 

@@ -103,7 +103,7 @@ class Checkpoints:
         try:
             if dist.get_rank() == 0:
                 path.mkdir(parents=True, exist_ok=True)
-                # Of a run that was killed while it wrote.
+                # A run that was killed while it wrote may have left files.
                 _remove_files(path)
             dist.barrier(group=self.control)
             writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
@@ -189,7 +189,7 @@ def _whole(trained: TrainedStage | ShardedStage, named: NamedParameter, part: Pa
         held += [local_part(_moment(part, name)) for name in MOMENTS]
     if not trained.cuts_states(named.parameter):
         return torch.stack([rows.detach() for rows in held]).view(shape)
-    # As integers: every bit of a sum with zeros is that of the one part, also of a negative zero.
+    # Summed as integers: every bit of a sum with zeros is that of the one part, also of a negative zero.
     flat = torch.zeros(shape, dtype=torch.float32, device=named.parameter.device).view(count, -1)
     if part is not None:
         flat[:, part.start : part.start + part.value.numel()] = torch.stack([rows.detach().view(-1) for rows in held])

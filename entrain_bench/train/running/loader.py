@@ -16,7 +16,7 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.run.workers import end_with_parent
+from entrain_bench.run.parallel import end_with_parent
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.messages.failure import Failure
 from entrain_bench.train.running.content import Content

@@ -75,7 +75,7 @@ def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
     changed = setting.changed({"common": ("a=5", "c=6", "e=7")})
     assert changed.common == ("b=2", "a=5", "c=6", "e=7")
     assert changed.situations[1] == Situation(("s=x",), ("s=y",), ("d=2",))
-    # What one side changes of all runs, the other keeps.
+    # If one side changes an override of all runs, the other side keeps it.
     changed = setting.changed({"to": ("b=9", "s=z")})
     assert changed.common == ("a=1",)
     assert changed.situations[0] == Situation(("b=2", "s=x", "c=3"), ("b=9", "s=z"), ("d=1",))

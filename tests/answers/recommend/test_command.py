@@ -27,6 +27,7 @@ from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
+from entrain_bench.run import cells as cells_module
 from entrain_bench.run.cells import Done, compose_cells, run_cells, run_one
 from entrain_bench.run.study import Study
 from entrain_bench.specs.cluster import Speed
@@ -101,10 +102,12 @@ def test_an_answer_its_plan_and_that_it_is_kept(
     assert len(fresh) == 12
     assert plan.expected.iteration_time_s == pytest.approx(math.fsum(fresh) / 12, rel=1e-12)
 
-    def none(*_: object) -> list[Done]:
-        raise AssertionError("nothing is left to run")
+    def none(_: object, tasks: Iterable[Cell], *__: object) -> Iterator[tuple[Cell, Done]]:
+        assert [*tasks] == [], "nothing is left to run"
+        return iter(())
 
-    monkeypatch.setattr(session_module, "run_cells", lambda cells, *_: none() if [*cells] else iter(()))
+    monkeypatch.setattr(cells_module, "run_parallel", none)
+    monkeypatch.setattr(cells_module, "attempt", none)
     assert said(capsys, *FREE, "strategy=megatron,entrain")[0] == out
 
 

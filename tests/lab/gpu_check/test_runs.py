@@ -39,7 +39,7 @@ class Played:
         (root,) = (text.partition("=")[2] for text in given if text.startswith("results_dir="))
         results = Results(Path(root))
         for cell in compose_cells(given, multirun=True):
-            if cell.config.strategy["name"] not in self.lost and not results.is_left_alone(cell.key, False):
+            if cell.config.strategy["name"] not in self.lost and not results.kept(cell):
                 results.write(finished(cell, self.status, "as told"), None)
         return "exit code 1" if self.status == "failed" or self.lost else ""
 

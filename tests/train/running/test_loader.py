@@ -85,7 +85,7 @@ def test_workers_make_what_ranks_would(num_workers: int) -> None:
         for stage in (0, 1)
     ]
     loader = WorkerLoader(CPU, data.content, num_workers, timeout_s=60)
-    # What is asked later comes later.
+    # Inputs come in the order in which they are asked for.
     for asked in (makers, makers[::-1]):
         made = list(loader.load(asked))
         assert [repr(inputs) for inputs in made] == [repr(maker()) for maker in asked]
