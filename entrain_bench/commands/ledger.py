@@ -19,15 +19,17 @@ from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.ledger import figure
 from entrain_bench.lab.ledger.jobs import Book, load_book
-from entrain_bench.lab.ledger.kernels import (
-    fitted_kernels_table,
-    kernels_by_source_table,
-    read_kernels,
-    read_products,
-)
+from entrain_bench.lab.ledger.kernels import kernels_by_source_table, read_kernels, read_products
 from entrain_bench.lab.ledger.predict import Cases, Entry, make_entries, predict_entries
 from entrain_bench.lab.ledger.rows import read_rows
-from entrain_bench.lab.ledger.study import FITTED, complete_ledger, constants_table, fit_ledger, posterior
+from entrain_bench.lab.ledger.study import (
+    FITTED,
+    complete_ledger,
+    constants_table,
+    fit_ledger,
+    fitted_kernels_table,
+    posterior,
+)
 from entrain_bench.lab.ledger.tables import COLUMNS, make_frame, make_tables
 
 NAME = "ledger"

@@ -11,10 +11,10 @@ import resource
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -34,7 +34,7 @@ from entrain_bench.lab.measuring import (
     write_json,
 )
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import Done, attempt, compose_cells, run_cells
+from entrain_bench.run.cells import Done, compose_cells, run_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate import Simulator
 
@@ -76,32 +76,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
         )
 
 
-def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int = 15) -> Iterator[Measure]:
-    """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
-    # torch would count as memory of the other cases.
-    from entrain_bench.lab.megatron_schedule import take_turns
-    from entrain_bench.train.launching.launch import on_ranks
-
-    first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
-    found = first | last
-    ratios = {"ratio": ("ours_s", "megatron_s"), "shortest_ratio": ("ours_shortest_s", "megatron_shortest_s")}
-    yield "1f1b", found | {name: found[ours] / found[theirs] for name, (ours, theirs) in ratios.items()}
-
-
 COMMAND_S = 280.0
-
-
-def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
-    """CPU seconds of one run of a job per strategy, configuration and record included; then their sum."""
-    spent_s = dict[str, float]()
-    with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        for name in strategies or choices("strategy"):
-            started = process_time()
-            (cell,) = compose_cells([f"strategy={name}", *job])
-            _check(attempt(cell, Results(Path(folder))))
-            spent_s[name] = process_time() - started
-            yield name, {"cpu_s": spent_s[name]}
-    yield "all", {"cpu_s": sum(spent_s.values())}
 
 
 def _check(done: Done) -> None:
@@ -167,8 +142,6 @@ def _children_s() -> float:
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
-# Against hangs: on an idle machine with two cores no measure takes as long.
-CASE_TIMEOUT_S = 300.0
 # 2,048 nodes of 8 H100 GPUs: 1,024 replicas; 131,072 samples.
 WIDE = (
     "cluster=h100x64",
@@ -196,25 +169,6 @@ TINY = (
     "layout.dp=2",
     "iterations=1",
 )
-# An LLM in two stages on two ranks of this machine, text of one length: what megatron-core's own schedule supports.
-TRAINED = (
-    "strategy=megatron",
-    "harness=train",
-    "harness.num_ranks=2",
-    "harness.device=cpu",
-    "cluster=tiny",
-    "cluster.gpus_per_node=2",
-    "cluster.tiers=[{name: pcie, num_ranks: 2, bandwidth_bytes_per_s: 24e9, latency_s: 5.7e-6}]",
-    "model=tiny",
-    "~model.modules.vision",
-    "workload=uniform",
-    "~workload.modalities.image",
-    "layout.tp=1",
-    "layout.dp=1",
-    "layout.pp=2",
-    "global_batch=16",
-    "microbatch_size=2",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +180,6 @@ class Case:
 
 
 CASES = {
-    "cells": Case("CPU seconds of one run per strategy", cells),
     "shared_cells": Case("CPU seconds of all strategies on three jobs", partial(sweep_of_jobs, SHARED)),
     "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(sweep, 100, TINY)),
     "commands": Case(
@@ -239,39 +192,21 @@ CASES = {
         "assign_s <= 0.5, schedule_s + execute_s <= 2, peak_rss_gb <= 4",
         partial(parts, ("megatron", "entrain"), WIDE, repeats=3),
     ),
-    "training_against_megatron": Case("ratio <= 1.05, loss_difference <= 1e-5", partial(against_megatron, TRAINED)),
 }
 
 
-def measure_apart(name: str) -> Iterator[Measure]:
-    """Yield a case's measures as a process makes them; ``RuntimeError`` if it fails or hangs."""
-    context = get_context("spawn")
-    received, sent = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(name, sent))
-    process.start()
-    sent.close()
-    try:
-        while received.poll(CASE_TIMEOUT_S):
-            found: Measure | str = received.recv()
-            if isinstance(found, str):
-                raise RuntimeError(found)
-            yield found
-        raise RuntimeError(f"no measure for {CASE_TIMEOUT_S:g} s")
-    except EOFError:
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"exit code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
+def measure_apart(name: str) -> dict[str, dict[str, float]]:
+    """Measure a case in a process of its own, which prints every measure as soon as it is known."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_measure, name).result()
 
 
-def _measure(name: str, sent: Connection) -> None:
-    try:
-        for measure in CASES[name].measure():
-            sent.send(measure)
-    except Exception as error:
-        sent.send(f"{type(error).__name__}: {error}")
+def _measure(name: str) -> dict[str, dict[str, float]]:
+    measured = dict[str, dict[str, float]]()
+    for label, values in CASES[name].measure():
+        measured[label] = values
+        print(f"  {label:24} {'  '.join(f'{key}={value:.4g}' for key, value in values.items())}", flush=True)
+    return measured
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -290,16 +225,11 @@ def run(options: Namespace) -> int:
     failed = False
     for number, name in enumerate(names, start=1):
         print(f"[{number}/{len(names)}] {name}: {CASES[name].target}", flush=True)
-        measured = dict[str, dict[str, float]]()
         try:
-            for label, values in measure_apart(name):
-                measured[label] = values
-                print(f"  {label:24} {'  '.join(f'{key}={value:.4g}' for key, value in values.items())}", flush=True)
-        except RuntimeError as error:
+            results[name] = {"target": CASES[name].target, "measures": measure_apart(name)}
+        except Exception as error:
             failed = True
-            print(f"{name}: failed: {error}", file=sys.stderr, flush=True)
-            continue
-        results[name] = {"target": CASES[name].target, "measures": measured}
+            print(f"{name}: failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     path = options.results_dir / "bench.json"
     write_json(path, {"machine": host_facts(), "cases": results})
     print(f"written to {path}")

@@ -41,7 +41,7 @@ def test_a_fit_prints_constants_and_writes_draws(
 ) -> None:
     """Of own rows alone: the committed tables take minutes."""
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
-    monkeypatch.setattr(study, "read_forwards", tuple)
+    monkeypatch.setattr(study, "plan_forwards", lambda _: ())
     monkeypatch.setattr(study, "read_kernels", tuple)
     path, drawn = write(tmp_path / "mine.csv"), tmp_path / "posterior.csv"
     given = [f"ledger={path}", f"results_dir={tmp_path}", f"posterior={drawn}"]

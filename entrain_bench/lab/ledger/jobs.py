@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
 from math import gcd
@@ -16,14 +16,13 @@ from typing import Any
 
 import yaml
 
-from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.ledger.rows import ERROR, OK, READ, LedgerRow
+from entrain_bench.lab.ledger.rows import ERROR, OK, LedgerRow
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
 from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import ModuleConfig, Role
-from entrain_bench.specs.parse import check_mapping, check_values, parse
+from entrain_bench.specs.parse import parse
 
 # What is said of tables that are not in the book: users' own measurements.
 USERS = "own"
@@ -36,17 +35,19 @@ NEEDED = (
 USUAL_FFN = 4
 HALF_PRECISION = ("bf16", "fp16")
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
-# Words of `note`, of `attention_kernel`, and of `rmsnorm_kernel`.
+# Words of `note` and of `attention_kernel`.
 REPEATED = "same value as in"
 SINGLE_OPERATORS = "pytorch"
-SINGLE_NORMS = "unfused"
 # What `zero_stage` says after its number: the ranks that share out optimizer states.
 GROUP = re.compile(r"over (\d+)")
 # What `recompute` says of some layers: how many, of all or of each stage.
 SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
+# Kernels of what is neither a product nor attention; what `rmsnorm_kernel` says of the second.
+FUSED, EAGER = KERNELS = ("fused", "eager")
+SINGLE_NORMS = "unfused"
 # Generations of attention kernels by what `attention_kernel` says, the first that is in it: any of a family where that
 # alone is named, the device's own where nothing is said.
-KERNELS: Mapping[str, tuple[str | None, ...]] = {
+ATTENTION: Mapping[str, tuple[str | None, ...]] = {
     "flashattention 3": (FLASH3,),
     "flashattention 2": (FLASH2,),
     "flashattention 1": (FLASH1,),
@@ -59,11 +60,15 @@ KERNELS: Mapping[str, tuple[str | None, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose name has one of ``words`` (in lower case): fields of ``ModuleConfig``, or why none is priced."""
+    """Models whose name has one of ``words`` (in lower case): fields of ``ModuleConfig``, or why none is priced.
+
+    ``kernels`` is one of ``KERNELS``, of a row that says nothing else.
+    """
 
     words: tuple[str, ...]
     skip: str = ""
     model: Mapping[str, Any] = field(default_factory=dict)
+    kernels: str = FUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,41 +138,26 @@ class Book:
         return tuple(config_tree() / "ledger" / f"{name}.csv" for name in self.sources if name != USERS)
 
 
-def load_book(path: Path | None = None) -> Book:
-    """The committed book, or that of a file; ``UserError`` names the file and what is wrong."""
-    path = path or config_tree() / "ledger.yaml"
-    values = check_mapping(yaml.safe_load(path.read_text()), path.name)
-    families = tuple(parse(Family, each, f"{path.name}: families") for each in values["families"])
-    for family in families:
-        check_values(ModuleConfig, family.model, f"{path.name}: families: {', '.join(family.words)}")
-    sources = {name: _source(each, f"{path.name}: {name}") for name, each in values["sources"].items()}
-    return Book(families, sources, check_mapping(values["products"], f"{path.name}: products"))
-
-
-def _source(values: Any, where: str) -> Source:
-    source = parse(Source, values, where)
-    known = sorted({field.name for field in fields(Source)} - {"releases", "name"})
-    for start, changes in source.releases.items():
-        for name in check_mapping(changes, f"{where}.releases.{start}"):
-            require(name in known, f"{where}.releases.{start}", name, f"of {', '.join(known)}")
-    for settings in (source, *(source.at(start) for start in source.releases)):
-        for options in (settings.framework, settings.pipelined):
-            check_values(FrameworkOptions, options, f"{where}.framework")
-        for column in (*settings.given, *settings.open):
-            require(column in READ, f"{where}.given or open", column, "a column")
-        for gpu, machines in settings.devices.items():
-            if not isinstance(machines, list):
-                raise UserError(f"{where}.devices.{gpu}={machines}: must be a list of clusters")
-            for machine in machines:
-                parse(Machine, machine, f"{where}.devices.{gpu}")
-    return source
+def load_book() -> Book:
+    """The committed book."""
+    path = config_tree() / "ledger.yaml"
+    values = yaml.safe_load(path.read_text())
+    families = tuple(parse(Family, family, f"{path.name}: families") for family in values["families"])
+    sources = {name: parse(Source, source, f"{path.name}: {name}") for name, source in values["sources"].items()}
+    return Book(families, sources, values["products"])
 
 
 @dataclass(frozen=True)
 class LedgerOptions(FrameworkOptions):
-    """Framework settings of a published run; ``optimizer_ranks`` share out optimizer states (0: all that may)."""
+    """Framework settings of a published run.
+
+    Attributes:
+        optimizer_ranks: ranks that share out optimizer states; 0: all that may.
+        kernels: of norms and dropout in blocks, one of ``KERNELS``.
+    """
 
     optimizer_ranks: int = 0
+    kernels: str = FUSED
 
     def optimizer_instances(self, module: ModuleSpec, copies: int) -> int:  # noqa: ARG002 - of every module
         """Copies of the sharded optimizer states among ``copies`` ranks that hold the same weights."""
@@ -231,7 +221,7 @@ def jobs_for(row: LedgerRow, book: Book) -> tuple[LedgerJob, ...] | Unusable:
     reason = next(_reasons(row, source, family, opened), "")
     if reason or family is None:
         return Unusable(reason)
-    kernels = next(generations for word, generations in KERNELS.items() if word in row.attention_kernel.lower())
+    kernels = next(generations for word, generations in ATTENTION.items() if word in row.attention_kernel.lower())
     choices = [[(name, value) for value in values] for name, values in opened.items()]
     jobs: dict[LedgerJob, None] = {}
     for machine, kernel, *chosen in product(source.machines(row.gpu_type), kernels, *choices):
@@ -287,8 +277,6 @@ def _reasons(row: LedgerRow, source: Source, family: Family | None, opened: Mapp
         yield f"not stated: {', '.join(missing)}"
     if row.seq_at_most:
         yield "lengths of samples are not stated"
-    if row.rmsnorm_kernel == SINGLE_NORMS:
-        yield "RMSNorms of single operators are not priced"
     if SINGLE_OPERATORS in row.attention_kernel.lower():
         yield "attention of single operators is not priced"
 
@@ -336,6 +324,7 @@ def _job(row: LedgerRow, source: Source, family: Family, machine: Machine, kerne
     settings["distributed_optimizer"] = not zero.startswith("0")
     settings["sequence_parallel"] = tp > 1 and row.sequence_parallel is not False
     settings["attention_kernel"] = kernel
+    settings["kernels"] = EAGER if row.rmsnorm_kernel == SINGLE_NORMS else family.kernels
     if row.grad_dtype:
         settings["grad_dtype"] = row.grad_dtype
     group = GROUP.search(zero)

@@ -12,7 +12,7 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger.jobs import Book, load_book
-from entrain_bench.lab.ledger.kernels import fitted_kernels_table, forwards_table
+from entrain_bench.lab.ledger.kernels import forwards_table
 from entrain_bench.lab.ledger.predict import Cases, make_entries, predict_entries
 from entrain_bench.lab.ledger.rows import read_rows
 from entrain_bench.lab.ledger.study import (
@@ -22,6 +22,7 @@ from entrain_bench.lab.ledger.study import (
     constants_table,
     expectations_table,
     fit_ledger,
+    fitted_kernels_table,
 )
 from entrain_bench.lab.ledger.tables import (
     Table,

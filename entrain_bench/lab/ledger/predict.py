@@ -18,7 +18,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import Book, LedgerJob, Machine, Unusable, jobs_for
+from entrain_bench.lab.ledger.jobs import EAGER, Book, LedgerJob, Machine, Unusable, jobs_for
 from entrain_bench.lab.ledger.rows import OK, OOM, LedgerRow
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
@@ -26,6 +26,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
@@ -35,6 +36,13 @@ from entrain_bench.specs.variants import with_options
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
+# Bytes that blocks of PyTorch's operators move besides, forward and backward, and keep: of a hidden state with two
+# RMSNorms in fp32 (LLaMA's code); of one with biases, copies of heads and dropout (BERT), of whose scores scale, mask
+# and dropout, too.
+EAGER_RMSNORM = 64, 152, 8
+EAGER_LAYERNORM = 42, 44, 0
+EAGER_SCORE = 13, 9, 2
+EAGER_KERNELS = 10
 # Cases that are kept while constants change.
 MAX_CASES = 4096
 # How text becomes tokens; rows state tokens.
@@ -114,7 +122,10 @@ class Cases:
             self._clusters[name] = ClusterSpec.from_config(run.cluster), run.memory_fraction
         cluster, fraction = self._clusters[name]
         config = job.config
-        model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(build_layers(config))),), TEXT)
+        layers = build_layers(config)
+        if job.framework.kernels == EAGER:
+            layers = tuple(eager_block(layer, job) if layer.attention else layer for layer in layers)
+        model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, layers),), TEXT)
         model = with_options(model, job.framework)
         layout = make_layout(job)
         count = job.num_microbatches
@@ -123,6 +134,26 @@ class Cases:
         programs = tuple(_program(model, layout, job, number) for number in counts)
         rounds = (count - least) // job.pp if len(counts) > 1 else 0
         return Case(model, make_cluster(job.machine, cluster, job.gpus), job, programs, rounds, fraction)
+
+
+def eager_block(block: Layer, job: LedgerJob) -> Layer:
+    """A block whose RMSNorms are PyTorch's operators in fp32, or, with LayerNorms, a BERT's with dropout."""
+    config = job.config
+    hidden = config.hidden_size
+    scores = config.num_heads * job.sequence_tokens
+    forward, backward, kept = EAGER_LAYERNORM if config.norm_bias else EAGER_RMSNORM
+    forward_scores, backward_scores, kept_scores = EAGER_SCORE if config.norm_bias else (0, 0, 0)
+    moved = block.elementwise_bytes_per_token
+    return replace(
+        block,
+        attention=block.attention and replace(block.attention, causal=not config.norm_bias),
+        elementwise_bytes_per_token=moved + forward * hidden + forward_scores * scores,
+        backward_elementwise_bytes_per_token=2 * moved + backward * hidden + backward_scores * scores,
+        replicated_elementwise_bytes_per_token=block.replicated_elementwise_bytes_per_token + forward * hidden,
+        num_elementwise_kernels=block.num_elementwise_kernels + EAGER_KERNELS,
+        activation_bytes_per_token=block.activation_bytes_per_token + kept * hidden + kept_scores * scores,
+        replicated_bytes_per_token=block.replicated_bytes_per_token + kept * hidden,
+    )
 
 
 def make_cluster(machine: Machine, cluster: ClusterSpec, gpus: int) -> ClusterSpec:

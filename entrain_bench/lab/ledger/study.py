@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,15 +23,15 @@ from entrain_bench.config.constants import Draws
 from entrain_bench.config.schema import NUM_DRAWS
 from entrain_bench.lab.ledger.fit import Fit, Interval, Knob, Point, fit_points, left_out_fits, linearize, solve
 from entrain_bench.lab.ledger.kernels import (
+    ATTENTION,
     PRODUCT,
-    DeviceClusters,
-    ForwardCase,
+    Forward,
     KernelRow,
-    plan_forward,
-    read_forwards,
+    compose_devices,
+    plan_forwards,
     read_kernels,
 )
-from entrain_bench.lab.ledger.predict import Case, Change, Entry, Outcome, Prediction, Range, predict_entries
+from entrain_bench.lab.ledger.predict import Case, Change, Entry, Outcome, Prediction, predict_entries
 from entrain_bench.lab.ledger.rows import OK
 from entrain_bench.lab.ledger.tables import Table
 from entrain_bench.specs.cluster import ClusterSpec, Speed
@@ -90,6 +93,14 @@ FITTED: tuple[Constant, ...] = (
     Constant(NODE, "collective_start_s", 20e-6, 0.6, 0.8, "nccl-tests: 10 to 40 us for small messages"),
     Constant(NETWORK, "collective_efficiency", 0.7, 0.8, 0.5, "nccl-tests: 0.6 to 0.95, by fabric"),
 )
+# Constants that kernels alone decide: what is known of them before is nearly nothing.
+OF_KERNELS = {
+    PRODUCT: (Constant(DEVICE, "gemm_half_flops", 3e9, 1.0, 0.0, "small products are slow"),),
+    ATTENTION: (
+        Constant(DEVICE, "attention_half_tokens", 280.0, 1.0, 0.0, "short sequences are slow"),
+        Constant(DEVICE, "attention_half_head_dim", 44.0, 1.0, 0.0, "narrow heads are slow"),
+    ),
+}
 # Factors of ``Speed`` that times and that peaks of memory tell.
 SPEED: tuple[Knob, ...] = (
     Knob("gemm", 0.15),
@@ -154,34 +165,24 @@ class Predictor:
         return entry.outcome(predict)
 
 
-def time_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
-    """The measured iterations as points of a fit; what a row leaves open makes its prediction a range."""
+def make_points(entries: Iterable[Entry], changes: Changes, memory: bool = False) -> list[Point]:
+    """The measured iterations, or peaks of memory in GiB, as points of a fit.
+
+    What a row leaves open makes its prediction a range.
+    """
     predictor = Predictor(changes)
-    return [
-        _point(entry, published_s, lambda entry, factors: predictor.outcome(entry, factors).seconds)
-        for entry in entries
-        if entry.cases and entry.row.outcome == OK and (published_s := entry.row.published_s) is not None
-    ]
 
+    def point(entry: Entry, published: float) -> Point:
+        def predict(factors: FloatArray) -> Interval:
+            outcome = predictor.outcome(entry, factors)
+            ends = outcome.gib if memory else outcome.seconds
+            assert ends is not None
+            return ends.low, ends.high
 
-def memory_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
-    """Likewise the measured peaks of memory, in GiB."""
-    predictor = Predictor(changes)
-    return [
-        _point(entry, peak_gib, lambda entry, factors: predictor.outcome(entry, factors).gib)
-        for entry in entries
-        if entry.cases and entry.row.outcome == OK and (peak_gib := entry.row.peak_memory_gib) is not None
-    ]
+        return Point(entry.row.source, entry.cases[0].cluster.device.name, (published, published), predict)
 
-
-def _point(entry: Entry, published: float, predicted: Callable[[Entry, FloatArray], Range | None]) -> Point:
-    def predict(factors: FloatArray) -> Interval:
-        ends = predicted(entry, factors)
-        assert ends is not None
-        return ends.low, ends.high
-
-    device = entry.cases[0].cluster.device.name
-    return Point(entry.row.source, device, (published, published), predict)
+    measured = ((entry, entry.row.peak_memory_gib if memory else entry.row.published_s) for entry in entries)
+    return [point(entry, value) for entry, value in measured if entry.cases and entry.row.outcome == OK and value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class Ledger:
     """Rows with their cases, published ranges of forwards, and products with the clusters whose devices they are of."""
 
     entries: tuple[Entry, ...]
-    forwards: tuple[ForwardCase, ...] = ()
+    forwards: tuple[Forward, ...] = ()
     products: tuple[tuple[KernelRow, ClusterSpec], ...] = ()
 
 
@@ -225,16 +226,17 @@ class Study:
 
 def complete_ledger(entries: Iterable[Entry], composer: Composer) -> Ledger:
     """Entries with the committed ranges of forwards and single products."""
-    clusters = DeviceClusters(composer)
-    products = ((row, clusters.cluster(row.device)) for row in read_kernels() if row.kind == PRODUCT)
-    return Ledger(tuple(entries), tuple(plan_forward(row, composer) for row in read_forwards()), tuple(products))
+    products = [row for row in read_kernels() if row.kind == PRODUCT]
+    clusters = compose_devices((row.device for row in products), composer)
+    pairs = ((row, clusters[row.device]) for row in products)
+    return Ledger(tuple(entries), tuple(plan_forwards(composer)), tuple(pairs))
 
 
 def fit_ledger(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Study:
     """Fit the constants to all timed rows and single products, and again without each source of the former."""
     chosen = tuple(constants)
     changes = partial(with_constants, chosen)
-    points = time_points(ledger.entries, changes)
+    points = make_points(ledger.entries, changes)
     for row, cluster in ledger.products:
         points.append(row.point(cluster, changes))
     fit = fit_points(points, [constant.knob for constant in chosen])
@@ -252,6 +254,24 @@ def constants_table(study: Study) -> Table:
         rows.append([name, *(f"{known[name]:.{DIGITS}g} ({100 * size:.0f}%)" for known, size in of_devices)])
     title = f"Fitted constants (standard deviation); error of a source left out: {100 * study.fit.error:.1f}%"
     return title, ["constant", *devices], rows
+
+
+def fitted_kernels_table(composer: Composer) -> Table:
+    """Constants fitted to each device's kernels, and errors of the committed constants."""
+    kernels = read_kernels()
+    clusters = compose_devices((row.device for row in kernels), composer)
+    rows = []
+    for (device, kind), group in groupby(kernels, key=attrgetter("device", "kind")):
+        of_kind = [*group]
+        constants = OF_KERNELS[kind]
+        points = [row.point(clusters[device], partial(with_constants, constants)) for row in of_kind]
+        fit = fit_points(points, [constant.knob for constant in constants], iterations=4)
+        factors = fit.factors(clusters[device].device.name).tolist()
+        values = [f"{one.field} {one.value(factor):.2g}" for one, factor in zip(constants, factors, strict=True)]
+        errors = [abs(row.ratio(clusters[device]) - 1.0) for row in of_kind]
+        shown = [f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%", ", ".join(values)]
+        rows.append([f"{device}, {kind}", str(len(errors)), *shown])
+    return "Kernels", ["kernels", "number", "median error", "largest error", "fitted"], rows
 
 
 def expectations_table(constants: Sequence[Constant]) -> Table:
@@ -273,8 +293,8 @@ def posterior(ledger: Ledger, error: float) -> Draws:
         UserError: the configured constants do not keep the published ranges.
     """
     ranges = [case.point(at_speed) for case in ledger.forwards]
-    times = _around([*time_points(ledger.entries, at_speed), *ranges], SPEED, error)
-    peaks = memory_points(ledger.entries, at_reserve)
+    times = _around([*make_points(ledger.entries, at_speed), *ranges], SPEED, error)
+    peaks = make_points(ledger.entries, at_reserve, memory=True)
     memory = _around(peaks, (RESERVE,), error) if peaks else None
     draws = dict[str, dict[int, Speed]]()
     for device in times.problem.devices:

@@ -19,6 +19,7 @@ from entrain_bench.lab.ledger.predict import (
     Entry,
     Prediction,
     Range,
+    eager_block,
     layers_of_stages,
     make_cluster,
     make_entries,
@@ -29,6 +30,7 @@ from entrain_bench.lab.ledger.rows import parse_row
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.ledger import STATED
 
@@ -137,6 +139,24 @@ def test_attention_that_keeps_scores_takes_longer_and_more_memory(cases: Cases) 
     flash, scores = (cases.case(job_of(attention_kernel=kernel)).predict() for kernel in kernels)
     assert flash.seconds < scores.seconds
     assert flash.gib < scores.gib
+
+
+def test_an_eager_block_moves_more_bytes_by_hand() -> None:
+    llama = job_of()
+    bert = replace(llama, module=(*llama.module, ("norm_bias", True)))
+    block = build_layers(llama.config)[1]
+    norms, dropout = (eager_block(block, job) for job in (llama, bert))
+    assert norms.elementwise_bytes_per_token - block.elementwise_bytes_per_token == 2 * 32 * 1024
+    assert norms.activation_bytes_per_token - block.activation_bytes_per_token == 2 * 4 * 1024
+    scores = 8 * 2048
+    assert dropout.elementwise_bytes_per_token - block.elementwise_bytes_per_token == 42 * 1024 + 13 * scores
+    assert [layer.attention and layer.attention.causal for layer in (block, norms, dropout)] == [True, True, False]
+
+
+def test_eager_kernels_take_longer_and_more_memory(cases: Cases) -> None:
+    fused, eager = (cases.case(job_of(rmsnorm_kernel=text, recompute="none")).predict() for text in ("", "unfused"))
+    assert fused.seconds < eager.seconds
+    assert fused.gib < eager.gib
 
 
 def test_some_blocks_are_recomputed_on_each_stage(cases: Cases) -> None:
