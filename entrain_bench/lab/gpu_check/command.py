@@ -1,16 +1,13 @@
 """Check whether training works on this machine's GPUs, how fast it is, and how accurate predictions are.
 
-The sections run one after the other and leave one folder: report.md, numbers.json and logs. A second call on the same
-devices, with the same options and code, runs only sections that failed or did not run. Without a GPU ranks over gloo
-are checked.
+The sections run one after the other and leave one folder: report.md, numbers.json and logs. A second call resumes:
+runs of the same devices, options and code that finished are not repeated. Without a GPU ranks over gloo are checked.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,14 +15,13 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain, require, unknown_choice
+from entrain_bench.base.errors import UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.tree import config_tree
 from entrain_bench.lab.gpu_check.report import FAILED, Finding, Section, SectionResult, page, read_result
 from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
-from entrain_bench.lab.gpu_check.settings import Setup, make_setup
+from entrain_bench.lab.gpu_check.settings import make_setup
 from entrain_bench.lab.measuring import Machine, last_line, read_json, run_python, write_json
 from entrain_bench.records.code import hash_of, sources_of
 from entrain_bench.train.settings import DEVICES
@@ -36,8 +32,6 @@ MACHINE_S = 300.0
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
 PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
-# Suffixes of the files that runs read or import.
-READ = (".py", ".yaml", ".parquet")
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -47,11 +41,10 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, help="1, 2, 4 or 8 (default: all GPUs, or 2 ranks on a CPU)")
     parser.add_argument("--sections", help=f"some of {','.join(SECTIONS)} (default: all)")
     parser.add_argument("--all", action="store_true", help="check all strategies and workloads (default: a part)")
-    parser.add_argument("--again", action="store_true", help="rerun all sections, including those that passed")
 
 
 def run(options: Namespace) -> int:
-    """Run the sections that are not done; return 1 if one failed. ``UserError`` for bad options."""
+    """Run the sections; return 1 if one failed. ``UserError`` for bad options."""
     names = chosen_sections(options.sections)
     folder = options.output or options.results_dir / f"gpu-check-{datetime.now(UTC).date().isoformat()}"
     claim(folder)
@@ -61,7 +54,7 @@ def run(options: Namespace) -> int:
     kind = "cuda" if machine.gpus else "cpu"
     setup = make_setup(kind, len(machine.gpus), options.devices, options.all, folder, origin_of(machine))
     check = Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
-    results = run_sections(check, names, again=options.again)
+    results = run_sections(check, names)
     for result in results:
         print(f"{result.name:12} {result.finding.verdict:8} {result.finding.result}")
     print(f"report: {folder / 'report.md'}")
@@ -102,68 +95,39 @@ def origin_of(machine: Machine) -> str:
     """Hash of what a measurement depends on: the machine, its packages and variables, and the code that measures."""
     # Load and kernel release are not part of it.
     fixed = {name: value for name, value in machine.host.items() if name not in ("load average", "system")}
-    found = [machine.gpus, fixed, machine.variables, machine.nvidia_smi]
-    return _digest([found, hash_of(sources_of(PROFILING))])
+    found = [machine.gpus, fixed, machine.variables, machine.nvidia_smi, hash_of(sources_of(PROFILING))]
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def identity_of(setup: Setup, tests: Sequence[Path]) -> str:
-    """Hash of what a result depends on: its origin, devices, options, these tests, all code and configuration."""
-    packages = (Path(next(iter(importlib.import_module(name).__path__))) for name in sorted(OWN_PACKAGES))
-    read = [path for place in (config_tree(), *packages) for path in sorted(place.rglob("*")) if path.suffix in READ]
-    files = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in [*read, *sorted(tests)]]
-    return _digest([setup.origin, setup.kind, setup.num_devices, setup.everything, files])
+def run_sections(check: Check, names: Sequence[str], sections: Mapping[str, Section] = SECTIONS) -> list[SectionResult]:
+    """Run sections; an error in one does not stop the next.
 
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def run_sections(
-    check: Check, names: Sequence[str], *, again: bool = False, sections: Mapping[str, Section] = SECTIONS
-) -> list[SectionResult]:
-    """Run sections without a result that stands; an error in one does not stop the next.
-
-    The folder keeps their results, with those of other sections, and the report of all. ``again`` reruns those that
-    passed or were skipped, too.
+    The folder keeps their results, with those of other sections, and the report of all.
     """
-    folder = check.setup.folder
+    setup = check.setup
     results = list[SectionResult]()
-    identity = identity_of(check.setup, [*check.gpu_tests, *(check.tests / "support").rglob("*.py")])
     for number, name in enumerate(names, start=1):
-        place = folder / "sections" / f"{name}.json"
         counted = f"[{number}/{len(names)}] {name}"
-        known = read_result(place)
-        if known and known.identity == identity and known.finding.verdict != FAILED and not again:
-            check.say(f"{counted}: {known.finding.verdict} earlier")
-            results.append(known)
-            continue
-        if again:
-            # None of its runs counts as finished.
-            for runs in check.setup.runs.glob(f"{name}_*"):
-                shutil.rmtree(runs)
-            if name == "profile":
-                check.setup.profile.unlink(missing_ok=True)
         check.say(counted)
         started = perf_counter()
         try:
             finding = sections[name].run(check)
         except Exception as error:
             finding = Finding(FAILED, explain(error) if not isinstance(error, UserError) else str(error))
-        result = SectionResult(name, identity, finding, perf_counter() - started)
-        write_json(place, asdict(result))
+        result = SectionResult(name, setup.identity, finding, perf_counter() - started)
+        write_json(setup.folder / "sections" / f"{name}.json", asdict(result))
         results.append(result)
         check.say(f"{counted}: {finding.verdict} ({result.seconds:.0f} s): {finding.result}")
-        write_report(check, identity)
-    write_report(check, identity)
+        write_report(check)
     return results
 
 
-def write_report(check: Check, identity: str) -> None:
-    """Write report.md and numbers.json of all results in the folder that are of these devices and this code."""
+def write_report(check: Check) -> None:
+    """Write report.md and numbers.json of all results in the folder that are of these devices and options."""
     folder = check.setup.folder
     machine = check.machine
     found = [read_result(folder / "sections" / f"{name}.json") for name in SECTIONS]
-    done = [result for result in found if result and result.identity == identity]
+    done = [result for result in found if result and result.identity == check.setup.identity]
     device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.host['processor']}"
     title = f"Check of {check.setup.num_devices} {device}, {datetime.now(UTC).date().isoformat()}"
     write_atomically(folder / "report.md", page(title, COMMAND, done, SECTIONS).encode())

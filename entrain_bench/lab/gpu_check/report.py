@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SectionResult:
-    """A section that came to an end; ``identity`` is of all that the result depends on (``identity_of``)."""
+    """A section that came to an end, on the devices and with the options of ``identity``."""
 
     name: str
     identity: str

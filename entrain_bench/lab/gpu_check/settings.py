@@ -60,6 +60,11 @@ class Setup:
     origin: str
 
     @property
+    def identity(self) -> str:
+        """Results with another one are not of these devices and options."""
+        return f"{self.origin} {self.kind} {self.num_devices} {self.everything}"
+
+    @property
     def on_gpu(self) -> bool:
         """Whether there are GPUs."""
         return self.kind == "cuda"

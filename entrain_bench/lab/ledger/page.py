@@ -53,10 +53,11 @@ predicted with constants fitted to the other sources.
 MISSING = """## What is missing
 
 - **Settings that sources do not state** (networks, microbatches, versions of kernels) widen the predicted ranges.
-- **Trainers of the past.** Until 2026-11 the suite also priced RMSNorms, gates, attention and Adam of single operators,
-  dropout, and Apex: 1,184 times with a median error of 5.8%, each source left out of the fit. The committed constants
-  were fitted then, with all these rows; a fit to the rows that are left (above) differs. The A40's and the H200's rest
-  on BERT runs (Lambda), and the A40's rate is the greatest that keeps the ranges of its forwards.
+- **Trainers of the past.** One setting (`kernels`, fused or eager) stands for RMSNorms, biases and dropout of single
+  operators. Until 2026-11 the suite priced each of them, gates, attention and Adam of single operators, and Apex: 1,184
+  times with a median error of 5.8%, each source left out of the fit. The committed constants were fitted then; a fit to
+  these rows (above) differs. Those of the A40 and the H200 rest on BERT runs (Lambda). The A40 is predicted 1.5
+  times as slow as published: its rate is the greatest that keeps the ranges of its forwards.
 - **Unfused optimizers.** InternEvo's Adam keeps temporary values, which are not priced: its peaks are 44% off.
 - **Order of layouts.** Equal jobs of the A100 study differ by 0.6% (standard deviation). At 30B on 256 GPUs the unknown
   network decides.

@@ -95,7 +95,7 @@ FITTED: tuple[Constant, ...] = (
 )
 # Constants that kernels alone decide: what is known of them before is nearly nothing.
 OF_KERNELS = {
-    PRODUCT: (Constant(DEVICE, "gemm_half_flops", 3e9, 1.0, 0.0, "small products are slow"),),
+    PRODUCT: (Constant(DEVICE, "gemm_half_flops", 2.5e9, 1.0, 0.0, "small products are slow"),),
     ATTENTION: (
         Constant(DEVICE, "attention_half_tokens", 280.0, 1.0, 0.0, "short sequences are slow"),
         Constant(DEVICE, "attention_half_head_dim", 44.0, 1.0, 0.0, "narrow heads are slow"),
