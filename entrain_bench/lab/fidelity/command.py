@@ -31,6 +31,8 @@ from entrain_bench.train.profiling.sampling import Patience
 # Of each half.
 REPEATS = 4
 COMMAND = "make fidelity"
+# Programs that are printed, the worst.
+NUM_NAMED = 3
 # Source of the seconds of each kind of prediction.
 COSTS = {"emulated": "measured", "simulated": "profiled"}
 # Memory goes back to the allocator and not to the system, whose pages would cost a pass as much as its products.
@@ -105,7 +107,7 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
         for name, value in values.items():
             target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
             console.print(f"{name:18} {value:.4g}{target}", highlight=False)
-        worst = own.loc[own["iteration_error"].abs().nlargest(figure.NUM_NAMED).index]
+        worst = own.loc[own["iteration_error"].abs().nlargest(NUM_NAMED).index]
         shown = worst[[*columns, "measured_s", "predicted_s", "noise", "action_bias"]].round(3)
         console.print("worst programs:", shown.to_string(index=False), sep="\n", highlight=False)
         by_ranks = {number: rank_correlations(own[own["num_ranks"] == number]).mean() for number in NUM_RANKS}

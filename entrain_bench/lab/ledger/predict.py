@@ -293,8 +293,8 @@ def make_entries(rows: Iterable[LedgerRow], book: Book, cases: Cases) -> Iterato
             yield Entry(row, reason=str(error))
 
 
-def predict_entries(entries: Iterable[Entry], change: Change | None = None) -> list[Outcome]:
-    """Return the outcome of every row on unchanged or changed clusters; equal jobs are predicted once."""
+def remember_predictions(change: Change | None) -> Callable[[Case], Prediction]:
+    """A function that predicts each case once, on unchanged or changed clusters: many rows are the same job."""
     known: dict[int, Prediction] = {}
 
     def predict(case: Case) -> Prediction:
@@ -302,4 +302,10 @@ def predict_entries(entries: Iterable[Entry], change: Change | None = None) -> l
             known[id(case)] = case.predict(change)
         return known[id(case)]
 
+    return predict
+
+
+def predict_entries(entries: Iterable[Entry], change: Change | None = None) -> list[Outcome]:
+    """Return the outcome of every row on unchanged or changed clusters; equal jobs are predicted once."""
+    predict = remember_predictions(change)
     return [entry.outcome(predict) for entry in entries]

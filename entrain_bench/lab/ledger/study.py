@@ -7,7 +7,7 @@ posterior: draws of factors of ``Speed`` around the configured constants.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -31,7 +31,15 @@ from entrain_bench.lab.ledger.kernels import (
     plan_forwards,
     read_kernels,
 )
-from entrain_bench.lab.ledger.predict import Case, Change, Entry, Outcome, Prediction, predict_entries
+from entrain_bench.lab.ledger.predict import (
+    Case,
+    Change,
+    Entry,
+    Outcome,
+    Prediction,
+    predict_entries,
+    remember_predictions,
+)
 from entrain_bench.lab.ledger.rows import OK
 from entrain_bench.lab.ledger.tables import Table
 from entrain_bench.specs.cluster import ClusterSpec, Speed
@@ -144,37 +152,19 @@ def at_reserve(factors: FloatArray) -> Change:
     return lambda cluster: cluster.at(Speed(reserve=float(factors[0])))
 
 
-@dataclass(frozen=True, slots=True)
-class Predictor:
-    """Predictions of cases under factors, each made once: many rows are the same job."""
-
-    changes: Changes
-    known: dict[tuple[int, bytes], Prediction] = field(default_factory=dict)
-
-    def outcome(self, entry: Entry, factors: FloatArray) -> Outcome:
-        """The outcome of a row."""
-        change = self.changes(factors)
-        content = factors.tobytes()
-
-        def predict(case: Case) -> Prediction:
-            key = id(case), content
-            if key not in self.known:
-                self.known[key] = case.predict(change)
-            return self.known[key]
-
-        return entry.outcome(predict)
-
-
 def make_points(entries: Iterable[Entry], changes: Changes, memory: bool = False) -> list[Point]:
     """The measured iterations, or peaks of memory in GiB, as points of a fit.
 
     What a row leaves open makes its prediction a range.
     """
-    predictor = Predictor(changes)
+    predictors = dict[bytes, Callable[[Case], Prediction]]()
 
     def point(entry: Entry, published: float) -> Point:
         def predict(factors: FloatArray) -> Interval:
-            outcome = predictor.outcome(entry, factors)
+            content = factors.tobytes()
+            if content not in predictors:
+                predictors[content] = remember_predictions(changes(factors))
+            outcome = entry.outcome(predictors[content])
             ends = outcome.gib if memory else outcome.seconds
             assert ends is not None
             return ends.low, ends.high
