@@ -48,13 +48,13 @@ measured: setup ## Train on 4 ranks of this machine; draw results/figures/measur
 	$(BENCH) figures measured_gantt
 
 preprocessing: setup ## Train with three kinds of input preprocessing; draw results/figures/preprocessing.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab.preprocessing
+	$(PYTHON) -m entrain_bench.lab preprocessing
 
 fidelity: setup ## Train and predict 63 programs on this machine (about an hour); draw results/figures/fidelity.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
+	$(PYTHON) -m entrain_bench.lab fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
-	$(PYTHON) -m entrain_bench.lab.gpu_check $(OPTIONS)
+	$(PYTHON) -m entrain_bench.lab gpu-check $(OPTIONS)
 
 claims: setup ## Execute missing runs; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
@@ -92,7 +92,7 @@ screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json
-	$(PYTHON) -m entrain_bench.lab.bench
+	$(PYTHON) -m entrain_bench.lab bench
 
 ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui

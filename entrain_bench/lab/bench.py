@@ -1,53 +1,45 @@
-"""All cases with their targets: parts of runs, and daily use in CPU seconds, which other work hardly changes."""
+"""Measure the suite itself; print every measure as soon as it is known, and write ``results/bench.json``.
+
+Every case runs in a process of its own, so that no case finds caches filled by another. Targets stand next to the
+measured values; no test asserts a time.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.tree import choices
-from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.lab.measuring import (
+    REPEATS,
+    WARM_UPS,
+    host_facts,
+    last_line,
+    peak_rss_gb,
+    run_python,
+    time_calls,
+    write_json,
+)
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import Done, attempt, compose_cells, run_cells
-from entrain_bench.run.experiment import RunContext, prepare, run_experiment
+from entrain_bench.run.cells import Done, compose_cells, run_cells
+from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.shapes import SampleShapes
-
-REPEATS = 10
-WARM_UPS = 2
-# A call is repeated less often once its repetitions have taken this long.
-LONG_S = 3.0
 
 # What was measured, and its values by name; units are part of the names.
 type Measure = tuple[str, dict[str, float]]
-
-
-def seconds_of(
-    call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
-) -> list[float]:
-    """Seconds of repeated calls (at least three, after warm-ups), each of which receives its index."""
-    times: list[float] = []
-    for index in range(WARM_UPS + repeats):
-        started = timer()
-        call(index)
-        times.append(timer() - started)
-        if len(times) >= WARM_UPS + 3 and sum(times) > LONG_S:
-            break
-    return times[WARM_UPS:]
-
-
-def peak_rss_gb() -> float:
-    """Peak resident memory of this process, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS) -> Iterator[Measure]:
@@ -62,7 +54,8 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
         layout = setting.plan()
         plan_s = perf_counter() - started
         profile = setting.profile.under(layout)
-        batches = _batches(setting, WARM_UPS + repeats)
+        size = setting.job.global_batch
+        batches = [setting.source.batch(index, size, 0) for index in range(WARM_UPS + repeats)]
         assigned = strategy.assigner.assign(batches[0], layout, profile)
         program = strategy.scheduler.schedule(batches[0], layout, assigned, profile)
         simulator = Simulator(setting.truth, setting.job.memory_budget_bytes)
@@ -75,7 +68,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
             name,
             {
                 "plan_s": plan_s,
-                **{label: median(seconds_of(call, repeats)) for label, call in calls.items()},
+                **{label: median(time_calls(call, repeats)) for label, call in calls.items()},
                 "iteration_time_s": simulator.execute(program).iteration_time_s,
                 "num_actions": program.num_actions,
                 "peak_rss_gb": peak_rss_gb(),
@@ -83,36 +76,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
         )
 
 
-def _batches(setting: RunContext, count: int) -> list[SampleShapes]:
-    return [setting.source.batch(index, setting.job.global_batch, 0) for index in range(count)]
-
-
-def against_megatron(overrides: Sequence[str], num_ranks: int = 2, repeats: int = 15) -> Iterator[Measure]:
-    """Seconds of an iteration of our training runtime and of megatron-core's 1F1B, in turn on ranks of this machine."""
-    # torch would count as memory of the other cases.
-    from entrain_bench.lab.bench.training import take_turns
-    from entrain_bench.train.launching.launch import on_ranks
-
-    first, last = on_ranks(take_turns, num_ranks, overrides, repeats)
-    found = first | last
-    ratios = {"ratio": ("ours_s", "megatron_s"), "shortest_ratio": ("ours_shortest_s", "megatron_shortest_s")}
-    yield "1f1b", found | {name: found[ours] / found[theirs] for name, (ours, theirs) in ratios.items()}
-
-
 COMMAND_S = 280.0
-
-
-def cells(job: Sequence[str] = ("workload=chartqa",), strategies: Sequence[str] = ()) -> Iterator[Measure]:
-    """CPU seconds of one run of a job per strategy, configuration and record included; then their sum."""
-    spent_s = dict[str, float]()
-    with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        for name in strategies or choices("strategy"):
-            started = process_time()
-            (cell,) = compose_cells([f"strategy={name}", *job])
-            _check(attempt(cell, Results(Path(folder))))
-            spent_s[name] = process_time() - started
-            yield name, {"cpu_s": spent_s[name]}
-    yield "all", {"cpu_s": sum(spent_s.values())}
 
 
 def _check(done: Done) -> None:
@@ -140,7 +104,7 @@ def sweep_of_jobs(jobs: Sequence[Sequence[str]], strategies: Sequence[str] = ())
 def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
     """Cost of a run in a sweep beyond its experiment in CPU seconds, and growth of the peak memory over the sweep."""
     composed = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
-    experiment_s = median(seconds_of(lambda _: run_experiment(composed[0].config), timer=process_time))
+    experiment_s = median(time_calls(lambda _: run_experiment(composed[0].config), timer=process_time))
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         done = run_cells(composed, Results(Path(folder)))
         first = [next(done) for _ in range(num_cells // 5)]
@@ -178,8 +142,6 @@ def _children_s() -> float:
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
-# Against hangs: on an idle machine with two cores no measure takes as long.
-CASE_TIMEOUT_S = 300.0
 # 2,048 nodes of 8 H100 GPUs: 1,024 replicas; 131,072 samples.
 WIDE = (
     "cluster=h100x64",
@@ -207,25 +169,6 @@ TINY = (
     "layout.dp=2",
     "iterations=1",
 )
-# An LLM in two stages on two ranks of this machine, text of one length: what megatron-core's own schedule supports.
-TRAINED = (
-    "strategy=megatron",
-    "harness=train",
-    "harness.num_ranks=2",
-    "harness.device=cpu",
-    "cluster=tiny",
-    "cluster.gpus_per_node=2",
-    "cluster.tiers=[{name: pcie, num_ranks: 2, bandwidth_bytes_per_s: 24e9, latency_s: 5.7e-6}]",
-    "model=tiny",
-    "~model.modules.vision",
-    "workload=uniform",
-    "~workload.modalities.image",
-    "layout.tp=1",
-    "layout.dp=1",
-    "layout.pp=2",
-    "global_batch=16",
-    "microbatch_size=2",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +180,6 @@ class Case:
 
 
 CASES = {
-    "cells": Case("CPU seconds of one run per strategy", cells),
     "shared_cells": Case("CPU seconds of all strategies on three jobs", partial(sweep_of_jobs, SHARED)),
     "sweep": Case("overhead_s <= 0.020, memory growth <= 0.02", partial(sweep, 100, TINY)),
     "commands": Case(
@@ -250,36 +192,45 @@ CASES = {
         "assign_s <= 0.5, schedule_s + execute_s <= 2, peak_rss_gb <= 4",
         partial(parts, ("megatron", "entrain"), WIDE, repeats=3),
     ),
-    "training_against_megatron": Case("ratio <= 1.05, loss_difference <= 1e-5", partial(against_megatron, TRAINED)),
 }
 
 
-def measure_apart(name: str) -> Iterator[Measure]:
-    """Yield a case's measures as a process makes them; ``RuntimeError`` if it fails or hangs."""
-    context = get_context("spawn")
-    received, sent = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(name, sent))
-    process.start()
-    sent.close()
-    try:
-        while received.poll(CASE_TIMEOUT_S):
-            found: Measure | str = received.recv()
-            if isinstance(found, str):
-                raise RuntimeError(found)
-            yield found
-        raise RuntimeError(f"no measure for {CASE_TIMEOUT_S:g} s")
-    except EOFError:
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"exit code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
+def measure_apart(name: str) -> dict[str, dict[str, float]]:
+    """Measure a case in a process of its own, which prints every measure as soon as it is known."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_measure, name).result()
 
 
-def _measure(name: str, sent: Connection) -> None:
-    try:
-        for measure in CASES[name].measure():
-            sent.send(measure)
-    except Exception as error:
-        sent.send(f"{type(error).__name__}: {error}")
+def _measure(name: str) -> dict[str, dict[str, float]]:
+    measured = dict[str, dict[str, float]]()
+    for label, values in CASES[name].measure():
+        measured[label] = values
+        print(f"  {label:24} {'  '.join(f'{key}={value:.4g}' for key, value in values.items())}", flush=True)
+    return measured
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add the cases to measure."""
+    names = ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"cases to measure (default: all): {names}")
+
+
+def run(options: Namespace) -> int:
+    """Measure the named cases; return 1 if one fails. ``UserError`` for an unknown name."""
+    if unknown := [name for name in options.cases if name not in CASES]:
+        raise unknown_choice("CASE", unknown[0], CASES)
+    names = options.cases or [*CASES]
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    results = dict[str, dict[str, object]]()
+    failed = False
+    for number, name in enumerate(names, start=1):
+        print(f"[{number}/{len(names)}] {name}: {CASES[name].target}", flush=True)
+        try:
+            results[name] = {"target": CASES[name].target, "measures": measure_apart(name)}
+        except Exception as error:
+            failed = True
+            print(f"{name}: failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    path = options.results_dir / "bench.json"
+    write_json(path, {"machine": host_facts(), "cases": results})
+    print(f"written to {path}")
+    return 1 if failed else 0

@@ -1,13 +1,13 @@
-"""``make fidelity``: train and predict programs; writes ``results/fidelity.csv`` and a figure, resumes where it ended.
+"""Train and predict programs; write ``results/fidelity.csv`` and a figure, and resume where an earlier call ended.
 
 Ranks are pinned to cores, one thread each. With more ranks than cores, ranks share cores, in the prediction too.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
@@ -18,12 +18,12 @@ import pandas as pd
 
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import require
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group, simulated
 from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
-from entrain_bench.lab.files import read_json, write_json, write_outputs
+from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, write_outputs
 from entrain_bench.train.launching.launch import on_ranks
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience
@@ -31,6 +31,8 @@ from entrain_bench.train.profiling.sampling import Patience
 # Of each half.
 REPEATS = 4
 COMMAND = "make fidelity"
+# Programs that are printed, the worst.
+NUM_NAMED = 3
 # Source of the seconds of each kind of prediction.
 COSTS = {"emulated": "measured", "simulated": "profiled"}
 # Memory goes back to the allocator and not to the system, whose pages would cost a pass as much as its products.
@@ -41,17 +43,17 @@ MESSAGE_BYTES = (64, 1 << 20)
 PATIENCE = Patience(50, 50, 0.02, 10.0)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure what is missing, compare, and list missed targets (exit code 1)."""
-    parser = argparse.ArgumentParser(prog="python -m entrain_bench.lab.fidelity", description=__doc__)
-    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go")
+def add_options(parser: ArgumentParser) -> None:
+    """Add the options of the measurement."""
     parser.add_argument("--repeats", type=int, default=REPEATS, help="measured iterations before and after emulation")
     truth = "also simulate under this cost model: cluster/device=profiled cluster.device.path=FILE"
     parser.add_argument("--truth", nargs="+", default=(), metavar="OVERRIDE", help=truth)
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error(f"--repeats={options.repeats}: must be at least 1")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+
+
+def run(options: Namespace) -> int:
+    """Measure what is missing, compare, and list missed targets (return 1); ``UserError`` for bad options."""
+    require(options.repeats >= 1, "--repeats", options.repeats, "at least 1")
+    cores = allowed_cores()
     folder = options.results_dir / "fidelity"
     load = os.getloadavg()[0]
     os.environ |= KEPT_HEAP
@@ -62,12 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     measure(programs, options.repeats, folder, cores)
     links = read_json(folder / "links.json")
     simulate = partial(simulated, truth=options.truth, links=links, cores=cores) if options.truth else None
-    try:
-        rows = all_rows(programs, folder, simulate)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return report(rows, options.results_dir, load)
+    return report(all_rows(programs, folder, simulate), options.results_dir, load)
 
 
 def measure(programs: Sequence[FidelityProgram], repeats: int, folder: Path, cores: Sequence[int]) -> None:
@@ -103,13 +100,14 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
         setting = {name: own[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
         table = rows.assign(load_average=load)
         draw = partial(figure.draw, own, pairs)
-        write_outputs(results, table, figure, draw, COMMAND, setting, seeds, COSTS[str(prediction)])
+        costs = COSTS[str(prediction)]
+        write_outputs(results, table, "fidelity", figure.TITLE, draw, COMMAND, setting, seeds, costs)
         values = summary(own, pairs)
         console.print(f"{prediction}:")
         for name, value in values.items():
             target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
             console.print(f"{name:18} {value:.4g}{target}", highlight=False)
-        worst = own.loc[own["iteration_error"].abs().nlargest(figure.NUM_NAMED).index]
+        worst = own.loc[own["iteration_error"].abs().nlargest(NUM_NAMED).index]
         shown = worst[[*columns, "measured_s", "predicted_s", "noise", "action_bias"]].round(3)
         console.print("worst programs:", shown.to_string(index=False), sep="\n", highlight=False)
         by_ranks = {number: rank_correlations(own[own["num_ranks"] == number]).mean() for number in NUM_RANKS}
@@ -118,7 +116,3 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
     if missed:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,7 @@ from entrain_bench.train.settings import TrainSettings
 
 SCHEDULE_MODULES = tuple(f"megatron.core.pipeline_parallel.{name}" for name in ("schedules", "p2p_communication"))
 CPU = torch.device("cpu")
-WARM_UPS = 3
+ITERATIONS = 4
 
 
 @dataclass(slots=True)
@@ -109,13 +107,11 @@ class MegatronSchedule:
         return losses
 
 
-def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGroup) -> dict[str, float]:
-    """Time both runtimes on this rank; collective, over gloo.
+def losses_of_both(overrides: Sequence[str], control: dist.ProcessGroup) -> list[tuple[Tensor, Tensor]]:
+    """The losses of a few iterations under our runtime and under megatron-core's schedule; collective, over gloo.
 
-    Each trains weights of its own from the same start. They run in turn, each first as often as the other. The
-    overrides are of a run with one LLM in as many stages as there are ranks, and microbatches of equal size. Returns
-    median and shortest seconds of an iteration, from barrier to barrier; the last stage's rank adds the largest
-    relative difference of the losses.
+    Each trains weights of its own from the same start. The overrides are of a run with one LLM in as many stages as
+    there are ranks, and microbatches of equal size. Only the last stage's rank has losses.
     """
     prepare_platform((*MODULES, *SCHEDULE_MODULES))
     setting = prepare(compose_cells(overrides)[0].config)
@@ -125,24 +121,12 @@ def take_turns(overrides: Sequence[str], repeats: int, control: dist.ProcessGrou
     ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
     megatron = MegatronSchedule(other, layout)
     clock = Clock(CPU)
-    runs: dict[str, Callable[[Program], list[Tensor]]] = {
-        "ours": lambda program: [loss for _, loss in ours.run(ours.prepare(program), clock).losses],
-        "megatron": megatron.run,
-    }
-    times = {name: list[float]() for name in runs}
-    differences = list[float]()
-    for iteration in range(WARM_UPS + repeats):
+    pairs = []
+    for iteration in range(ITERATIONS):
         shapes = setting.source.batch(iteration, setting.job.global_batch, 0)
         program = setting.strategy.program(shapes, layout, setting.profile)
-        losses = dict[str, list[Tensor]]()
-        for name in sorted(runs, reverse=iteration % 2 == 1):
-            dist.barrier(group=control)
-            started = perf_counter()
-            losses[name] = runs[name](program)
-            dist.barrier(group=control)
-            times[name].append(perf_counter() - started)
-        if losses["ours"]:
-            differences.append(abs(float(sum(losses["ours"]) / sum(losses["megatron"])) - 1.0))
-    found = {f"{name}_s": median(seconds[WARM_UPS:]) for name, seconds in times.items()}
-    found |= {f"{name}_shortest_s": min(seconds[WARM_UPS:]) for name, seconds in times.items()}
-    return found | ({"loss_difference": max(differences)} if differences else {})
+        losses = [loss for _, loss in ours.run(ours.prepare(program), clock).losses]
+        theirs = megatron.run(program)
+        if losses:
+            pairs.append((torch.stack(losses).sum(), torch.stack(theirs).sum()))
+    return pairs
