@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
-
 from entrain_bench.answers.cases import Case, GroupKey, Outcome, SeedGroup, StrategyResult, cases_of, name_of
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of, with_result
@@ -36,10 +34,6 @@ class Pictures(Protocol):
 
     def ranks(self, record: Record) -> bytes:
         """Draw what the ranks of a run hold and do, from its timeline."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
         ...
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
 
-import pandas as pd
-
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.text import count
@@ -146,11 +144,3 @@ class Pictures:
         from entrain_bench.figures._ranks import ranks_png
 
         return ranks_png(self.results, record)
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        from entrain_bench.answers.fidelity import pair_rows
-        from entrain_bench.figures._runner import render
-        from entrain_bench.lab.fidelity import figure
-
-        return render(lambda: figure.draw(rows, pair_rows(rows)))["png"]

@@ -17,8 +17,7 @@ from unittest.mock import patch
 import numpy as np
 
 from entrain_bench.answers.console_table import print_table
-from entrain_bench.answers.report.build import report_json
-from entrain_bench.answers.report.read import read_material
+from entrain_bench.answers.report import read_material, report_json
 from entrain_bench.answers.tables import run_table
 from entrain_bench.answers.tracking.entries import entries_of
 from entrain_bench.answers.tracking.pages import NOTE_TAG

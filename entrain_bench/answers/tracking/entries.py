@@ -21,7 +21,7 @@ from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.posterior import KEY as DRAW
-from entrain_bench.answers.report.build import answer_report, html, markdown
+from entrain_bench.answers.report import answer_report, html, markdown
 from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
 from entrain_bench.answers.tracking.pages import (
     ANSWER_PAGE,

@@ -1,30 +1,29 @@
-"""The report on some runs: values of the answer and its evidence, and templates that show them as HTML and Markdown."""
+"""The report on a folder of runs: the answer with its evidence, shown as HTML and Markdown by the same templates."""
 
 from __future__ import annotations
 
 import json
 import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.cases import Case
-from entrain_bench.answers.commands import command_line, results_word, shared_overrides
-from entrain_bench.answers.comparison import with_result
+from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.decision import decide
-from entrain_bench.answers.documents.claim import cited
-from entrain_bench.answers.documents.claim_pages import decides
-from entrain_bench.answers.fidelity import pair_rows, summary
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.report.read import NAMED, Material, setting_of
 from entrain_bench.answers.sentences import losses, notices, posterior, problems, sentences
-from entrain_bench.answers.statistics import kendall_tau, mean_interval
-from entrain_bench.answers.text import escape_markdown, load_template
-from entrain_bench.records.records import Record
+from entrain_bench.answers.text import count, escape_markdown, listing, load_template
+from entrain_bench.base.errors import UserError
+from entrain_bench.records.code import code_version
+from entrain_bench.records.keys import targets_of
+from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sweeps import lost_runs
 
 TITLE = "Which balancing strategy to use"
 # Sections in their order: anchor and title. Markdown folds all but the first ``OPEN``.
@@ -33,11 +32,8 @@ SECTIONS = {
     "answer": "Every case",
     "ranking": "Ranking over workloads",
     "time": "Where the time goes",
-    "robustness": "How firm that is",
     "settings": "Other settings",
     "failed": "Runs without a result",
-    "claims": "Claims of the papers",
-    "fidelity": "Fidelity",
     "environment": "Environment",
     "rerun": "How to run it again",
 }
@@ -46,11 +42,97 @@ OPEN = 2
 MAX_LETTERS = 60_000
 # Templates leave them between parts of a section.
 BLANK_LINES = re.compile(r"\n{3,}")
-# Fewer strategies have no order to keep.
-LEAST = 2
+# Headings of a case's job that are not its setting.
+NAMED = ("workload", "model")
 
-# A report, or the answer alone: plain values by section.
+# Plain values by section.
 type Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Runs of a report; ``notes`` tell which are left out, or are not known to be of today's code."""
+
+    answer: Answer
+    version: str
+    results_dir: str
+    notes: Sequence[str] = ()
+
+    @property
+    def main(self) -> Answer:
+        """The answer in the setting with the most strategies to compare, counted in every case.
+
+        Of equals, the one that leaves the most keys free; then that of the most runs, then of the fewest overrides.
+        """
+        settings: dict[tuple[str, ...], list[Case]] = {}
+        for case in self.answer.cases:
+            settings.setdefault(tuple(setting_of(case).values()), []).append(case)
+
+        def place(setting: tuple[str, ...]) -> tuple[int, int, int, int, tuple[str, ...]]:
+            cases = settings[setting]
+            compared = sum(len({group.strategy for group in case.groups.values()}) for case in cases if case.contested)
+            overrides = min(len(record.overrides) for case in cases for record in case.records)
+            num_runs = sum(len(case.records) for case in cases)
+            return -compared, -max(case.freedom for case in cases), -num_runs, overrides, setting
+
+        return self.answer.about(settings[min(settings, key=place)])
+
+    @property
+    def others(self) -> Answer:
+        """The answer in all other settings."""
+        main = {id(case) for case in self.main.cases}
+        others = [case for case in self.answer.cases if id(case) not in main]
+        return self.answer.about(others, self.answer.varying)
+
+
+def setting_of(case: Case) -> Mapping[str, str]:
+    """Return a case's job without workload and model."""
+    return {heading: text for heading, text in case.job.items() if heading not in NAMED}
+
+
+def read_material(results: Results) -> Material:
+    """Read the runs of a folder; ``UserError`` if none has a result."""
+    records, notes = current_records(results.records())
+    if not any(record.status == "ok" for record in records):
+        hint = "must hold a run with a result; entrain-bench --help shows how to run"
+        raise UserError(f"results_dir={results.root}: {hint}")
+    lost = lost_runs(results, {record.key for record in records})
+    return Material(Answer.of(records, lost), version("entrain-bench"), str(results.root), notes)
+
+
+def current_records(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Return the records that may be compared, and notes on the others.
+
+    Records of the code that would run now count; if there are none, all others do, of one configuration the newest.
+    The code of a user's strategy is that of the folder that its record names; it is read, not imported.
+    """
+    folders = sorted({record.config_dir for record in records if record.config_dir})
+    missing = [folder for folder in folders if not Path(folder).is_dir()]
+    unknown = {record.key for record in records if record.config_dir in missing}
+
+    def is_current(record: Record) -> bool:
+        with suppress(UserError):
+            return record.code_version == code_version(frozenset(targets_of(record.config)), record.config_dir)
+        return False
+
+    current = [record for record in records if record.key in unknown or is_current(record)]
+    notes = []
+    if unknown:
+        notes.append(
+            f"{count(len(unknown), 'run')} of folders that are not there ({listing(missing)}): whether today's code "
+            "would give the same is not known."
+        )
+    if current:
+        if older := len(records) - len(current):
+            notes.append(f"Left out: {count(older, 'run')} of older code; the same commands run them again.")
+        return current, notes
+    by_age = sorted(records, key=lambda record: record.made_at)
+    newest = {repr([*sorted(one.labels.items()), *sorted(one.config.items())]): one.key for one in by_age}
+    if records:
+        notes.append(f"All {count(len(newest), 'run')} are of older code; the same commands run them again.")
+    if replaced := len(records) - len(newest):
+        notes.append(f"Left out: {count(replaced, 'run')} that newer code ran again.")
+    return [record for record in records if record.key in newest.values()], notes
 
 
 def report_of(material: Material, pictures: Pictures | None = None) -> Report:
@@ -69,23 +151,16 @@ def report_of(material: Material, pictures: Pictures | None = None) -> Report:
         "shared": shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]),
         "ranking": main.overall if min(len(main.cases), len(main.overall)) > 1 else {},
         "time": any(case.groups[key].seconds_by_part for case in main.cases for key in case.groups),
-        "robustness": _robustness(main, others, cases),
         "settings": settings if compared.cases else None,
         "failed": problems(material.answer.results, material.answer.varying or ["strategy"]),
-        "claims": None if material.claims is None else _claims(material.claims, material.results_dir),
-        "fidelity": None if material.fidelity is None else _fidelity(material.fidelity, pictures),
         "environment": _environment(material),
     }
 
 
 def answer_report(answer: Answer, results_dir: str, standings: bytes | None = None) -> Report:
-    """Return the decision on some runs alone, with a table of every case and the commands; at least one case.
-
-    ``standings`` is the picture of the answer.
-    """
-    cases = answer.cases
-    rerun = _anchored(answer, cases, results_dir)
-    return {**_core(answer, results_dir, cases, standings), "naming": answer.varying, "rerun": rerun}
+    """Return the decision on the runs of at least one case, a table of the cases and commands; with a picture."""
+    rerun = _anchored(answer, answer.cases, results_dir)
+    return {**_core(answer, results_dir, answer.cases, standings), "naming": answer.varying, "rerun": rerun}
 
 
 def report_json(material: Material) -> str:
@@ -128,7 +203,6 @@ def markdown(report: Report) -> str:
 
 
 def _bodies(report: Report, blocks: str) -> Iterator[tuple[str, str]]:
-    """The sections that there are, in one of two forms."""
     sections = load_template("report.jinja").make_module({"r": report, "f": load_template(blocks).module})
     for anchor in SECTIONS:
         if report.get(anchor):
@@ -146,81 +220,13 @@ def _core(answer: Answer, results_dir: str, cases: Sequence[Case], standings: by
 
 
 def _anchored(answer: Answer, cases: Sequence[Case], results_dir: str | None = None) -> list[dict[str, Any]]:
-    """The cases of an answer with the anchors of their commands, which count all cases of the report."""
+    """Return the cases of an answer with the anchors of their commands, which count all cases of the report."""
     places = {id(case): f"runs-{number}" for number, case in enumerate(cases, start=1)}
     pairs = zip(answer.cases, answer.case_dicts(results_dir), strict=True)
     return [{"anchor": places[id(case)], **values} for case, values in pairs]
 
 
-def _robustness(main: Answer, others: Answer, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """A row for each setting that has cases and strategies of the main one."""
-    usual = {tuple(case.job[name] for name in NAMED): case for case in main.cases}
-    settings: dict[str, list[tuple[Case, Case]]] = {}
-    for case in others.cases:
-        other = usual.get(tuple(case.job[name] for name in NAMED))
-        if other and [*_taus(other, case)] and len(_shared(other, case)) >= LEAST:
-            ours = setting_of(other)
-            changed = (f"{key}={text}" for key, text in setting_of(case).items() if ours[key] != text)
-            settings.setdefault(" ".join(changed), []).append((other, case))
-    rows = []
-    for setting, pairs in settings.items():
-        stable = [other.best[0] in case.best for other, case in pairs if other.best]
-        taus: dict[int, list[float]] = {}
-        for seed, tau in (by_seed for pair in pairs for by_seed in _taus(*pair)):
-            taus.setdefault(seed, []).append(tau)
-        row = {
-            "setting": setting,
-            "anchor": f"runs-{1 + [id(case) for case in cases].index(id(pairs[0][1]))}",
-            "num_cases": len(pairs),
-            "sizes": sorted(len(_shared(*pair)) for pair in pairs),
-            "num_stable": sum(stable),
-            "num_decided": len(stable),
-            "tau": mean_interval([sum(each) / len(each) for _, each in sorted(taus.items())]),
-        }
-        rows.append(row)
-    return rows
-
-
-def _shared(usual: Case, case: Case) -> list[tuple[str, ...]]:
-    """The groups that two cases have."""
-    return [key for key in usual.groups if key in case.groups]
-
-
-def _taus(usual: Case, case: Case) -> Iterator[tuple[int, float]]:
-    """Rank correlation of two cases' times at every seed that all shared groups ran in both; a lost run comes last."""
-    names = _shared(usual, case)
-    runs = [{*one.groups[key].runs} for one in (usual, case) for key in names]
-    for seed in sorted(set.intersection(*runs)) if runs else ():
-        orders = (
-            [with_result(one.groups[key].times).get(seed, float("inf")) for key in names] for one in (usual, case)
-        )
-        yield seed, kendall_tau(*orders)
-
-
-def _claims(claims: pd.DataFrame, results_dir: str) -> dict[str, Any]:
-    """Counts of verdicts, claims that are no case of a matrix, and the command that measures them (``claims.csv``)."""
-    counts = {}
-    for title, name in (("as published", "published"), ("fair", "fair")):
-        counts[title] = sorted(Counter(claims.loc[claims[name] != "", name]).items())
-    rows = [
-        {**row, "source": f"{cited(row['paper'])}, {row['where']}", "decides": decides(row)}
-        for row in claims[claims["group"] == ""].to_dict("records")
-    ]
-    return {"counts": counts, "rows": rows, "command": command_line(["figures", "claims", *results_word(results_dir)])}
-
-
-def _fidelity(rows: pd.DataFrame, pictures: Pictures | None) -> dict[str, Any]:
-    """Predicted and measured times on real ranks (``fidelity.csv``)."""
-    predictions = rows.groupby("prediction", sort=False)
-    last = rows[rows["prediction"] == rows["prediction"].iloc[-1]]
-    return {
-        "rows": {str(name): summary(measured, pair_rows(measured)) for name, measured in predictions},
-        "picture": b64encode(pictures.fidelity(last)).decode() if pictures else "",
-    }
-
-
 def _environment(material: Material) -> dict[str, Any]:
-    """Versions and machines of the runs, and notices on their samples."""
     records = material.answer.records
 
     def values(value: Callable[[Record], str]) -> list[str]:
@@ -230,7 +236,7 @@ def _environment(material: Material) -> dict[str, Any]:
         "num_runs": len(records),
         "num_ok": sum(record.status == "ok" for record in records),
         "backends": values(lambda record: str(record.labels["harness"])),
-        "made": sorted(record.made_at for record in records if record.made_at),
+        "made": values(lambda record: record.made_at),
         "hosts": values(lambda record: record.host),
         "costs": values(lambda record: f"{record.labels['cluster']} {cost_source(record.config['cluster'])}"),
         "version": material.version,
