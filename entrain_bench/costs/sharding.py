@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.group_prices import priced_by_width
-from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
+from entrain_bench.costs.layer_times import LayerTimes, chunk_loads, priced_by_width
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout

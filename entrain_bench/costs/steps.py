@@ -10,8 +10,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
-from entrain_bench.costs.group_prices import priced_by_width
-from entrain_bench.costs.layer_times import LayerTimes
+from entrain_bench.costs.layer_times import LayerTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
@@ -287,7 +286,7 @@ class StepCosts:
     def ends_of_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
     ) -> list[PassEnds]:
-        """As ``ends``, given the seconds of whole passes ``[actions]``; layers share them in proportion to ``layer_s``."""
+        """As ``ends``, given seconds of whole passes ``[actions]``, which layers share in proportion to ``layer_s``."""
         module_ends = []
         for index, (placed, module_layer_s) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
             bounds = np.cumsum(placed.layers_per_stage[:-1])

@@ -63,15 +63,6 @@ def test_a_tied_embedding_is_one_tensor_on_one_stage_and_two_on_two() -> None:
     assert untied.tolist() == [EMBEDDING + 4 * BLOCK + HEAD]
 
 
-def test_modules_on_the_same_rank_add_their_states() -> None:
-    layout = Layout((placed(VISION, [[[0]], [[1]]]), placed(LLM, [[[0, 1], [2, 3]]], tp=2)), 1)
-    memory = Memory(MODEL)
-    vision = memory.stage_state_bytes(VISION, layout.modules[0])[0]
-    first, second = memory.stage_state_bytes(LLM, layout.modules[1])
-    # Lanes: rank 0, rank 1, ranks 2 and 3; figures are for one rank.
-    assert memory.lane_state_bytes(layout) == pytest.approx([vision + first, vision + first, second], rel=1e-12)
-
-
 def test_activation_bytes_of_a_token_by_hand() -> None:
     # Kept by a block: 4 h of norms, 2 q, 2 kv, the gated MLP's 512 + 256; bf16. The head: its norm and fp32 logits.
     # And by attention a number for each of 8 heads.
@@ -88,16 +79,6 @@ def test_activation_bytes_of_a_token_by_hand() -> None:
     # Of blocks inputs alone are kept; one block's activations exist while it runs.
     assert kept == pytest.approx([2 * 256 / 2, (2 * 256 + head) / 2], rel=1e-12)
     assert working == pytest.approx([around + gathered + block / 2] * 2, rel=1e-12)
-
-
-def test_hidden_states_are_whole_without_sequence_parallelism() -> None:
-    place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
-    split, whole = (Memory(MODEL, FrameworkOptions(sequence_parallel=flag)) for flag in (True, False))
-    (kept, working), (more, less) = (memory.token_bytes(LLM, place) for memory in (split, whole))
-    hidden = 2 * 128
-    assert more - kept == pytest.approx([2 * 4 * hidden / 2, (2 * 4 + 2) * hidden / 2], rel=1e-12)
-    # Nothing is gathered.
-    assert working - less == pytest.approx([hidden, hidden], rel=1e-12)
 
 
 def test_bytes_of_a_token_between_the_passes_of_a_split_backward_by_hand() -> None:

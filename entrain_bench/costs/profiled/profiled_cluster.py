@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.costs.profiled.file import digest, read_profile
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN
@@ -19,7 +19,7 @@ from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.module_layers import FUSED, UNFUSED
-from entrain_bench.specs.parse import parse
+from entrain_bench.specs.parse import OneOf, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
 # Layer times are measured, so the roofline's other constants are never read.
@@ -37,13 +37,13 @@ class ProfiledDevice:
     Attributes:
         path: the profile's file.
         extrapolate: whether a pack may be outside the measured range.
-        statistic: which statistic of a point's repetitions to use, one of ``STATISTICS``.
+        statistic: which statistic of a point's repetitions to use.
         name: the device that the profile must describe; None for any.
     """
 
     path: str
     extrapolate: bool = False
-    statistic: str = "median"
+    statistic: Annotated[str, OneOf(STATISTICS)] = "median"
     name: str | None = None
 
     @classmethod
@@ -52,10 +52,7 @@ class ProfiledDevice:
         device = cluster.get("device")
         if not isinstance(device, Mapping) or "path" not in device:
             return None
-        spec = parse(cls, device, "cluster.device")
-        if spec.statistic not in STATISTICS:
-            raise unknown_choice("cluster.device.statistic", spec.statistic, STATISTICS)
-        return spec
+        return parse(cls, device, "cluster.device")
 
     @property
     def where(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.numerics import RopeScaling
+from entrain_bench.specs.module_layers import RopeScaling
 
 _SINUSOID_TIMESCALE = 10_000.0  # arXiv:1706.03762, Sec. 3.5
 
