@@ -1,4 +1,4 @@
-"""Transfers along a program's dependencies: their links and seconds."""
+"""Transfers along a program's dependencies: their links and seconds, and the queues for links."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The interface of layer times, which a roofline or a device profile implements."""
+"""The interface of layer times, which a roofline or a device profile implements; prices of chunks of several widths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -112,7 +112,8 @@ def least_times(times: Sequence[PassTimes]) -> PassTimes:
 
 def _joined(times: Sequence[PassTimes], order: IntArray) -> PassTimes:
     """Return the rows of several times, one after the other, in the given order."""
-    columns = {field.name: [getattr(part, field.name) for part in times] for field in fields(PassTimes)}
-    return PassTimes(
-        **{name: None if parts[0] is None else np.concatenate(parts)[order] for name, parts in columns.items()}
-    )
+    joined = dict[str, Any]()
+    for field in fields(PassTimes):
+        parts = [getattr(part, field.name) for part in times]
+        joined[field.name] = None if parts[0] is None else np.concatenate(parts)[order]
+    return PassTimes(**joined)

@@ -1,4 +1,10 @@
-"""Loads of chunks of packed sequences: the sizes that times of layers depend on."""
+"""Loads of chunks of packed sequences: the sizes that times of layers depend on, and how uneven they are over ranks.
+
+If context parallelism cuts each sample, as Megatron-Core does, every rank has the same share of its attention. If it
+cuts the pack as one sequence, a rank has whole samples or late parts of them, and how many keys its queries see depends
+on which (WLB-LLM, arXiv:2503.17924: per-document and per-sequence sharding). The labels of a sample are at its end, so
+the rank with its last piece has most of them.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,7 +161,7 @@ def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Co
     per_lane = np.diff(program.lane_offsets) + np.bincount(
         rows_of(program.lane_offsets)[before], minlength=program.layout.num_lanes
     )
-    times = {name: np.append(getattr(columns, name), np.zeros(count)) for name in TIMES}
+    times: dict[str, Any] = {name: np.append(getattr(columns, name), np.zeros(count)) for name in TIMES}
     return columns._replace(
         first_transfer=program.num_actions + count,
         lane_offsets=offsets_from_counts(per_lane),

@@ -1,4 +1,7 @@
-"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
+"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them.
+
+Angles, norms and activations change a module's numbers but not its costs.
+"""
 
 from __future__ import annotations
 

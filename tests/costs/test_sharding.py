@@ -25,7 +25,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, layout_from_json, layout_to_json
 from entrain_bench.simulate import Simulator
-from entrain_bench.simulate.place import place_program
+from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from support.builders import as_ints, placed, samples, tiny_cluster, tiny_model, uniform_batch

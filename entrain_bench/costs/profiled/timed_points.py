@@ -144,7 +144,7 @@ class Constants:
     """Constants of a device that a profile does not measure, each with its source; units as in ``DeviceSpec``."""
 
     peak_bf16_flops: Rate
-    memory_bytes: Count
+    memory_bytes: Annotated[int, at_least(1, "positive")]
     memory_bandwidth_bytes_per_s: Rate
     host_bandwidth_bytes_per_s: Rate
     sources: Mapping[str, str]
@@ -173,8 +173,8 @@ class DeviceProfile:
     def only(self, statistic: str) -> DeviceProfile:
         """Return the profile with every point's three times replaced by one statistic."""
         index = STATISTICS.index(statistic)
-        names = ("stages", "steps", "collectives")
-        return replace(self, **{name: tuple(_only(point, index) for point in getattr(self, name)) for name in names})
+        kinds: dict[str, Any] = {name: getattr(self, name) for name in ("stages", "steps", "collectives")}
+        return replace(self, **{name: tuple(_only(point, index) for point in kinds[name]) for name in kinds})
 
 
 def _only[T: StagePoint | StepPoint | CollectivePoint](point: T, index: int) -> T:

@@ -10,10 +10,10 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order, sum_rows
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.loads import Loads, busiest_area, count_labelled, most_labelled, packed
-from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
+    Curve,
     GroupKey,
     LayerCurves,
     fit_curves,

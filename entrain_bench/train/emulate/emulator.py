@@ -21,8 +21,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate.executor import Simulator
-from entrain_bench.simulate.place import make_timeline
+from entrain_bench.simulate.executor import Simulator, make_timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.settings import DEVICES
 
