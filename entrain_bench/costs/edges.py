@@ -238,14 +238,8 @@ def transfers_between_blocks(
 ) -> LinkTransfers:
     """One transfer for each dependency that travels; it takes the sending links of one block, the receiving of another.
 
-    A rank has links of its own in every tier, one in each direction; ranks of a lane act together.
-
-    Args:
-        layout: the layout.
-        source: block that each dependency's data are on, numbered through all modules ``[dependencies]``.
-        target: block that needs them ``[dependencies]``.
-        tier: links that they take ``[dependencies]``.
-        link_s: how long they take ``[dependencies]``; 0 for what does not travel.
+    A rank has links of its own in every tier, one in each direction; ranks of a lane act together. Blocks, tiers and
+    seconds are as ``Edges`` has them ``[dependencies]``.
     """
     travels = np.flatnonzero(link_s > 0)
     number = np.full(len(link_s), -1)

@@ -84,11 +84,7 @@ type Priced = Callable[[ModuleLayout, Loads, IntArray | slice], Sequence[PassTim
 def priced_by_width(placed: ModuleLayout, replica: IntArray, loads: Loads, priced: Priced) -> list[PassTimes]:
     """Return what ``priced`` gives for chunks at their own degrees, each first axis ``[chunks]``.
 
-    Args:
-        placed: layout of the chunks' module.
-        replica: group of each chunk (``ModuleLayout.copies``) ``[chunks]``.
-        loads: what the chunks carry.
-        priced: times at one degree, one for each kind of layer or one for all.
+    ``replica`` is the group of each chunk (``ModuleLayout.copies``) ``[chunks]``.
     """
     if not placed.widths:
         return list(priced(placed, loads, slice(None)))

@@ -14,6 +14,7 @@ from entrain_bench.costs.layer_times import LayerTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_layers
@@ -216,7 +217,8 @@ class StepCosts:
         across = self._ring_tiers(rings[:, ::sharing])
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
-        layers = np.stack([module.layer_kind, self._layer_parameters(module, placed)])
+        learning = layer_parameters(module, learning=True, closed=placed.is_closed) / module.weight_shards(placed.tp)
+        layers = np.stack([module.layer_kind, learning])
         of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
         held = self._parameters(module, placed).tolist()
         stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
@@ -224,7 +226,7 @@ class StepCosts:
         size = self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
-        for (kinds, layer_parameters), total, ring, instances in stages:
+        for (kinds, learning), total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not stages_traffic)
             sync_s = gather_s = np.zeros(len(parameters))
@@ -237,9 +239,9 @@ class StepCosts:
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
             kinds = kinds.astype(np.int64)
-            layer_parameters = layer_parameters.copy()
-            freeze(kinds, layer_parameters, parameters, sync_s, gather_s)
-            stages_traffic.append(Traffic(kinds, layer_parameters, parameters, sync_s, gather_s))
+            learning = learning.copy()
+            freeze(kinds, learning, parameters, sync_s, gather_s)
+            stages_traffic.append(Traffic(kinds, learning, parameters, sync_s, gather_s))
         return stages_traffic
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
@@ -367,13 +369,6 @@ class StepCosts:
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters that learn on a rank of each stage ``[stages]``."""
         return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
-
-    def _layer_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it."""
-        parameters = np.array([float(layer.parameters * layer.learns) for layer in module.layers])
-        if module.config.tied_embeddings and placed.is_closed:
-            parameters[-1] -= module.layers[0].parameters * module.layers[0].learns
-        return parameters / module.weight_shards(placed.tp)
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

@@ -164,11 +164,7 @@ def read_plan(path: str | Path) -> TrainingPlan:
 
 
 def plan_fingerprint(path: str | Path) -> str:
-    """Hash of a plan's file.
-
-    Raises:
-        UserError: if it cannot be read.
-    """
+    """Hash of a plan's file; ``UserError`` if it cannot be read."""
     try:
         return sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:

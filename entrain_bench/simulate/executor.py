@@ -18,11 +18,7 @@ from entrain_bench.simulate.engine import place_actions
 
 
 def place_program(program: Program, prices: Prices) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Start and end of every action, and how long each waited for transfers alone ``[actions]``.
-
-    Raises:
-        DeadlockError: naming the cycle of lanes that wait for each other.
-    """
+    """Start, end and wait for transfers of every action ``[actions]``; see ``place_actions``."""
     times = place_actions(
         program,
         prices.duration_s,
@@ -41,9 +37,6 @@ def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timel
     """When every action of a priced program runs.
 
     ``memory`` is of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
-
-    Raises:
-        DeadlockError: naming the cycle of lanes that wait for each other.
     """
     start, end, wait = place_program(program, prices)
     peak = np.maximum.reduceat(memory[0], program.lane_offsets[:-1])

@@ -155,11 +155,7 @@ KINDS: Mapping[str, type[ImageRules]] = {
 
 
 def parse_images(values: Any, where: str) -> ImageRules:
-    """The rules that a mapping with ``kind`` states.
-
-    Raises:
-        UserError: for an unknown kind, unknown keys, and values out of range.
-    """
+    """The rules that a mapping with ``kind`` states; ``UserError`` for what is unknown or out of range."""
     given = dict(check_mapping(values, where))
     kind = str(given.pop("kind", ""))
     if kind not in KINDS:

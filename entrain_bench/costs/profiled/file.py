@@ -28,11 +28,7 @@ def to_bytes(profile: DeviceProfile) -> bytes:
 
 
 def write_profile(path: Path, profile: DeviceProfile) -> None:
-    """Write a profile.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
+    """Write a profile; ``UserError`` if the file cannot be written."""
     try:
         write_atomically(path, to_bytes(profile))
     except OSError as error:
@@ -40,14 +36,9 @@ def write_profile(path: Path, profile: DeviceProfile) -> None:
 
 
 def read_profile(path: Path, where: str) -> DeviceProfile:
-    """Read a profile, finished or not.
+    """Read a profile, finished or not; errors begin with ``where``.
 
-    Args:
-        path: the file.
-        where: the beginning of every error.
-
-    Raises:
-        UserError: if the file cannot be read, is truncated, has another version, or holds impossible values.
+    ``UserError`` if the file cannot be read, is truncated, has another version, or holds impossible values.
     """
     content = read_bytes(path, where)
     try:
@@ -70,20 +61,12 @@ def read_profile(path: Path, where: str) -> DeviceProfile:
 
 
 def digest(path: Path, where: str) -> str:
-    """Return the SHA-256 of a profile's file.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Return the SHA-256 of a profile's file; ``UserError`` if the file cannot be read."""
     return hashlib.sha256(read_bytes(path, where)).hexdigest()
 
 
 def read_bytes(path: Path, where: str) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Return the bytes of a file; ``UserError`` if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

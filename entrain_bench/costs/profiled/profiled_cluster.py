@@ -60,19 +60,11 @@ class ProfiledDevice:
         return f"cluster.device.path={self.path}"
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the file.
-
-        Raises:
-            UserError: if the file cannot be read.
-        """
+        """Return the SHA-256 of the file; ``UserError`` if the file cannot be read."""
         return digest(Path(self.path).expanduser(), self.where)
 
     def read(self) -> DeviceProfile:
-        """Read the profile, reduced to ``statistic``.
-
-        Raises:
-            UserError: if the file is no profile, or describes another device.
-        """
+        """Read the profile, reduced to ``statistic``; ``UserError`` if it is none, or describes another device."""
         profile = read_profile(Path(self.path).expanduser(), self.where)
         if self.name is not None and profile.subject.device != self.name:
             stated = f"cluster.device.name={self.name}"
@@ -83,10 +75,9 @@ class ProfiledDevice:
 def cluster_with_times(
     config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
 ) -> tuple[ClusterSpec, ProfiledTimes | None]:
-    """Return the configured cluster with its constants multiplied by ``speed``, and its profiled layer times if any.
+    """Return the cluster with its constants multiplied by ``speed``, and its profiled layer times if there are any.
 
-    Raises:
-        UserError: if the configuration or the profile is invalid; it names the field.
+    ``UserError`` names a field of the configuration or the profile that is invalid.
     """
     device = ProfiledDevice.of(config)
     if device is None:
@@ -107,16 +98,9 @@ def cluster_with_times(
                 f"{key}={value}: not supported with cluster/device=profiled, because the profile has the kernels that "
                 f"it was measured with. Leave out {key}"
             )
-    if framework.recompute_granularity != FULL:
-        raise UserError(
-            f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
-            "because the profile was measured with whole blocks recomputed"
-        )
-    if framework.cross_entropy != UNFUSED:
-        raise UserError(
-            f"cross_entropy={framework.cross_entropy}: must be {UNFUSED} with cluster/device=profiled, "
-            "because the profile was measured with it"
-        )
+    for key, measured in (("recompute_granularity", FULL), ("cross_entropy", UNFUSED)):
+        allowed = f"{measured} with cluster/device=profiled, because the profile was measured with it"
+        require(getattr(framework, key) == measured, key, getattr(framework, key), allowed)
     for name in ("gemm", "attention", "memory", "launch"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")
     profile = device.read()
@@ -125,10 +109,9 @@ def cluster_with_times(
 
 
 def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dict[str, Any]:
-    """Return a cluster's configuration with the profile's device constants, and its links where they are null.
+    """Return a cluster's configuration with the profile's device, and its links where they are null.
 
-    Raises:
-        UserError: if a link is null and the profile did not measure it.
+    ``UserError`` if the profile did not measure them.
     """
     constants = profile.constants
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
@@ -142,11 +125,7 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
 
 
 def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, float]:
-    """Fit bandwidth (bytes/s) and latency (s) of ``costs/links.py`` to measured communication.
-
-    Raises:
-        UserError: if there are no points.
-    """
+    """Fit bandwidth (bytes/s) and latency (s) of ``costs/links.py``; ``UserError`` if nothing was measured."""
     if not points:
         raise UserError(f"{where}: communication was not measured. Run entrain-bench profile ranks=[...]")
     parts = np.array([link_parts(point) for point in points])

@@ -241,11 +241,7 @@ class ProfiledTimes:
     def _carried(
         self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return tokens, scores and segments of each chunk on a rank ``[chunks]``.
-
-        Raises:
-            UserError: if a chunk is outside the measured range and ``extrapolate`` is false.
-        """
+        """Tokens, scores and segments of chunks on a rank ``[chunks]``; ``UserError`` beyond what was measured."""
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
             scores = busiest_area(layer, loads, cp)
