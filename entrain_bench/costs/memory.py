@@ -93,6 +93,11 @@ class Memory:
         """Bytes of a gradient in the buffers that are reduced."""
         return self.framework.gradient_bytes(self.element_bytes)
 
+    def sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
+        """Ranks that share out the optimizer states of the same weights."""
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+        return copies // (1 if placed.sharded else self.framework.optimizer_instances(module, copies))
+
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
 
@@ -118,15 +123,14 @@ class Memory:
         which the allocator keeps.
         """
         shards = module.weight_shards(placed.tp)
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+        sharing = self.sharing(module, placed)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
         logits = np.zeros(placed.pp)
         logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * copies)) + logits
-        sharing = copies // self.framework.optimizer_instances(module, copies)
+            return np.asarray(held / (shards * sharing)) + logits
         states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
         return np.asarray(states + logits)
 
@@ -137,11 +141,9 @@ class Memory:
         the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
         """
         framework = self.framework
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
         bytes_per_parameter = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
-        sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
-        shared = sharing if framework.distributed_optimizer or placed.sharded else 1
+        shared = self.sharing(module, placed) if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))
 

@@ -121,7 +121,7 @@ class StepCosts:
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
         sharded = self.memory.framework.distributed_optimizer or placed.sharded
-        shard = self._sharing(module, placed) if sharded else 1
+        shard = self.memory.sharing(module, placed) if sharded else 1
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -210,7 +210,7 @@ class StepCosts:
 
     def _traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         framework = self.memory.framework
-        sharing = self._sharing(module, placed)
+        sharing = self.memory.sharing(module, placed)
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
@@ -218,15 +218,15 @@ class StepCosts:
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
         learning = layer_parameters(module, learning=True, closed=placed.is_closed) / module.weight_shards(placed.tp)
-        layers = np.stack([module.layer_kind, learning])
-        of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
+        bounds = np.cumsum(placed.layers_per_stage[:-1])
+        layers = np.split(module.layer_kind, bounds), np.split(learning, bounds)
         held = self._parameters(module, placed).tolist()
-        stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
+        stages = zip(*layers, held, self._ring_tiers(rings), across, strict=True)
         stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
-        for (kinds, learning), total, ring, instances in stages:
+        for stage_kinds, stage_learning, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not stages_traffic)
             sync_s = gather_s = np.zeros(len(parameters))
@@ -238,10 +238,9 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
-            kinds = kinds.astype(np.int64)
-            learning = learning.copy()
-            freeze(kinds, learning, parameters, sync_s, gather_s)
-            stages_traffic.append(Traffic(kinds, learning, parameters, sync_s, gather_s))
+            traffic = stage_kinds, stage_learning, parameters, sync_s, gather_s
+            freeze(*traffic)
+            stages_traffic.append(Traffic(*traffic))
         return stages_traffic
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
@@ -358,13 +357,6 @@ class StepCosts:
                 else:
                     stall[firsts] = wait_s
         return release, stall
-
-    def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
-        """Ranks that share out the optimizer states of the same weights."""
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-        if placed.sharded:
-            return copies
-        return copies // self.memory.framework.optimizer_instances(module, copies)
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters that learn on a rank of each stage ``[stages]``."""

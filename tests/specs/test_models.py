@@ -37,9 +37,13 @@ def test_every_model_composes_and_parses(name: str) -> None:
         assert module.config.unet or len(module.layers) == module.config.num_layers + 2
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "model" / "module").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*(CONFIGS / "model" / "module").glob("*.yaml"), *(CONFIGS / "model_family").glob("*.yaml")],
+    ids=lambda path: path.stem,
+)
 def test_every_module_is_used(path: Path) -> None:
-    assert any(path.stem in other.read_text() for other in (CONFIGS / "model").rglob("*.yaml") if other != path)
+    assert any(path.stem in other.read_text() for other in CONFIGS.glob("model*/**/*.yaml") if other != path)
 
 
 # Published sizes
