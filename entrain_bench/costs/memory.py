@@ -21,7 +21,6 @@ from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.module_layers import FUSED
 
 # Layouts whose states, and splits of a module whose bytes of a token are remembered.
 MAX_STATES = 16
@@ -137,12 +136,10 @@ class Memory:
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
 
-        Per parameter whose states it holds: an fp32 copy of a gradient in another type, and with an unfused optimizer
-        the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
+        It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
         """
         framework = self.framework
-        casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
-        bytes_per_parameter = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
+        bytes_per_parameter = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
         shared = self.sharing(module, placed) if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))

@@ -20,7 +20,6 @@ from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSE
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.module_layers import FUSED
 
 # Output tile of a matrix product.
 GEMM_TILE = 128
@@ -38,9 +37,8 @@ FLASH_RATES = {FLASH1: (0.5, 0.5), FLASH2: (1.0, 1.0), FLASH3: (1.75, 1.625)}
 # read. Each product runs twice more in backward.
 UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
-# Adam reads gradient, weight and moments, writes the latter and a bf16 weight. Its single operators: decay (2 values),
-# moments (3 + 5), root, correction and epsilon (2 each), update (4), cast.
-OPTIMIZER_TRAFFIC_BYTES = {FUSED: FP32_BYTES * 7 + BF16_BYTES, UNFUSED: FP32_BYTES * (20 + 1) + BF16_BYTES}
+# Adam reads gradient, weight and moments, and writes the latter and a bf16 weight.
+OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 # Loads whose layer times are remembered, and chunks they may have.
 MAX_KNOWN = 512
 MAX_KNOWN_CHUNKS = 2048
@@ -357,7 +355,7 @@ class Roofline:
         """
         states = (BF16_BYTES * layer.hidden_size / cp) * tokens
         tier = self.cluster.group_tier(np.arange(tp))
-        overlaps = layer.learns and self.framework.overlaps_products
+        overlaps = layer.learns
         one = all_gather_s(states, tp, tier)
         both = all_reduce_s(states, tp, tier)
         if self.framework.sequence_parallel:
@@ -422,5 +420,5 @@ class Roofline:
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
         bandwidth = self.cluster.device.memory_bandwidth_bytes_per_s * self.cluster.device.memory_efficiency
-        moved = OPTIMIZER_TRAFFIC_BYTES[self.framework.optimizer_kernel] + self.framework.cast_bytes
+        moved = OPTIMIZER_TRAFFIC_BYTES + self.framework.cast_bytes
         return np.asarray(parameters * (moved / bandwidth))

@@ -232,8 +232,7 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                moved = framework.scattered_bytes(self.memory.element_bytes)
-                sync_s = all_gather_s(moved * parameters, sharing, ring)
+                sync_s = all_gather_s(size * parameters, sharing, ring)
                 sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
@@ -287,7 +286,7 @@ class StepCosts:
     def ends_of_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
     ) -> list[PassEnds]:
-        """As ``ends``, given seconds of whole passes ``[actions]``, which layers share in proportion to ``layer_s``."""
+        """As ``ends``, given seconds of whole passes ``[actions]``; layers share them in proportion to ``layer_s``."""
         module_ends = []
         for index, (placed, module_layer_s) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
             bounds = np.cumsum(placed.layers_per_stage[:-1])

@@ -20,7 +20,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.variants import with_cross_entropy, with_options
+from entrain_bench.specs.variants import with_cross_entropy
 from support.builders import (
     chain_layout,
     placed,
@@ -267,15 +267,6 @@ def test_gradients_in_bf16_take_half_of_the_buffer_unless_the_model_is_fp32() ->
     assert [float(memory.parameter_bytes(2)) for memory in (half, full)] == [2 + 2 + 12 / 2, 4 + 4 + 8 / 2]
 
 
-def test_an_unfused_gate_keeps_what_its_activation_makes() -> None:
-    place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
-    model = with_options(MODEL, FrameworkOptions(gate_kernel="unfused"))
-    more = Memory(model).layer_bytes(model.llm, place)[0] - Memory(MODEL).layer_bytes(LLM, place)[0]
-    # The gated MLP's 256 values, split over two ranks; encoders have no gates.
-    assert more.tolist() == [0, 2 * 256 / 2, 0]
-    assert model.encoders == MODEL.encoders
-
-
 @given(reserve=st.floats(0, 1))
 @settings(deadline=None, max_examples=20)
 def test_the_reserve_is_on_all_that_comes_and_goes(reserve: float) -> None:
@@ -311,12 +302,11 @@ def uniform_batch_of(num_microbatches: int, layout: Layout) -> tuple[SampleShape
 
 @pytest.mark.parametrize(
     ("framework", "each"),
-    # an fp32 copy of a bf16 gradient; the root of the second moment and the denominator; over two replicas that share
+    # an fp32 copy of a bf16 gradient, over two replicas that share
     [
         (FrameworkOptions(), 0.0),
         (FrameworkOptions(grad_dtype="bf16"), 4 / 2),
-        (FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"), 12 / 2),
-        (FrameworkOptions(distributed_optimizer=False, optimizer_kernel="unfused"), 8.0),
+        (FrameworkOptions(distributed_optimizer=False, grad_dtype="bf16"), 4.0),
     ],
 )
 def test_what_an_optimizer_step_needs_by_hand(framework: FrameworkOptions, each: float) -> None:
@@ -328,6 +318,6 @@ def test_what_an_optimizer_step_needs_by_hand(framework: FrameworkOptions, each:
 def test_a_step_is_the_peak_where_activations_are_small() -> None:
     layout = chain_layout(MODEL, 1, 3, 1)
     program = chain_program(MODEL, *uniform_batch_of(1, layout), stages_behind(layout))
-    memory = Memory(MODEL, FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"))
+    memory = Memory(MODEL, FrameworkOptions(grad_dtype="bf16"))
     states, llm = memory.lane_state_bytes(layout), layout.modules[1]
     assert memory.peak_bytes(program)[1:].tolist() == (states[1:] + memory.optimizer_bytes(LLM, llm)).tolist()

@@ -17,7 +17,6 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention, Gemm
-from entrain_bench.specs.variants import with_norm_kernel
 from support.builders import tiny_cluster, tiny_model
 
 # 1e12 FLOP/s of products, 5e11 and 4e11 of attention forward and backward, 1e9 bytes/s of memory, launches of 1e-6 s.
@@ -125,22 +124,6 @@ def test_unfused_attention_stores_all_scores() -> None:
     assert seconds(backward) == pytest.approx(scores * (8 * 16 / 1e12 + 7 * 2 / 1e9), rel=1e-12)
 
 
-def test_unfused_norms_move_more_and_keep_an_fp32_copy() -> None:
-    model = with_norm_kernel(MODEL, "unfused")
-    block, embed = model.llm.kinds[1], model.llm.kinds[0]
-    assert embed == LLM.kinds[0]
-    assert with_norm_kernel(model, "fused") is model
-    # Two norms over 128 values.
-    assert block.activation_bytes_per_token - BLOCK.activation_bytes_per_token == 2 * 128 * 4
-    assert block.num_elementwise_kernels == BLOCK.num_elementwise_kernels + 12
-    fused, unfused = (Roofline(CLUSTER).layer_s(each, LOADS, 1, 1) for each in (BLOCK, block))
-    assert seconds(unfused.forward_s - fused.forward_s) == pytest.approx(100 * 256 * 32 / 1e9, rel=1e-9)
-    assert seconds(unfused.backward_s - fused.backward_s) == pytest.approx(100 * 256 * 76 / 1e9, rel=1e-9)
-    # Encoders have LayerNorms here, which are one kernel.
-    vision = MODEL.modules[0]
-    assert vision.config.norm_bias == (model.modules[0].layers == vision.layers)
-
-
 # Launches
 
 
@@ -189,7 +172,6 @@ def test_a_faster_host_and_dearer_overlap() -> None:
             ["attention_kernel=flash3"],
             "attention_kernel=flash3: must be one of unfused, flash1, flash2 on A40, or null",
         ),
-        (["norm_kernel=loose"], "norm_kernel=loose: unknown"),
         (["cluster.device.attention_kernel=slow"], "cluster.device.attention_kernel=slow: unknown"),
     ],
 )
@@ -198,8 +180,7 @@ def test_wrong_settings_are_named(overrides: list[str], message: str) -> None:
         prepare(compose_cells([*overrides])[0].config)
 
 
-@pytest.mark.parametrize("name", ["attention_kernel", "norm_kernel"])
-def test_what_really_runs_has_the_kernels_of_its_machine(name: str) -> None:
-    framework = replace(FrameworkOptions(), **{name: "unfused"})
-    with pytest.raises(IncompatibleError, match=f"{name}=unfused: harness=train"):
+def test_what_really_runs_has_the_kernels_of_its_machine() -> None:
+    framework = FrameworkOptions(attention_kernel="unfused")
+    with pytest.raises(IncompatibleError, match="attention_kernel=unfused: harness=train"):
         framework.check_executable(LLM, 1, "train")
