@@ -182,5 +182,5 @@ def test_wrong_settings_are_named(overrides: list[str], message: str) -> None:
 
 def test_what_really_runs_has_the_kernels_of_its_machine() -> None:
     framework = FrameworkOptions(attention_kernel="unfused")
-    with pytest.raises(IncompatibleError, match="attention_kernel=unfused: harness=train"):
+    with pytest.raises(IncompatibleError, match="attention_kernel=unfused: must be null with harness=train"):
         framework.check_executable(LLM, 1, "train")
