@@ -60,11 +60,3 @@ def test_of_several_passes_the_last_forward_and_the_first_backward_carry_the_tra
         carriers = [view for view in away.lane(0) if moved[view.index] and view.kind is kind]
         assert [(view.module, view.microbatch) for view in carriers] == [("vision", microbatch)]
     assert np.count_nonzero(moved) == 4
-
-
-def test_nothing_leaves_where_microbatches_take_turns() -> None:
-    layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(2, 1, 1, 1), colocated=True, num_ranks=2)
-    plain, away = program_of(layout, 4), program_of(offloaded(layout), 4)
-    memory = Memory(MODEL)
-    assert np.array_equal(memory.over_program(plain), memory.over_program(away))
-    assert np.array_equal(seconds(plain), seconds(away))

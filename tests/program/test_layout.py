@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import stages_behind, three_phase_program
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
@@ -83,19 +82,6 @@ def test_virtual_stages_share_lanes_and_are_described() -> None:
     shapes, assignment = uniform_batch(MODEL, 2, dp=2)
     with pytest.raises(IncompatibleError, match="a rank holds 2 stages of llm"):
         three_phase_program(MODEL, shapes, layout, assignment)
-
-
-def test_a_tied_embedding_is_one_tensor_if_the_pipeline_ends_where_it_begins() -> None:
-    model = tiny_model(tied_embeddings=True)
-    embedding = model.llm.layers[0].parameters
-    truth = CostTruth(model, tiny_cluster())
-    for ranks, shared in (([[[0], [1], [0], [1]]], 0), ([[[0], [1], [0]]], 1), ([[[0], [0]]], 1)):
-        layers = (1,) * (len(ranks[0]) - 1) + (len(model.llm.layers) - len(ranks[0]) + 1,)
-        place = replace(placed(model.llm, ranks), layers_per_stage=layers)
-        apart = replace(place, ranks=np.arange(place.pp).reshape(1, -1, 1))
-        less = truth.memory.stage_parameters(model.llm, apart) - truth.memory.stage_parameters(model.llm, place)
-        assert less.tolist() == [0] * (place.pp - 1) + [shared * embedding]
-        assert (truth.step_costs.tied_s(model.llm, place) > 0) == (not shared)
 
 
 def test_stages_behind_counts_the_lanes_after_each_stage_of_the_chain() -> None:
