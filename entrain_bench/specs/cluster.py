@@ -188,15 +188,12 @@ class ClusterSpec:
             if highest > 1:
                 changed |= {name: changed[name] / highest for name in shares}
                 changed[peak] = getattr(device, peak) * highest
+        factors = [speed.node if tier.num_ranks <= self.gpus_per_node else speed.network for tier in self.tiers]
         tiers = tuple(
-            replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * getattr(speed, self._factor_of(tier)))
-            for tier in self.tiers
+            replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * factor)
+            for tier, factor in zip(self.tiers, factors, strict=True)
         )
         return replace(self, device=replace(device, **changed), tiers=tiers)
-
-    def _factor_of(self, tier: LinkTier) -> str:
-        """The factor of ``Speed`` that a tier's bandwidth has."""
-        return "node" if tier.num_ranks <= self.gpus_per_node else "network"
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.

@@ -72,7 +72,7 @@ def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, 
     for key, value in values.items():
         if key not in known:
             raise unknown_choice(f"{where} key", str(key), known)
-        converted = _convert(hints[key], value, f"{where}.{key}")
+        converted = _convert(hints[key], value, f"{where}.{key}", parses=False)
         checked[key] = converted if isinstance(converted, int) else value
     return checked
 
@@ -84,10 +84,11 @@ def parse[T](cls: type[T], values: Any, where: str) -> T:
     return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
+    """The value as a field of this type takes it; mappings for dataclasses stay what they are unless ``parses``."""
     options = get_args(hint)
     if get_origin(hint) is Annotated:
-        converted = _convert(options[0], value, where)
+        converted = _convert(options[0], value, where, parses)
         allowed = options[1]
         if isinstance(allowed, OneOf):
             if converted not in allowed.names:
@@ -100,15 +101,15 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         options = tuple(option for option in options if option is not NoneType)
-        return _convert(options[0], value, where) if len(options) == 1 else value
-    if is_dataclass(hint):
+        return _convert(options[0], value, where, parses) if len(options) == 1 else value
+    if is_dataclass(hint) and parses:
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     if hint in SCALARS:
         return _scalar(hint, value, where)
     if get_origin(hint) is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise UserError(f"{where}={value}: must be a list")
-        return tuple(_convert(options[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return tuple(_convert(options[0], item, f"{where}[{index}]", parses) for index, item in enumerate(value))
     if get_origin(hint) is Mapping:
         return check_mapping(value, where)
     return value

@@ -173,8 +173,10 @@ class DeviceProfile:
     def only(self, statistic: str) -> DeviceProfile:
         """Return the profile with every point's three times replaced by one statistic."""
         index = STATISTICS.index(statistic)
-        kinds: dict[str, Any] = {name: getattr(self, name) for name in ("stages", "steps", "collectives")}
-        return replace(self, **{name: tuple(_only(point, index) for point in kinds[name]) for name in kinds})
+        kinds = dict[str, Any]()
+        for name in ("stages", "steps", "collectives"):
+            kinds[name] = tuple(_only(point, index) for point in getattr(self, name))
+        return replace(self, **kinds)
 
 
 def _only[T: StagePoint | StepPoint | CollectivePoint](point: T, index: int) -> T:
