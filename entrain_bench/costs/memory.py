@@ -216,10 +216,8 @@ class Memory:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
 
         def made() -> tuple[Layout, FloatArray]:
-            placed = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums(
-                [self.stage_state_bytes(module, module_layout) for module, module_layout in placed]
-            )
+            modules = zip(self.model.modules, layout.modules, strict=True)
+            states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
             freeze(states)
             return layout, states
 
@@ -253,18 +251,12 @@ class Memory:
             last[lane[forwards]] = forwards
             first[lane[backwards[::-1]]] = backwards[::-1]
             lanes = np.flatnonzero((last >= 0) & (last < first))
-            held = (
-                layout.lane_sums(
-                    [
-                        count(module, module_layout) / module_layout.tp * (other == index)
-                        for other, (module, module_layout) in enumerate(
-                            zip(self.model.modules, layout.modules, strict=True)
-                        )
-                    ]
-                )
-                for count in (self.stage_parameters, self.learning_parameters)
-            )
-            yield _OffloadWindow(last[lanes], first[lanes], *(values[lanes] for values in held))
+            held = []
+            per_stage = [np.zeros(other.pp) for other in layout.modules]
+            for count in (self.stage_parameters, self.learning_parameters):
+                per_stage[index] = count(self.model.modules[index], placed) / placed.tp
+                held.append(layout.lane_sums(per_stage)[lanes])
+            yield _OffloadWindow(last[lanes], first[lanes], *held)
 
     def transfers(self, program: Program) -> HandedTensors:
         """Tensors that the program's actions hand each other.
@@ -365,11 +357,8 @@ class Memory:
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
             again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole
-        groups = (
-            [placed.at(index) for index in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
-        )
-        split = np.array([group.tp * self.framework.sequence_parts(module, group.cp) for group in groups])
-        parts = split[chunks.replica]
+        split = np.array([tp * self.framework.sequence_parts(module, cp) for tp, cp in placed.degrees])
+        parts = split[placed.degree_of_copy[chunks.replica]]
         kept, working = (np.zeros((len(chunks), placed.pp)) for _ in range(2))
         for number, kind in enumerate(module.kinds):
             if kind.attention is None:
@@ -387,9 +376,9 @@ class Memory:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
         A forward's activations count from its start, a backward's until its end, so order decides and not time; what a
-        split backward leaves counts while it runs if it is more than what it frees. Weights
-        and gradients of an offloaded module are away between its last forward and its first backward on the rank.
-        Buffers of receives that are posted ahead count as soon as they are posted.
+        split backward leaves counts while it runs if it is more than what it frees. Weights and gradients of an
+        offloaded module are away between its last forward and its first backward on the rank. Buffers of receives that
+        are posted ahead count as soon as they are posted.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)
