@@ -86,7 +86,7 @@ fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COU
 	COUNT=$(or $(COUNT),1000) $(PYTHON) -m pytest -q -n0 --timeout=0 --hypothesis-seed=$(or $(SEED),0) tests/test_fuzz.py
 
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
-	PYTHONPATH=tests $(PYTHON) -m tamper --seed $(or $(SEED),0) --count $(or $(N),500)
+	SEED=$(or $(SEED),0) N=$(or $(N),500) $(PYTHON) -m pytest -q -n0 --timeout=0 tests/tamper
 
 screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (build/screenshots); needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots

@@ -19,8 +19,7 @@ from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate.executor import Simulator
-from entrain_bench.simulate.place import make_timeline
+from entrain_bench.simulate.executor import Simulator, make_timeline
 from entrain_bench.train.emulate.work import (
     LaneOrder,
     PassSeconds,
