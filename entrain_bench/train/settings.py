@@ -27,6 +27,12 @@ CHOICES = {
     "preprocessing": PREPROCESSING,
     "on_non_finite": NON_FINITE,
 }
+# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
+# CUDA programming guide's table of environment variables, which was not read for this.
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_CONNECTIONS = 32
+# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +117,6 @@ class TrainSettings:
         done = min(1.0, (iteration - top) / max(1, last - top))
         left = 1.0 - done if self.learning_rate_decay == "linear" else (1.0 + cos(pi * done)) / 2
         return least + (peak - least) * left
-
-
-# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
-# CUDA programming guide's table of environment variables, which was not read for this.
-VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 32
-# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
-ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def refuse_generators(model: ModelSpec, who: str) -> None:

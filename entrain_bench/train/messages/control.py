@@ -1,4 +1,4 @@
-"""The process group's life, and small host data between ranks over gloo."""
+"""The process group of ranks, host data between them over gloo, and what ended one of them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
+# Known to every rank, or with names of their own.
+_ASIDE = ("model", "layout", "shapes", "chunks", "remade")
+# Errors that say everything in their line; others are of the process they happened on.
+_KNOWN = {
+    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
+}
 
 
 @contextmanager
@@ -92,12 +98,6 @@ def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
 
-# Errors that say everything in their line; others are of the process they happened on.
-_KNOWN = {
-    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
-}
-
-
 class WaitError(ExecutionError):
     """A rank waited too long for another one; ``waited_s`` says for how many seconds."""
 
@@ -132,10 +132,6 @@ class Failure:
         error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"{self.who}: {self.text}")
         error.__cause__ = ExecutionError(f"traceback of {self.who}:\n{self.trace}")
         return error
-
-
-# Known to every rank, or with names of their own.
-_ASIDE = ("model", "layout", "shapes", "chunks", "remade")
 
 
 def program_to_bytes(program: Program) -> bytes:

@@ -1,4 +1,4 @@
-"""A stage: consecutive layers of one module on one rank."""
+"""A stage: consecutive layers of one module on one rank, its first weights and its parameters by name."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ from entrain_bench.train.modules.positions import (
     sinusoids,
 )
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
+
+CPU = torch.device("cpu")
+_WEIGHT_STD = 0.02  # GPT-2's, and megatron-core's default init_method_std
 
 
 class Stage(torch.nn.Module):
@@ -195,19 +198,16 @@ def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:
     return output  # type: ignore[no-any-return]
 
 
-_WEIGHT_STD = 0.02  # GPT-2's, and megatron-core's default init_method_std
-
-
 def build_stage(
     model: ModelSpec,
     module: ModuleSpec,
     layers: range,
     groups: StageGroups,
     *,
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device,
-    recompute: bool,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: torch.device = CPU,
+    recompute: bool = False,
     logit_chunk_tokens: int = 0,
     kernels: Kernels | None = None,
 ) -> Stage:

@@ -108,17 +108,8 @@ class Bench:
         layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
         held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
         module = ModuleSpec(module.name, module.role, config, layers)
-        stage = build_stage(
-            self.model,
-            module,
-            range(held[0], held[-1] + 1),
-            groups,
-            dtype=self.dtype,
-            seed=0,  # Times do not depend on weights.
-            device=self.device,
-            recompute=False,
-            logit_chunk_tokens=self.logit_chunk,
-        )
+        build = partial(build_stage, dtype=self.dtype, device=self.device, logit_chunk_tokens=self.logit_chunk)
+        stage = build(self.model, module, range(held[0], held[-1] + 1), groups)
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
@@ -143,8 +134,9 @@ class Bench:
             pack = Pack(tuple(lengths), (), ids, labels)
             num_rows = int((ids < 0).sum()) if first else num_rows
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
-        is_loss = last and not module.is_encoder
-        return Inputs(pack, lambda: values.detach().requires_grad_() if num_rows else None, is_loss)
+        return Inputs(
+            pack, lambda: values.detach().requires_grad_() if num_rows else None, last and not module.is_encoder
+        )
 
 
 @dataclass(frozen=True, slots=True)

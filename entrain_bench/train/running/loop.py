@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import packages_distributions, version
 from math import isfinite
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
@@ -40,6 +42,7 @@ from entrain_bench.train.measuring.metrics import (
     why_not_of_the_cluster,
 )
 from entrain_bench.train.messages.control import (
+    Failure,
     PlanningGroup,
     gather_json,
     planning_group,
@@ -114,22 +117,20 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer = dict[str, str]()
-    seconds = 0.0
+    content = None
+    started = perf_counter()
     if dist.get_rank() == 0:
-        started = perf_counter()
         try:
             layout = setting.plan()
             check_layout(layout, setting.job.model, setting.job.cluster)
-            answer = {"layout": layout_to_json(layout)}
+            answer: dict[str, Any] = {"layout": layout_to_json(layout)}
         except UserError as error:
-            answer = {"incompatible" if isinstance(error, IncompatibleError) else "error": str(error)}
-        seconds = perf_counter() - started
-    answer = json.loads(planning.broadcast(json.dumps(answer).encode() if answer else None))
-    if "incompatible" in answer:
-        raise IncompatibleError(answer["incompatible"])
-    if "error" in answer:
-        raise UserError(answer["error"])
+            answer = asdict(Failure.of(error, "rank 0"))
+        content = json.dumps(answer).encode()
+    seconds = perf_counter() - started
+    answer = json.loads(planning.broadcast(content))
+    if "layout" not in answer:
+        raise Failure(**answer).as_error()
     return layout_from_json(answer["layout"]), seconds
 
 

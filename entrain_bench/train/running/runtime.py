@@ -1,4 +1,4 @@
-"""The interpreter: runs one rank's actions, one autograd graph a chunk and stage."""
+"""The interpreter: builds what a rank holds and runs its actions, one autograd graph a chunk and stage."""
 
 from __future__ import annotations
 

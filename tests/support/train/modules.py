@@ -28,7 +28,6 @@ from entrain_bench.train.modules import (
     named_parameters,
 )
 from support.builders import TOKENS
-from support.train.reference import normal
 
 MODULES = config_tree() / "model" / "module"
 CPU = torch.device("cpu")
@@ -36,6 +35,10 @@ CPU = torch.device("cpu")
 ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
 SAMPLES = (9, 30, 14)
 Grads = dict[str, Tensor]
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 
 def module_config(name: str, llm_width: int = 128, **changes: Any) -> dict[str, Any]:

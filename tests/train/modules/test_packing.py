@@ -26,7 +26,7 @@ from entrain_bench.train.modules.packing import (
     segments_of,
     with_halo,
 )
-from support.train.reference import normal
+from support.train.modules import normal
 
 CPU = torch.device("cpu")
 
