@@ -19,14 +19,14 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
 from entrain_bench.train.emulate.work import LaneOrder, StageShape
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.packing import first_groups, shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.running.data import Inputs, MadeUp, SampleData
 from entrain_bench.train.running.runtime import Graph, forward_request, is_loss
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 
 @dataclass(slots=True)

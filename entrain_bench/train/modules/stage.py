@@ -16,10 +16,9 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import AttentionKernel, Mask
+from entrain_bench.train.modules.attention import AttentionKernel, Kernels, Mask, find_kernels
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
-from entrain_bench.train.modules.kernels import Kernels, find_kernels
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,

@@ -17,13 +17,13 @@ from entrain_bench.costs.profiled.timed_points import StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.packing import first_groups, shares_of
 from entrain_bench.train.modules.positions import merge_tokens
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 # Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
 DEPTH = 4

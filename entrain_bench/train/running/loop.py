@@ -31,13 +31,14 @@ from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
 from entrain_bench.train.device import device_name, device_of, dtype_name
-from entrain_bench.train.measuring.clock import Clock, profiler
-from entrain_bench.train.measuring.metrics import (
+from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
+    Clock,
     gather_seen,
     mean_metrics,
     metrics_of,
     name_non_finite,
+    profiler,
     see,
     why_not_of_the_cluster,
 )
@@ -51,7 +52,7 @@ from entrain_bench.train.messages.control import (
     program_to_bytes,
 )
 from entrain_bench.train.messages.positions import believed_order
-from entrain_bench.train.modules.kernels import PACKAGES
+from entrain_bench.train.modules.attention import PACKAGES
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.data import content_of

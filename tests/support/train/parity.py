@@ -23,8 +23,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
-from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.metrics import total_loss
+from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_json, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
@@ -32,8 +31,7 @@ from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
-from entrain_bench.train.running.sharded import ShardedStage
-from entrain_bench.train.running.step import TrainedStage
+from entrain_bench.train.running.stages import ShardedStage, TrainedStage
 from entrain_bench_strategies.braid import BraidPlanner
 from entrain_bench_strategies.braid.braid_layouts import Shape, place
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate

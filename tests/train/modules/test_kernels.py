@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.train.modules import StageGroups, kernels
-from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
-from entrain_bench.train.modules.kernels import Kernels, Machine, candidates, find_kernels, machine_of
+from entrain_bench.train.modules import StageGroups
+from entrain_bench.train.modules import attention as kernels
+from entrain_bench.train.modules.attention import (
+    AttentionKernel,
+    Kernels,
+    Machine,
+    candidates,
+    find_kernels,
+    machine_of,
+    packed_attention,
+)
 from support.train.modules import relative_errors, run_module, small_model
 
 CPU, BF16, FP32 = torch.device("cpu"), torch.bfloat16, torch.float32

@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from entrain_bench.balancing.recomputation import recompute_all
 from entrain_bench.program import Pass, recompute_chunks
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import Inputs, MadeUp, SampleData
 from entrain_bench.train.running.loader import ThreadLoader
 from entrain_bench.train.running.runtime import Runtime
-from entrain_bench.train.running.step import TrainedStage
+from entrain_bench.train.running.stages import TrainedStage
 from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, ONE_RANK, build_here, configuration, features_of, program_of

@@ -18,8 +18,7 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
 from entrain_bench.specs.job import Job
-from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.metrics import merge_timeline
+from entrain_bench.train.measuring import Clock, merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.runtime import build_runtime

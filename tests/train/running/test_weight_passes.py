@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import Step
-from entrain_bench.train.running import step as step_module
+from entrain_bench.train.running import stages as step_module
 from entrain_bench.train.running.runtime import _Iteration
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, build_here, configuration, program_of

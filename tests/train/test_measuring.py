@@ -16,16 +16,18 @@ import torch.distributed as dist
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.train.measuring import metrics
-from entrain_bench.train.measuring.clock import Clock, clock_offset, on_one_clock
-from entrain_bench.train.measuring.metrics import (
+from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
+    Clock,
     RankResult,
     Seen,
+    clock_offset,
     mean_metrics,
     merge_timeline,
+    metrics,
     metrics_of,
     name_non_finite,
+    on_one_clock,
     see,
     total_loss,
     why_not_of_the_cluster,
