@@ -21,7 +21,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, overrides_of
-from entrain_bench.lab.files import read_json, write_json
+from entrain_bench.lab.measuring import read_json, write_json
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline

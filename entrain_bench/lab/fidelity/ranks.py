@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.lab.fidelity.programs import FidelityProgram
-from entrain_bench.lab.files import write_json
+from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.launch import TIMEOUT_S
 from entrain_bench.train.measuring import Clock, merge_timeline

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.lab.fidelity.__main__ import measure
+from entrain_bench.lab.fidelity.command import measure
 from entrain_bench.lab.fidelity.predict import all_rows, mean_of
 from entrain_bench.lab.fidelity.programs import (
     COMMON,

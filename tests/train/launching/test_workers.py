@@ -13,7 +13,7 @@ import pytest
 
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.cli import run_command
-from entrain_bench.lab.preprocessing.measure import write_pictures
+from entrain_bench.lab.preprocessing import write_pictures
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.train.running.loader import num_workers
