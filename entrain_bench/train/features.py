@@ -80,12 +80,12 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
     bytes_of = np.ascontiguousarray(pixels.reshape(given, *squares, CHANNELS).transpose(1, 4, 2, 5, 7, 0, 3, 6))
     std = np.array(rules.std)
     scale, shift = (
-        each.astype(np.float32)[:, None, None, None] for each in (1.0 / (255.0 * std), np.array(rules.mean) / std)
+        values.astype(np.float32)[:, None, None, None] for values in (1.0 / (255.0 * std), np.array(rules.mean) / std)
     )
     patches = out.reshape(squares[0], squares[3], merged, merged, CHANNELS, rules.frames, side, side)
-    own = patches[..., :given, :, :]
-    np.multiply(bytes_of, scale, out=own)
-    own -= shift
+    given_frames = patches[..., :given, :, :]
+    np.multiply(bytes_of, scale, out=given_frames)
+    given_frames -= shift
     patches[..., given:, :, :] = patches[..., :1, :, :]
 
 

@@ -120,7 +120,7 @@ def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> floa
 def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
     """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began (``began_s``)."""
     first = min(began_s)
-    return [own + np.array([0.0, s - first, s - first]) for own, s in zip(rows, began_s, strict=True)]
+    return [times + np.array([0.0, s - first, s - first]) for times, s in zip(rows, began_s, strict=True)]
 
 
 @contextmanager
@@ -184,16 +184,16 @@ def see(result: RankResult, clock: Clock) -> Seen:
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
     """Return the measurements of all ranks on rank 0, None on other ranks. Collective."""
     # JSON keeps every bit of a float, and ranks need not unpickle.
-    own = {field.name: getattr(seen, field.name) for field in fields(seen)}
-    everyone = gather_json(own | {"rows": seen.rows.tolist()}, control)
+    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    everyone = gather_json(values | {"rows": seen.rows.tolist()}, control)
     if control.rank():
         return None
-    return [Seen(**each | {"rows": np.array(each["rows"]).reshape(-1, 3)}) for each in everyone]
+    return [Seen(**given | {"rows": np.array(given["rows"]).reshape(-1, 3)}) for given in everyone]
 
 
 def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
     """Return one line that names iteration, microbatch and samples of the first loss that is not finite."""
-    for action, loss in (row for own in losses for row in own):
+    for action, loss in (row for of_rank in losses for row in of_rank):
         if not isfinite(loss):
             view = program.view(action)
             samples = [program.shapes.name_of(sample) for sample in view.members]
@@ -219,9 +219,9 @@ def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) 
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
     placed = program.layout.modules[llm]
     counted = list[float]()
-    for rank, own in enumerate(losses):
+    for rank, of_rank in enumerate(losses):
         position = {place.replica: place.position for place in places_of(program.layout, rank) if place.module == llm}
-        for action, loss in own:
+        for action, loss in of_rank:
             replica = int(program.replica[action])
             tp, _ = placed.degrees[placed.degree_of_copy[replica]]
             # Tensor-parallel ranks hold copies, context-parallel ranks parts.
@@ -237,10 +237,10 @@ def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Seq
     the moment when its ranks are free and its inputs computed.
     """
     start, end = np.full((2, program.num_actions), -np.inf)
-    for own in rows:
-        action = own[:, 0].astype(np.int64)
-        np.maximum.at(start, action, own[:, 1])
-        np.maximum.at(end, action, own[:, 2])
+    for of_rank in rows:
+        action = of_rank[:, 0].astype(np.int64)
+        np.maximum.at(start, action, of_rank[:, 1])
+        np.maximum.at(end, action, of_rank[:, 2])
     comm = np.where(program.kind == Pass.GRAD_SYNC, end - start, 0.0)
     peak = np.zeros(program.layout.num_lanes)
     for rank, need in enumerate(peak_bytes):

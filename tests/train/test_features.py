@@ -53,17 +53,6 @@ def test_patches_of_one_frame_are_what_siglip_s_convolution_sees() -> None:
     np.testing.assert_allclose(patches(pixels, rules), seen.numpy(), rtol=0, atol=2e-6)
 
 
-def test_a_patch_by_hand() -> None:
-    # Four patches of one pixel, in a square and not; colours 0, 51, ..., of which halves make -1, -0.6, ...
-    pixels = np.array([[[0, 255, 0], [51, 0, 0]], [[102, 0, 0], [153, 0, 0]]], np.uint8)[None]
-    rules = PatchRules(1, 2, 2, *HALVES)
-    found = patches(pixels, rules)
-    np.testing.assert_allclose(found[:, 0], [-1, -0.6, -0.2, 0.2], atol=1e-6)
-    np.testing.assert_allclose(found[0], [-1, -1, 1, 1, -1, -1], atol=1e-6)
-    wide = np.repeat(pixels, 2, axis=2)[:, :, :, :]
-    np.testing.assert_allclose(patches(wide, rules)[:, 0], [-1, -1, -0.2, -0.2, -0.6, -0.6, 0.2, 0.2], atol=1e-6)
-
-
 def test_an_input_that_is_no_patch_is_refused() -> None:
     with pytest.raises(IncompatibleError, match="takes 1000 features per token"):
         PatchRules.of(1000, 14, 2, None, "model.modules.vision")

@@ -108,12 +108,12 @@ class Emulator:
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
         known = set(self.measured.passes)
         for order in lanes:
-            own = [works[action] for action in order.actions.tolist()]
-            if not known.issuperset(own):
+            wanted = [works[action] for action in order.actions.tolist()]
+            if not known.issuperset(wanted):
                 places = np.stack([program.module[order.actions], program.stage[order.actions]], axis=1)
                 held = tuple(shapes[module][stage] for module, stage in np.unique(places, axis=0).tolist())
                 missing.setdefault(held, []).append(order)
-                known.update(own)
+                known.update(wanted)
         if not missing:
             return
         runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -87,12 +87,12 @@ def planning_group(timeout_s: float) -> PlanningGroup:
 
 def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
     """The values of all ranks, on every rank, by rank."""
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    dist.all_gather(sizes, torch.tensor([len(content)]), group=group)
     longest = int(max(sizes))
     padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(own)] = own
+    padded[: len(content)] = content
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=group)
     return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]

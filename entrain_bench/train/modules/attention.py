@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -78,9 +78,9 @@ class PackedAttention(torch.nn.Module):
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
         query = query.squeeze(1).contiguous()
         if mask.cp.size() > 1:
-            own = torch.cat([key, value], dim=-1)
-            key, value = _gathered(own, mask)
-            remade = _gathered_again(own.detach(), (key, value), mask)
+            both = torch.cat([key, value], dim=-1)
+            key, value = _gathered(both, mask)
+            remade = _gathered_again(both.detach(), (key, value), mask)
         else:
             key, value = (rows.squeeze(1).contiguous() for rows in (key, value))
         with remade:
@@ -88,9 +88,9 @@ class PackedAttention(torch.nn.Module):
         return output.reshape(len(query), 1, -1)
 
 
-def _gathered(own: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+def _gathered(rows_here: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """Keys and values of all ranks, each ``[keys, heads, head_dim]``."""
-    both = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=True, group=mask.cp)
+    both = gather_from_sequence_parallel_region(rows_here, tensor_parallel_output_grad=True, group=mask.cp)
     if mask.segments.keys is not None:
         both = both.index_select(0, mask.segments.keys)
     key, value = (rows.squeeze(1).contiguous() for rows in both.chunk(2, dim=-1))
@@ -105,12 +105,12 @@ class _Gathered:
 
 
 @contextmanager
-def _gathered_again(own: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) -> Iterator[None]:
+def _gathered_again(both: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) -> Iterator[None]:
     """Have autograd keep this rank's keys and values only, as Megatron-Core's kernels do; backward gathers again."""
     # Hooks do not nest: those around, such as a checkpoint's, get all that is kept.
     pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (lambda kept: kept,) * 2
     places = {rows.untyped_storage()._cdata: place for place, rows in enumerate(gathered) if len(rows)}
-    held = pack(own)
+    held = pack(both)
     made = dict[int, Tensor]()
 
     def keep(tensor: Tensor) -> Any:
@@ -191,18 +191,18 @@ class _FlashOnCpu(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, *sums = ctx.saved_tensors
         segments: Segments = ctx.segments
-        found = [torch.empty_like(rows) for rows in (query, key, value)]
+        results = [torch.empty_like(rows) for rows in (query, key, value)]
         lengths = (segments.query_lengths, segments.key_lengths, segments.key_lengths)
-        into = [torch.split(rows, list(each)) for rows, each in zip(found, lengths, strict=True)]
+        into = [torch.split(rows, list(sizes)) for rows, sizes in zip(results, lengths, strict=True)]
         batches = _batches((query, key, value, output, gradients[0]), segments)
         for (alike, (q, k, v, attended, gradient)), log_sum in zip(batches, sums, strict=True):
             by_input = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 gradient, q, k, v, attended, log_sum, 0.0, **_causality(q, k, ctx.causal)
             )
             for rows, values in zip(into, by_input, strict=True):
-                for i, own in zip(alike, values.transpose(1, 2), strict=True):
-                    rows[i].copy_(own)
-        return *found, None, None
+                for i, part in zip(alike, values.transpose(1, 2), strict=True):
+                    rows[i].copy_(part)
+        return *results, None, None
 
 
 def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[list[int], list[Tensor]]]:
@@ -213,7 +213,7 @@ def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[
     for index, lengths in enumerate(zip(queries, keys, strict=True)):
         members[lengths].append(index)
     sizes = (queries, keys, keys, queries, queries)
-    parts = [torch.split(rows, list(each)) for rows, each in zip(tensors, sizes, strict=False)]
+    parts = [torch.split(rows, list(count)) for rows, count in zip(tensors, sizes, strict=False)]
     for alike in members.values():
         yield alike, [torch.stack([rows[i] for i in alike]).transpose(1, 2) for rows in parts]
 
@@ -228,12 +228,12 @@ def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
 
 
 FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
-# Packages that torch 2.13 can call instead of its own kernel: torch's name, the module to import, and the major compute
-# capabilities they support (torch/nn/attention/_fa3.py, _fa4.py).
+# Packages that torch 2.13 can call instead of its own kernel: torch's name, and the module to import.
 PACKAGES = {
-    AttentionKernel.FLASH3: ("FA3", "flash_attn_interface", (9,)),
-    AttentionKernel.FLASH4: ("FA4", "flash_attn.cute.interface", (9, 10)),
+    AttentionKernel.FLASH3: ("FA3", "flash_attn_interface"),
+    AttentionKernel.FLASH4: ("FA4", "flash_attn.cute.interface"),
 }
+HOPPER = 9  # Major compute capability of GPUs that FlashAttention 3 is for.
 # Compute capability from which torch's own variable-length kernel runs (Ampere).
 LEAST_CAPABILITY = (8, 0)
 # Trial: largest error of outputs and gradients in bfloat16 against float32, relative to their norm.
@@ -248,11 +248,11 @@ AUTO = "To use the best kernel that works here, set harness.kernels=auto"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device: its kind, a GPU's compute capability, and the kernels of ``PACKAGES`` that can be imported."""
+    """A device: its kind, a GPU's compute capability, and whether FlashAttention 3 can be imported."""
 
     device: str
     capability: tuple[int, int] = (0, 0)
-    packages: frozenset[AttentionKernel] = frozenset()
+    has_flash3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,11 @@ class Kernels:
 def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
     """Return the kernels that can compute a module's attention, preferred first; raises as ``find_kernels``."""
     if request in PACKAGES:
-        _check_request(AttentionKernel(request), machine, dtype, head_dim)
+        if head_dim not in FLASH_HEAD_DIMS:
+            raise IncompatibleError(
+                f"harness.kernels={request}: cannot take head_dim={head_dim}; it must be a multiple of "
+                f"{FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}. {AUTO}"
+            )
         return (AttentionKernel(request),)
     if machine.device == "cpu" and request != "sdpa":
         return (AttentionKernel.CPU,)
@@ -274,27 +278,9 @@ def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int
     if request == "sdpa" or not fits:
         return (AttentionKernel.SDPA,)
     # FlashAttention 4 only on request: its backward is new, and torch calls its support a prototype.
-    third = AttentionKernel.FLASH3
-    usable = request == "auto" and third in machine.packages and machine.capability[0] in PACKAGES[third][2]
-    own = (AttentionKernel.FLASH2, AttentionKernel.SDPA)
-    return (third, *own) if usable else own
-
-
-def _check_request(kernel: AttentionKernel, machine: Machine, dtype: torch.dtype, head_dim: int) -> None:
-    _, package, majors = PACKAGES[kernel]
-    said = f"harness.kernels={kernel}"
-    if machine.device != "cuda" or machine.capability[0] not in majors:
-        needed = " or ".join(f"{major}.x" for major in majors)
-        raise UserError(f"{said}: needs a GPU of compute capability {needed}. {AUTO}")
-    if kernel not in machine.packages:
-        raise UserError(f"{said}: needs the Python package {package}, which cannot be imported. {AUTO}")
-    if dtype is not torch.bfloat16:
-        raise UserError(f"{said}: needs harness.dtype=bfloat16")
-    if head_dim not in FLASH_HEAD_DIMS:
-        raise IncompatibleError(
-            f"{said}: cannot take head_dim={head_dim}; it must be a multiple of {FLASH_HEAD_DIMS.step}, at most "
-            f"{FLASH_HEAD_DIMS[-1]}. {AUTO}"
-        )
+    usable = request == "auto" and machine.has_flash3 and machine.capability[0] == HOPPER
+    usual = (AttentionKernel.FLASH2, AttentionKernel.SDPA)
+    return (AttentionKernel.FLASH3, *usual) if usable else usual
 
 
 def find_kernels(
@@ -315,9 +301,9 @@ def find_kernels(
     passed_over = []
     # In the order of preference, which is the same for all modules that have several.
     for kernel in max(allowed.values(), key=len, default=()):
-        taken = {name: kernel if kernel in found else found[-1] for name, found in allowed.items()}
+        taken = {name: kernel if kernel in fitting else fitting[-1] for name, fitting in allowed.items()}
         dims = {module.config.head_dim for module in modules if taken.get(module.name) is kernel}
-        if reason := _try(kernel, sorted(dims), dtype, device, machine):
+        if reason := _try(kernel, sorted(dims), dtype, device):
             if request == kernel:
                 raise UserError(f"harness.kernels={request}: failed its trial on this device ({reason}). {AUTO}")
             passed_over.append(f"attention kernel {kernel} failed its trial and is not used: {reason}")
@@ -330,18 +316,13 @@ def machine_of(device: torch.device) -> Machine:
     """Return the device and packages of this process."""
     if device.type != "cuda":
         return Machine(device.type)
-    kernels = set()
-    for kernel, (_, package, _) in PACKAGES.items():
-        with suppress(ImportError):
-            kernels |= {kernel} if find_spec(package) else set()
-    return Machine("cuda", torch.cuda.get_device_capability(device), frozenset(kernels))
+    _, package = PACKAGES[AttentionKernel.FLASH3]
+    return Machine("cuda", torch.cuda.get_device_capability(device), find_spec(package) is not None)
 
 
-def _try(
-    kernel: AttentionKernel, head_dims: Sequence[int], dtype: torch.dtype, device: torch.device, machine: Machine
-) -> str:
+def _try(kernel: AttentionKernel, head_dims: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:
     """Activate a kernel in this process and compute with it; return the problem, or an empty string."""
-    if machine.device == "cpu" or kernel is AttentionKernel.SDPA:
+    if kernel in (AttentionKernel.CPU, AttentionKernel.SDPA):
         return ""
     try:
         if kernel in PACKAGES:
@@ -374,6 +355,6 @@ def _error(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: t
     errors = []
     for causal in (True, False):
         exact = results(AttentionKernel.SDPA, torch.float32, causal)
-        for own, wanted in zip(results(kernel, dtype, causal), exact, strict=True):
-            errors.append(torch.linalg.vector_norm(own.float() - wanted) / torch.linalg.vector_norm(wanted))
+        for actual, wanted in zip(results(kernel, dtype, causal), exact, strict=True):
+            errors.append(torch.linalg.vector_norm(actual.float() - wanted) / torch.linalg.vector_norm(wanted))
     return float(torch.stack(errors).max())

@@ -73,8 +73,8 @@ class ProfileRecorder:
             head_tokens=settings.head_tokens,
         )
         known = read_profile(path, f"output={path}") if path.exists() else None
-        if known and (found := subject.difference(known.subject)):
-            raise UserError(f"output={path}: holds a profile with {found}. Choose another file, or remove it")
+        if known and (difference := subject.difference(known.subject)):
+            raise UserError(f"output={path}: holds a profile with {difference}. Choose another file, or remove it")
         constants = constants_of(settings, dtype, device, known.constants if known else None)
         new = DeviceProfile(subject, constants, datetime.now(UTC).date().isoformat())
         profile = replace(known, constants=constants, finished=False) if known else new

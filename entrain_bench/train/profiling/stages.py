@@ -74,7 +74,7 @@ def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
     most = isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
     wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
-    for number in sorted({max(each, *allowed[:1]) for each in wanted if allowed}):
+    for number in sorted({max(count, *allowed[:1]) for count in wanted if allowed}):
         yield split_tokens(tokens, number)
 
 

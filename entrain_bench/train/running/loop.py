@@ -111,8 +111,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
             save_weights(folder, setting.job.model, layout, stages, runtime.groups.stages, runtime.roots)
         if control.rank():
             return None
-    own = history[num_elsewhere:] or history
-    metrics = {**mean_metrics(own), "planning_time_s": planning_time_s}
+    counted = history[num_elsewhere:] or history
+    metrics = {**mean_metrics(counted), "planning_time_s": planning_time_s}
     return RunResult(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
@@ -158,7 +158,7 @@ def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, st
     # Packages that attention is computed by.
     used = {PACKAGES[kernel][1].partition(".")[0] for kernel in kernels.attention.values() if kernel in PACKAGES}
     named = packages_distributions() if used else {}
-    own = {
+    execution = {
         "device": device_name(runtime.device),
         "dtype": dtype_name(runtime.dtype),
         "torch": torch.__version__,
@@ -166,10 +166,10 @@ def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, st
         **{f"attention.{name}": str(kernel) for name, kernel in kernels.attention.items()},
         **{module: " ".join(version(owner) for owner in named.get(module, ())) for module in sorted(used)},
     }
-    everyone = gather_json({"execution": own, "remarks": kernels.passed_over}, control)
-    values = {name: [found["execution"][name] for found in everyone] for name in own}
-    remarks = dict.fromkeys(line for found in everyone for line in found["remarks"])
-    return {name: " and ".join(dict.fromkeys(found)) for name, found in values.items()}, tuple(remarks)
+    everyone = gather_json({"execution": execution, "remarks": kernels.passed_over}, control)
+    values = {name: [said["execution"][name] for said in everyone] for name in execution}
+    remarks = dict.fromkeys(line for said in everyone for line in said["remarks"])
+    return {name: " and ".join(dict.fromkeys(said)) for name, said in values.items()}, tuple(remarks)
 
 
 class WorkFeed:
@@ -218,7 +218,7 @@ class WorkFeed:
             check_program(program)
             content = program_to_bytes(program)
             order = believed_order(program, feed.setting.profile.under(feed.layout)).tobytes()
-        content, order = (self._planning.broadcast(each) for each in (content, order))
+        content, order = (self._planning.broadcast(item) for item in (content, order))
         program = program_from_bytes(content, feed.setting.job.model, feed.layout, shapes)
         return self._prepare(program, np.frombuffer(order, np.int64)), host_time
 

@@ -57,9 +57,9 @@ class Graph:
     @staticmethod
     def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
         """Return the state of a pack's forward, from its input and output."""
-        own = leaf if leaf is not None and leaf.requires_grad else None
+        learning = leaf if leaf is not None and leaf.requires_grad else None
         edge = get_gradient_edge(output) if output.requires_grad else None
-        return Graph(own, edge, output.shape, pack.splits_backward)
+        return Graph(learning, edge, output.shape, pack.splits_backward)
 
 
 @dataclass(frozen=True, slots=True)

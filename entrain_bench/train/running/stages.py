@@ -160,16 +160,16 @@ class TrainedStage:
         if not parameter.requires_grad:
             return Part(parameter.data, 0, parameter, None)
         # megatron-core chains optimizers of different kinds of parameters; these are of one.
-        (own,) = self.optimizer.chained_optimizers
-        inner = own.optimizer
+        (outer,) = self.optimizer.chained_optimizers
+        inner = outer.optimizer
         if not self.buffers.ddp_config.use_distributed_optimizer:
             main = getattr(parameter, "main_param", parameter)
             return Part(main.data, 0, main, inner.state[main])
-        if own.is_stub_optimizer or parameter not in own.model_param_group_index_map:
+        if outer.is_stub_optimizer or parameter not in outer.model_param_group_index_map:
             return None
-        group, order = own.model_param_group_index_map[parameter]
+        group, order = outer.model_param_group_index_map[parameter]
         shard = inner.param_groups[group]["params"][order]
-        start = own._get_model_param_range_map(parameter)["param"].start
+        start = outer._get_model_param_range_map(parameter)["param"].start
         return Part(shard.data, start, shard, inner.state[shard])
 
     def cuts_states(self, parameter: Parameter) -> bool:

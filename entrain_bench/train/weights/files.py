@@ -97,8 +97,8 @@ def load_weights(checkpoint: Checkpoint, model: ModelSpec, stage: Stage, roots: 
     """Fill a stage."""
     stored = stored_tensors(model, stage.module, roots)
     for named in named_parameters(stage):
-        own = stored[named.key.removeprefix(f"{stage.module.name}.")]
-        named.parameter.copy_(named.shard(_whole(checkpoint, own)))
+        tensors = stored[named.key.removeprefix(f"{stage.module.name}.")]
+        named.parameter.copy_(named.shard(_whole(checkpoint, tensors)))
 
 
 def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
@@ -184,11 +184,11 @@ def save_weights(
             stored[_SINUSOIDS] = Stored({positions: (WHISPER_POSITIONS, module.config.hidden_size)})
         # Both copies of a tied embedding belong to the first stage.
         layers = range(first, first + layers_per_stage[stage])
-        stored = {key: each for key, each in stored.items() if int(key.partition(".")[0]) in layers}
+        stored = {key: tensors for key, tensors in stored.items() if int(key.partition(".")[0]) in layers}
         name = f"model-{number:05d}-of-{len(places):05d}.safetensors"
         if (index, stage) in stages:
             _write_stage(folder / name, stages[index, stage], groups[index, stage], stored)
-        shapes = {name: shape for each in stored.values() for name, shape in each.shapes.items()}
+        shapes = {name: shape for tensors in stored.values() for name, shape in tensors.shapes.items()}
         files |= dict.fromkeys(sorted(shapes), name)
         num_weights += sum(map(prod, shapes.values()))
     dist.barrier()
@@ -243,7 +243,7 @@ def _unpacked(stored: Stored, full: Tensor) -> dict[str, Tensor]:
         rows[held] = full[torch.from_numpy(stored.order >= 0)]
     tensors = {}
     sizes = [shape[0] for shape in stored.shapes.values()]
-    for (name, shape), own in zip(stored.shapes.items(), torch.split(rows, sizes), strict=True):
-        kernel = own.view(len(own), shape[-1], -1).transpose(1, 2) if stored.taps_first else own
+    for (name, shape), part in zip(stored.shapes.items(), torch.split(rows, sizes), strict=True):
+        kernel = part.view(len(part), shape[-1], -1).transpose(1, 2) if stored.taps_first else part
         tensors[name] = kernel.reshape(shape).contiguous()
     return tensors

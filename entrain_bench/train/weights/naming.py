@@ -245,7 +245,7 @@ def _heads(config: ModuleConfig, names: Sequence[str], part: str) -> Stored:
     rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     if missing:
         rows[1] = np.full(groups * head, -1)
-    order = np.concatenate([own.reshape(groups, -1) for own in rows], axis=1).ravel()
+    order = np.concatenate([kind.reshape(groups, -1) for kind in rows], axis=1).ravel()
     row = (config.hidden_size,) if part == "weight" else ()
     if len(names) == 1:
         return Stored({names[0]: (sum(sizes), *row)}, order)

@@ -15,15 +15,6 @@ from support.builders import TOKENS
 from support.train.modules import module_config
 
 
-def test_a_known_grid_by_hand() -> None:
-    # 2 x 3 blocks of 2 x 2 patches; windows of 2 x 2 blocks: the first four blocks of columns 0 and 1, then column 2.
-    arranged = arrange((24,), ((4, 6),), 4, 16)
-    assert arranged.order.tolist() == [*range(8), *range(12, 20), *range(8, 12), *range(20, 24)]
-    assert arranged.windows == (16, 8)
-    assert arranged.rows.tolist() == [0, 0, 1, 1] * 2 + [2, 2, 3, 3] * 2 + [0, 0, 1, 1] + [2, 2, 3, 3]
-    assert arranged.columns.tolist() == [0, 1, 0, 1, 2, 3, 2, 3] * 2 + [4, 5] * 4
-
-
 def test_an_unknown_grid_is_near_square() -> None:
     # 5 blocks: a row of 3 and a row of 2.
     arranged = arrange((20,), (), 4, 0)

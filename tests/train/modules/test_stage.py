@@ -84,24 +84,6 @@ def test_frozen_blocks_keep_nothing_if_nothing_before_them_learns(alone: StageGr
     assert not blocks(hidden, Pack(SAMPLES)).requires_grad
 
 
-def test_windows_and_items_do_not_see_each_other(alone: StageGroups) -> None:
-    """Between blocks 2 and 3 (one windowed block) a token depends on its own window of 4 x 4 patches alone.
-
-    Grids of 4 x 6 and 2 x 2 patches: windows of 16, 8 and 4 tokens, one after another in the stages.
-    """
-    model = small_model()
-    stage, pack = stage_of(model, model.module("vision"), alone, range(3, 4)), Pack((24, 4), grids=((4, 6), (2, 2)))
-    hidden = torch.randn(28, 64, requires_grad=True)
-    (stage(hidden, pack)[18].sum()).backward()
-    assert hidden.grad is not None
-    depends = hidden.grad.abs().sum(1) > 0
-    assert depends.nonzero().flatten().tolist() == list(range(16, 24))
-    full = stage_of(model, model.module("vision"), alone, range(2, 3))
-    hidden.grad = None
-    (full(hidden, pack)[18].sum()).backward()
-    assert (hidden.grad.abs().sum(1) > 0).nonzero().flatten().tolist() == list(range(24))
-
-
 def test_bf16_is_near_fp32(alone: StageGroups) -> None:
     model = small_model()
     for module in model.modules:
@@ -127,22 +109,6 @@ def test_initial_weights_do_not_depend_on_the_stages(alone: StageGroups) -> None
 
 def named_weight(stage: Stage, key: str) -> Tensor:
     return next(named.parameter for named in named_parameters(stage) if named.key == key)
-
-
-def test_first_and_last_stage_hold_a_copy_each_of_a_tied_embedding(alone: StageGroups) -> None:
-    model = small_model()
-    first, middle, last = (
-        build_stage(model, model.llm, layers, alone) for layers in (range(1), range(1, 3), range(3, 4))
-    )
-    ours, copy = first.tied_embedding(), last.tied_embedding()
-    assert ours is not None
-    assert copy is not None
-    assert torch.equal(ours, copy)
-    assert getattr(copy, "shared", False)
-    assert not getattr(ours, "shared", False)
-    assert middle.tied_embedding() is None
-    untied = small_model(tied_embeddings=False)
-    assert stage_of(untied, untied.llm, alone).tied_embedding() is None
 
 
 @pytest.mark.parametrize(
