@@ -65,9 +65,9 @@ def check_keys(cls: type, values: Any, where: str) -> None:
 
 
 def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys and wrong types."""
+    """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys, types and ranges."""
     known = {field.name for field in fields(cls) if field.init}
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     checked = dict[str, Any]()
     for key, value in values.items():
         if key not in known:

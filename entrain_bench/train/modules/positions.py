@@ -1,4 +1,4 @@
-"""Positions of tokens: rotations in one, two or three dimensions, and sinusoids."""
+"""Positions of tokens: rotations, sinusoids, and pictures as grids of patches, whose windows follow each other."""
 
 from __future__ import annotations
 
