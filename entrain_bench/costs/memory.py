@@ -145,16 +145,10 @@ class Memory:
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on one rank of each stage ``[stages]``.
+        """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
 
-        Args:
-            module: the module.
-            placed: its layout.
-            remade: layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default all
-                that recomputation covers, or none, as the layout says.
-
-        Returns:
-            What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
+        ``remade`` are layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default
+        all that recomputation covers, or none, as the layout says.
         """
         if remade is None or placed.recompute:
             asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage

@@ -51,7 +51,7 @@ class PassTimes:
     Attributes:
         weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
             the weights' gradients.
-        remade_s: of a layer, what recomputation runs of it once more and what that communicates; None: the forward.
+        remade_s, remade_comm_s: of what recomputation runs once more of a layer; None: the forward.
     """
 
     forward_s: FloatArray
@@ -59,17 +59,35 @@ class PassTimes:
     backward_s: FloatArray
     backward_comm_s: FloatArray
     weight_s: FloatArray | None = None
-    remade_s: tuple[FloatArray, FloatArray] | None = None
+    remade_s: FloatArray | None = None
+    remade_comm_s: FloatArray | None = None
+
+    @property
+    def ahead_s(self) -> FloatArray:
+        """Seconds of forwards with their communication."""
+        return self.forward_s + self.forward_comm_s
+
+    @property
+    def back_s(self) -> FloatArray:
+        """Seconds of backwards with their communication, without weight passes."""
+        return self.backward_s + self.backward_comm_s
+
+    @property
+    def again(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds and communication that recomputation adds to a backward of the layer."""
+        if self.remade_s is None or self.remade_comm_s is None:
+            return self.forward_s, self.forward_comm_s
+        return self.remade_s, self.remade_comm_s
 
     @property
     def again_s(self) -> FloatArray:
         """Seconds that recomputation adds to a backward of the layer, with its communication."""
-        ahead, comm = self.remade_s or (self.forward_s, self.forward_comm_s)
+        ahead, comm = self.again
         return ahead + comm
 
     @property
     def columns(self) -> tuple[FloatArray, ...]:
-        """The times in the order in which they are given, without a weight pass where there is none."""
+        """The times of passes, without a weight pass where there is none."""
         whole = self.forward_s, self.forward_comm_s, self.backward_s, self.backward_comm_s
         return whole if self.weight_s is None else (*whole, self.weight_s)
 
@@ -299,8 +317,8 @@ class Roofline:
         for index, layer in enumerate(module.kinds):
             if layer.remade is not None:
                 again = roofline.layer_s(layer.remade, loads, tp, cp)
-                times[index] = replace(times[index], remade_s=(again.forward_s, again.forward_comm_s))
-            freeze(*times[index].columns, *(times[index].remade_s or ()))
+                times[index] = replace(times[index], remade_s=again.forward_s, remade_comm_s=again.forward_comm_s)
+            freeze(*times[index].columns, *times[index].again)
         return times
 
     def of(self, module: ModuleSpec) -> Roofline:
@@ -378,8 +396,7 @@ class Roofline:
             for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * counts[:, index]
             if layer.backward_share and again[..., index].any():
-                once_more = times.remade_s or (times.forward_s, times.forward_comm_s)
-                for total, column in zip(totals[2:4], once_more, strict=True):
+                for total, column in zip(totals[2:4], times.again, strict=True):
                     total += column[:, None] * again[..., index]
         return PassTimes(*totals)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.parse import Range, Rate, check_mapping, parse
 
 
 class Role(StrEnum):
@@ -50,7 +50,7 @@ class ModuleConfig:
     qkv_bias: bool = False
     linear_bias: bool = False
     modalities: tuple[str, ...] = ()
-    window_tokens: int = 0
+    window_tokens: Annotated[int, Range(0)] = 0  # 0: full attention
     full_attention_layers: tuple[int, ...] = ()
     embed_gemms: tuple[Mapping[str, float], ...] = ()
     head_gemms: tuple[Mapping[str, float], ...] = ()
@@ -60,13 +60,13 @@ class ModuleConfig:
     context_tokens: int = 0
     item_tokens: int = 0
     unet: Mapping[str, Any] | None = None
-    rope_theta: float = 10_000.0  # arXiv:2104.09864, section 3.2.2
+    rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
     rope_scaling: Mapping[str, Any] | None = None
     mrope_sections: tuple[int, ...] = ()
-    mrope_frame_step: float = 0.0
-    norm_epsilon: float = 1e-5  # torch.nn.LayerNorm's
+    mrope_frame_step: Annotated[float, Range(0)] = 0.0
+    norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
     activation: str = ""
-    learned_positions: int = 0
+    learned_positions: Annotated[int, Range(0)] = 0
     checkpoint: str = ""
 
 

@@ -19,7 +19,7 @@ from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.module_layers import UNFUSED
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.parse import parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
 # Layer times are measured, so the roofline's other constants are never read.
@@ -128,18 +128,14 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
         UserError: if a link is null and the profile did not measure it.
     """
     constants = profile.constants
-    sources = dict(check_mapping(config["sources"], "cluster.sources"))
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
-    sources |= {f"device.{name}": constants.sources[name] for name in values}
-    sources |= {f"device.{name}": "not used: layer times are measured" for name in UNUSED}
     tiers = []
     for tier in config["tiers"] if isinstance(config["tiers"], list) else []:
         open_keys = [key for key in LINK_KEYS if key in tier and tier[key] is None]
         measured = fitted_link(profile.collectives, f"{where}: cluster.tiers.{tier.get('name')}") if open_keys else {}
         tiers.append({**tier, **{key: measured[key] for key in open_keys}})
-        sources |= {f"tiers.{tier.get('name')}.{key}": f"fitted to {where}" for key in open_keys}
     device = {"name": profile.subject.device, "peak_dtype": profile.subject.dtype, **values, **UNUSED}
-    return {**config, "device": device, "sources": sources, "tiers": tiers or config["tiers"]}
+    return {**config, "device": device, "tiers": tiers or config["tiers"]}
 
 
 def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, float]:

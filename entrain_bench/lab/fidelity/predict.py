@@ -30,7 +30,8 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.place import make_timeline, place_program, place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
-from entrain_bench.train.emulate.emulator import LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.emulate.emulator import Measured
+from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
 from entrain_bench.train.launching.launch import pin
 from entrain_bench.train.messages.channels import lane_of_rank
 

@@ -26,9 +26,8 @@ from entrain_bench.train.measuring.metrics import merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.groups import GroupMaker
-from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.runtime import Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
 
 WARM_UPS = 2

@@ -25,11 +25,10 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.platform import MODULES, prepare_platform
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.loader import MakeInputs
-from entrain_bench.train.running.runtime import Runtime
-from entrain_bench.train.running.step import TrainedStage, global_norm
+from entrain_bench.train.running.runtime import Runtime, build_runtime
+from entrain_bench.train.running.sharded import global_norm
+from entrain_bench.train.running.step import TrainedStage
 from entrain_bench.train.settings import TrainSettings
 
 SCHEDULE_MODULES = tuple(f"megatron.core.pipeline_parallel.{name}" for name in ("schedules", "p2p_communication"))
@@ -82,7 +81,7 @@ class MegatronSchedule:
         module = program.model.modules[0]
         stage = self.pipeline.pp_group.rank()
         # As ahead as for our runtime.
-        inputs = runtime.loader.load([MakeInputs(data, module, stage, members) for members in microbatches])
+        inputs = runtime.loader.load(data, [(module, stage, members) for members in microbatches])
 
         def step(inputs: Iterator[Inputs], model: _Model) -> tuple[Tensor, Callable[..., Any]]:
             output = model.trained.buffers(model.hidden, next(inputs).pack)
