@@ -51,7 +51,7 @@ preprocessing: setup ## Train with three kinds of input preprocessing; draw resu
 	$(PYTHON) -m entrain_bench.lab preprocessing
 
 fidelity: setup ## Train and predict 63 programs on this machine (about an hour); draw results/figures/fidelity.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
+	$(PYTHON) -m entrain_bench.lab fidelity
 
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
 	$(PYTHON) -m entrain_bench.lab gpu-check $(OPTIONS)
