@@ -38,7 +38,7 @@ class TraceKeys:
         None, "shards scanned at the same time; null: one per core up to 8, or all CPUs of the cluster"
     )
     ray_address: str | None = own(None, "host:port of a running Ray cluster; null: start one on this machine")
-    timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer is skipped")
+    timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer fails its shard")
 
 
 class Scanned(Protocol):
