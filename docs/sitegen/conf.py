@@ -17,7 +17,11 @@ extensions = [
     "sphinx_design",
 ]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["files"]
+root_doc = "README"
+include_patterns = [
+    *("README.md", "CONTRIBUTING.md", "docs/**.md", "results/README.md", "experiments/published/README.md"),
+    *("workloads/traces/PROVENANCE.md", "examples/*_sampler/README.md"),
+]
 highlight_language = "none"
 # Commands have two hyphens.
 smartquotes = False
@@ -46,12 +50,13 @@ html_theme_options = {
     "navigation_with_keys": False,
     "show_prev_next": False,
     # Pages with wide tables need the room.
-    "secondary_sidebar_items": {"**": ["page-toc"], "claims": [], "results_table": []},
+    "secondary_sidebar_items": {"**": ["page-toc"], "docs/claims_table": [], "docs/results_table": []},
     "footer_start": ["copyright"],
     "footer_end": [],
 }
 html_context = {"default_mode": "auto"}
-html_sidebars: dict[str, list[str]] = {"index": []}
+html_sidebars: dict[str, list[str]] = {"README": []}
+copybutton_selector = "div.highlight pre, table.interactive pre"
 
 
 def setup(app: Any) -> None:

@@ -1,1 +1,0 @@
-"""The check of words in ``make lint``: sentences and words that a reader of docs and help stumbles over."""
