@@ -81,13 +81,14 @@ def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Pat
     yield DOCS / "results_table.md", results_page(table)
     judged = read_claims(load_claims(), root / REFERENCE / FINDINGS)
     yield DOCS / "claims_table.md", claims_page(judged)
-    claims = (root / DOCS / "claims.md").read_text()
-    yield DOCS / "claims.md", f"{claims}\n{toctree(sorted({f'/docs/claims/{one.claim.file}' for one in judged}))}"
+    papers = {one.claim.file: one.claim.system for one in judged}
+    claims = (root / DOCS / "claims.md").read_text().removeprefix("# ")
+    documents = [f"{system} </docs/claims/{file}>" for file, system in papers.items()]
+    yield DOCS / "claims.md", f"# Claims of the papers\n\n{claims}\n{toctree(documents)}"
     yield DOCS / "gallery.md", gallery_page(root)
     yield DOCS / "command_line.md", command_line_page()
     notebook = DOCS / "tutorials" / "notebook.md"
     yield notebook, with_output(root / notebook, results.root.parent / "notebook")
-    papers = {one.claim.file: one.claim.system for one in judged}
     for each in facts:
         page = STRATEGIES / f"{each.name}.md"
         text = (root / page).read_text() if (root / page).exists() else ""

@@ -23,7 +23,21 @@ from entrain_bench.records.records import METRICS
 FOLDER = "claim"
 TEXTS = ("claim", "paper", "why", "system", "title", "group", "where")
 KEYS = (
-    *(*TEXTS, "cells", "each", "per", "kind", "measure", "setting", *SIDES, "at", "against", "fair", "choices"),
+    *(
+        *TEXTS,
+        "cells",
+        "each",
+        "ranges",
+        "per",
+        "kind",
+        "measure",
+        "setting",
+        *SIDES,
+        "at",
+        "against",
+        "fair",
+        "choices",
+    ),
     *("assumption", "differs", "paper_setting", "no_source", "value", "unit"),
 )
 NEEDED = ("claim", "paper", "measure", "setting", "of")
@@ -186,17 +200,20 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
 
 
 def parse_claims(name: str, values: Mapping[str, Any], config_dir: str | None = None) -> Iterator[Claim]:
-    """The claim of an entry, or with ``each`` one for each cell: a list of patterns, or cells by name.
+    """The claim of an entry, with ``each`` one a cell, with ``ranges`` one for cells that agree up to a last ``*``.
 
     Raises:
         UserError: for a wrong key or value, and for a claim that contradicts its cells.
     """
-    cases: dict[str, Mapping[str, Any]] = {name: values}
-    if each := values.get("each"):
-        patterns = each if isinstance(each, Mapping) else {cell.id: cell.id for cell in _cells(each, config_dir)}
-        entry = {"group": name, **values}
-        del entry["each"]
-        cases = {re.sub(r"[^a-z0-9]+", "_", case.lower()): {**entry, "cells": ids} for case, ids in patterns.items()}
+    entry = {"group": name, **values}
+    cases: dict[str, Mapping[str, Any]] = {}
+    for cell in _cells(entry.pop("each", []), config_dir):
+        cases[re.sub(r"[^a-z0-9]+", "_", cell.id.lower())] = {**entry, "cells": cell.id}
+    if pattern := entry.pop("ranges", ""):
+        for cell in _cells(pattern, config_dir):
+            parts = cell.id.split("-")[: pattern.count("-")]
+            cases["_".join([name, *parts[1:]])] = {**entry, "cells": f"{'-'.join(parts)}-*"}
+    cases = cases or {name: values}
     for case, stated in cases.items():
         claim = parse_claim(case, stated, config_dir)
         if wrong := mismatches(claim.cells, claim.per, claim.published, claim.differs, config_dir):

@@ -93,8 +93,13 @@ def test_each_cell_of_a_pattern_is_a_claim() -> None:
         ("h_a2_02", "many", found[1].cells[0].model),
     ]
     assert found[0].published.sweeps[0] == ("tuning=own", "model=vit1b_llm14b", *VALUES["common"][1:3], "a=H-a2-01")
-    (named,) = parse_claims("many", several | {"each": {"first": "H-a2-01"}, "group": "all"})
-    assert (named.name, named.group) == ("first", "all")
+
+
+def test_cells_that_agree_up_to_the_last_part_are_a_claim_on_a_range() -> None:
+    values = {key: value for key, value in VALUES.items() if key not in ("cells", "to")}
+    values |= {"ranges": "E-t2-b4-*", "measure": "encoder_gpus", "common": ["cluster=a40x16"], "differs": {}}
+    (claim,) = parse_claims("split", values | {"common": ["cluster=a40x16", "model=qwen25vl_llama3_3b"]})
+    assert (claim.name, claim.group, claim.value) == ("split_t2_b4", "split", (7.0, 9.0))
 
 
 def test_a_cluster_of_the_users_is_not_known_here() -> None:
