@@ -74,14 +74,6 @@ def test_what_the_cells_state_is_not_stated_again(stated: dict[str, Any]) -> Non
         claim(**stated)
 
 
-def test_what_cannot_be_as_published_is_said() -> None:
-    assert wrong(claim("cluster.num_nodes=8", differs={"gpus": "64 GPUs, for lack of a node"})) == []
-
-
-def test_claims_without_cells_have_nothing_to_differ_from() -> None:
-    assert mismatches((), (), claim().published, {}) == []
-
-
 def test_each_cell_of_a_pattern_is_a_claim() -> None:
     sizes = ["model={model}", "cluster=h100x64", "cluster.num_nodes={nodes}"]
     several = VALUES | {"claim": "{their_model}", "common": sizes, "of": ["a={cell}"], "each": ["H-a2-0[12]"]}
