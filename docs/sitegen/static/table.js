@@ -50,7 +50,7 @@ function controlled(table) {
     }
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
   };
-  controls.addEventListener("input", update);
+  for (const kind of ["input", "change"]) controls.addEventListener(kind, update);
   heads.forEach((head, column) => head.addEventListener("click", () => sort(rows, heads, column)));
   table.parentElement.before(controls);
   update();
