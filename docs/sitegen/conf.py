@@ -1,21 +1,13 @@
 """Sphinx's configuration of the site; ``sitegen`` passes the folder of assembled pages."""
 
 import re
-from importlib.metadata import version as _version
 from pathlib import Path
 from typing import Any
 
 project = "entrain-bench"
-version = release = _version("entrain-bench")
 author = "The entrain-bench developers"
 copyright = author  # noqa: A001
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-    "sphinx_design",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 source_suffix = {".md": "markdown"}
 root_doc = "README"
 include_patterns = [
@@ -42,7 +34,6 @@ html_title = project
 html_static_path = [str(Path(__file__).parent / "static")]
 html_css_files = ["site.css"]
 html_js_files = ["table.js"]
-html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 6,

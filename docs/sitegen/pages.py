@@ -138,9 +138,8 @@ def gallery_page(root: Path) -> str:
     for path in sorted((root / FIGURES).glob("*.png")):
         name = path.stem
         title = name.replace("_", " ").capitalize()
-        sidecar: dict[str, Any] = {}
-        if path.with_suffix(".json").exists():
-            sidecar = json.loads(path.with_suffix(".json").read_text())
+        described = path.with_suffix(".json")
+        sidecar: dict[str, Any] = json.loads(described.read_text()) if described.exists() else {}
         module = FIGURE_MODULES / f"{name}.py"
         docstring = ast.get_docstring(ast.parse(module.read_text())) if module.exists() else None
         text = re.sub(r"``(.+?)``", r"`\1`", docstring or "").replace(".. ", "")

@@ -22,9 +22,7 @@ JOB = (
     *("global_batch=32", "microbatch_size=4", "iterations=1", "seed=0", "tuning=own"),
 )
 WORDS = "8 A40 GPUs, 32 samples of OpenCQA OCR in microbatches of 4, Qwen2.5-VL's vision encoder with Llama 3.2 1B"
-# Data parallelism of strategies with pipelines, and of those whose weights are sharded over all ranks.
-DP = 2
-SHARDED_DP = 8
+# Strategies whose weights are sharded over all ranks; the others have two replicas.
 SHARDED = ("flexsp", "fsdp", "orchmllm", "veomni")
 # By rule of ``simulate.rendezvous``: how ranks must post receives where a send waits for its receiver.
 TRANSFERS = {
@@ -35,7 +33,6 @@ TRANSFERS = {
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
 CASE = ["workload", "model", "cluster", "degrees"]
 SHOWN = [*CASE, "seconds per iteration", "speedup over Megatron", "idle"]
-MAX_ROWS = 12
 
 
 def strategy_page(
@@ -58,14 +55,12 @@ def strategy_page(
     row = record.row()
     said = f"{row['iteration_time_s']:.2f} s per iteration, GPUs idle {row['bubble_ratio']:.0%}; {row['layout']}"
     command = " ".join(("entrain-bench", *cell.overrides))
-    mine = table[table["strategy"] == strategy.name].sort_values(
-        "seeds", key=lambda seeds: -seeds.astype(int), kind="stable"
-    )
+    mine = table[table["strategy"] == strategy.name].sort_values("seeds", ascending=False, kind="stable")
     parts = [f"# {strategy.label}", strategy.summary, facts_table(strategy, papers), "## Its schedule"]
     parts += [f"![Passes of {strategy.label} over time]({strategy.name}.svg)"]
     parts += [f"*{said}. The slowest replica; the same batch on every page: {WORDS}.*", f"```sh\n{command}\n```"]
     if not mine.empty:
-        rows = mine.head(MAX_ROWS).sort_values(CASE, kind="stable")[SHOWN]
+        rows = mine.head(12).sort_values(CASE, kind="stable")[SHOWN]
         more = "Commands and other strategies: [all results](../results_table.md)."
         parts += ["## Committed results", f"{markdown_table(SHOWN, rows.to_numpy().tolist())}\n{more}"]
     shared = f"Planning, options, deviations and measured tables: [{strategy.page}]({strategy.page})."
@@ -111,7 +106,7 @@ def run_schedule(strategy: str, results: Results) -> Cell:
     Raises:
         UserError: if the strategy cannot run the job.
     """
-    dp = SHARDED_DP if strategy in SHARDED else DP
+    dp = 8 if strategy in SHARDED else 2
     (cell,) = compose_cells((f"strategy={strategy}", *JOB, f"layout.dp={dp}"))
     record = results.read(cell.key)
     if record is None or results.timeline(record) is None:

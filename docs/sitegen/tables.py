@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.documents.claim import Claim
 from entrain_bench.answers.documents.claim_pages import claim_commands, claim_row
 from entrain_bench.answers.documents.verdict import JudgedClaim
 from entrain_bench.answers.statistics import mean_interval, ratio_interval
@@ -24,14 +23,12 @@ from entrain_bench.records.leaves import parameters_text, setting_text
 TIME = "iteration_time_s"
 BASELINE = "megatron"
 DEGREES = ("tp", "cp", "pp", "dp")
-# Keys of a job, by their columns.
-JOB = {
-    **{
-        name: name
-        for name in ("model", "workload", "cluster", "global_batch", "microbatch_size", "iterations", "tuning")
-    },
-    **{f"layout_{name}": f"layout.{name}" for name in DEGREES},
-}
+JOB_KEYS = (
+    *("model", "workload", "cluster", "global_batch", "microbatch_size", "iterations", "tuning"),
+    *(f"layout.{name}" for name in DEGREES),
+)
+# By their columns.
+JOB = {key.replace(".", "_"): key for key in JOB_KEYS}
 # Jobs with fewer strategies compare too little.
 MIN_STRATEGIES = 3
 PARTS = ("planner", "assigner", "scheduler")
@@ -42,7 +39,7 @@ SETTINGS = ("as published", "fair")
 def results_page(table: pd.DataFrame) -> str:
     """The page of committed results, a row for each job and strategy."""
     strategies = [f'<a href="strategies/{name}.html">{escape(name)}</a>' for name in table["strategy"]]
-    shown = table.drop(columns=["strategy", "command"]).map(escape)
+    shown = table.drop(columns=["strategy", "command"]).astype(str).map(escape)
     shown.insert(4, "strategy", strategies)
     return (
         "# All results\n\nEvery row is a strategy on a job: the mean over seeds ± half of its 95% interval, and the "
@@ -59,7 +56,7 @@ def results_table(path: Path) -> pd.DataFrame:
         path: the committed table.
 
     Returns:
-        Texts, a row for each job and strategy: jobs with most strategies first, the fastest of a job first.
+        A row for each job and strategy: jobs with most strategies first, the fastest of a job first.
     """
     runs = plain_runs(pd.read_parquet(path))
     jobs = [(case, group) for case, group in runs.groupby([*JOB], dropna=False, sort=True)]
@@ -75,7 +72,7 @@ def results_table(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _row(job: Mapping[str, Any], strategy: str, runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, str]:
+def _row(job: Mapping[str, Any], strategy: str, runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     times = _times(runs)
     seconds = str(runs["status"].iloc[0])
     if not times.empty:
@@ -101,7 +98,7 @@ def _row(job: Mapping[str, Any], strategy: str, runs: pd.DataFrame, base: pd.Dat
         "speedup over Megatron": speedup(gain),
         "idle": NOTHING if pd.isna(idle) else f"{100 * idle:.0f}%",
         "memory, GiB": NOTHING if pd.isna(memory) else f"{memory:.1f}",
-        "seeds": str(len(runs)),
+        "seeds": len(runs),
         "command": command(job, strategy, sorted(runs["seed"])),
     }
 
@@ -150,7 +147,7 @@ def _strategy(name: str) -> tuple[str, ...]:
 
 def _defaults() -> dict[str, Any]:
     """Defaults of the settings of a run that are not of its job, by their columns."""
-    aside = {*JOB.values(), "seed", "strategy", "harness", "figure", "results_dir", "retry"}
+    aside = {*JOB_KEYS, "seed", "strategy", "harness", "figure", "results_dir", "retry"}
     keys = [key for key in documented_keys() if key.name not in aside and not key.name.startswith("mlflow")]
     values = {key.name.removesuffix(".*").replace(".", "_"): yaml.safe_load(key.default) for key in keys}
     values["speed"] = setting_text({"any": 1.0})
@@ -161,7 +158,10 @@ def claims_page(judged: Iterable[JudgedClaim]) -> str:
     """The page of all claims with their verdicts."""
     judged = [*judged]
     shown = pd.DataFrame(map(_claim, judged))
-    commands = ["\n".join(_commands(one.claim)) for one in judged]
+    commands = [
+        "\n".join(command for command, label in claim_commands(one.claim).items() if label in SETTINGS)
+        for one in judged
+    ]
     return (
         "# All claims\n\nClick a heading to sort. A claim's link leads to its settings, other choices and the "
         "assumption that decides; [claims](claims.md) explains the verdicts. Commands run both sides.\n\n"
@@ -185,10 +185,6 @@ def _claim(judged: JudgedClaim) -> dict[str, str]:
     }
     shown = {heading: escape(text) for heading, text in cells.items()}
     return shown | {"claim": f'<a href="claims/{claim.file}.html#{anchor}">{shown["claim"]}</a>'}
-
-
-def _commands(claim: Claim) -> Iterator[str]:
-    return (line for line, label in claim_commands(claim).items() if label in SETTINGS)
 
 
 def html_table(name: str, cells: pd.DataFrame, commands: Iterable[str], filters: Sequence[str]) -> str:
