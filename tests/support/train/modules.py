@@ -47,7 +47,7 @@ def loaded(path: Path) -> Any:
     config = OmegaConf.load(path)
     layers = []
     for base in config.pop("defaults", []):
-        folder, name = (path.parent, base) if isinstance(base, str) else (MODULES / "family", *base.values())
+        folder, name = (path.parent, base) if isinstance(base, str) else (config_tree() / "model_family", *base.values())
         layers.append(loaded(folder / f"{name}.yaml"))
     return OmegaConf.merge(*layers, config)
 
