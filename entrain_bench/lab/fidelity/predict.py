@@ -27,7 +27,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate.place import make_timeline, place_program, place_steps
+from entrain_bench.simulate.executor import make_timeline, place_program, place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.emulate.emulator import Measured
