@@ -77,7 +77,8 @@ class ParquetSource(FileSource):
                 schema = opened.schema_arrow
                 rows = list[Row]()
                 held = [field.name for field in schema if re.search("string|binary", str(field.type))]
-                with suppress(BadSampleError):
+                # The scan reports rows that are beyond the budget.
+                with suppress(BadSampleError, MemoryError), BUDGET.held():
                     for group in range(min(1, opened.num_row_groups)):
                         batches = _batches(opened, group, held)
                         rows += islice((row for batch in batches for row in batch.to_pylist()), _HEAD_ROWS)

@@ -261,15 +261,6 @@ def test_behind_the_end_of_a_sound_there_is_silence_as_long_as_lengths_are_round
         decoded_sound(content, LIMITS, 1.11, 2.0)
 
 
-def test_memory_that_is_not_there_is_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(*_: object) -> None:
-        raise MemoryError("Unable to allocate 59.6 GiB")
-
-    monkeypatch.setattr(decode_module, "_resampled", without)
-    with pytest.raises(BadSampleError, match=r"cannot be decoded: Unable to allocate 59.6 GiB"):
-        decoded_sound(wav_bytes(0.1, 8_000), LIMITS, 0, 1)
-
-
 # Videos.
 
 CONTENT = video_bytes(64, 48, 40, shades=True)
