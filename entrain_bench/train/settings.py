@@ -10,9 +10,9 @@ from typing import Annotated
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.parse import Count, Range, Rate
+from entrain_bench.specs.parse import Count, Rate, at_least
 
-NotNegative = Annotated[float, Range(0)]
+NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
@@ -54,7 +54,7 @@ class TrainSettings:
     data_tokenizer: str | None = None
     learning_rate: NotNegative = 1e-3
     min_learning_rate: float = 0.0
-    warmup_iterations: Annotated[int, Range(0)] = 0
+    warmup_iterations: Annotated[int, at_least(0)] = 0
     learning_rate_decay: str = "constant"
     decay_iterations: int = 0
     betas: tuple[float, ...] = (0.9, 0.999)

@@ -20,7 +20,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator, make_timeline
-from entrain_bench.specs.parse import Count, Range
+from entrain_bench.specs.parse import Count, at_least
 from entrain_bench.train.emulate.work import (
     LaneOrder,
     PassSeconds,
@@ -57,7 +57,7 @@ class Emulator:
     memory_budget_bytes: float
     device: str = "auto"
     dtype: str = "bfloat16"
-    num_warm_ups: Annotated[int, Range(0)] = 1
+    num_warm_ups: Annotated[int, at_least(0)] = 1
     num_repetitions: Count = 5
     measured: Measured = field(default_factory=Measured, repr=False)
 
