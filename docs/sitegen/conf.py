@@ -55,7 +55,7 @@ def setup(app: Any) -> None:
     shared = re.compile(r"^(\s+\w+(?:, \w+)+): ")
 
     def join(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
-        lines[:] = [shared.sub(lambda found: found[0].replace(", ", ","), line, count=1) for line in lines]
+        lines[:] = [shared.sub(lambda names: names[0].replace(", ", ","), line, count=1) for line in lines]
 
     # Before napoleon, whose priority is the default 500.
     app.connect("autodoc-process-docstring", join, priority=400)
