@@ -11,7 +11,6 @@ from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from entrain_bench.answers.tracking.local import LocalStore
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
 from support.browser import opened, save_files, time_text
@@ -45,15 +44,13 @@ def main() -> int:
         save_files({PICTURES / "report.png": results.root / "report.html"}, PAGE_HEIGHT)
         found = [record for record in results.records() if record.labels["workload"] == WORKLOAD]
         records = {record.labels["strategy"]: record for record in found}
-        ((experiment, _, _),) = LocalStore(results).experiments()
-        run_ids = {run.key: run.run_id for run in LocalStore(results).runs(experiment)}
         with opened(results) as pages:
             pages.show_answer(["Decision", "Next step"])
             pages.save(IMAGES / "mlflow_answer.png", ANSWER_HEIGHT)
-            pages.show_runs([f"{name} {WORKLOAD} seed 0" for name in records])
+            pages.show_runs([f"{name} {WORKLOAD}" for name in records])
             pages.save(IMAGES / "mlflow_runs.png", RUNS_HEIGHT)
             two = [records[name] for name in COMPARED]
-            pages.show_comparison([run_ids[record.key] for record in two], [*map(time_text, two)])
+            pages.show_comparison([f"{name} {WORKLOAD}" for name in COMPARED], [*map(time_text, two)])
             pages.click(*(f"//*[normalize-space(text())='{title}']" for title in FOLDED))
             pages.save(IMAGES / "mlflow_compare.png", COMPARE_HEIGHT)
     return 0

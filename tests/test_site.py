@@ -42,13 +42,31 @@ def run(strategy: str, seed: int, seconds: float, **other: object) -> dict[str, 
         name: config.strategy[name]["_target_"].rpartition(".")[2] for name in ("planner", "assigner", "scheduler")
     }
     return {
-        "strategy": strategy, "workload": config.workload["name"], "model": config.model["name"], "seed": seed,
-        "cluster": "a40x64", "tuning": config.tuning, "harness": "simulate", "status": "ok", "variant": "", "iteration_time_s": seconds,
-        "bubble_ratio": 0.5, "peak_memory_bytes": 2**30, "global_batch": 512, "microbatch_size": 4, "iterations": 4,
-        "layout_tp": 2, "layout_cp": 1, "layout_pp": pd.NA, "layout_dp": 4, "belief_error": 0.0,
+        "strategy": strategy,
+        "workload": config.workload["name"],
+        "model": config.model["name"],
+        "seed": seed,
+        "cluster": "a40x64",
+        "tuning": config.tuning,
+        "harness": "simulate",
+        "status": "ok",
+        "variant": "",
+        "iteration_time_s": seconds,
+        "bubble_ratio": 0.5,
+        "peak_memory_bytes": 2**30,
+        "global_batch": 512,
+        "microbatch_size": 4,
+        "iterations": 4,
+        "layout_tp": 2,
+        "layout_cp": 1,
+        "layout_pp": pd.NA,
+        "layout_dp": 4,
+        "belief_error": 0.0,
         "strategy_parameters": parameters_text(config.strategy),
-        "workload_parameters": parameters_text(config.workload), **parts, **other,
-    }  # fmt: skip
+        "workload_parameters": parameters_text(config.workload),
+        **parts,
+        **other,
+    }
 
 
 def table_of(runs: list[dict[str, object]], folder: Path) -> pd.DataFrame:
