@@ -94,7 +94,7 @@ def measure(sample: RawSample, limits: Limits) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a scan or a shard gave.
+    """The result of a scan or of a shard.
 
     Attributes:
         samples: rows of the trace.
