@@ -1,4 +1,4 @@
-"""DynaPipe (arXiv:2311.10418): microbatches cut from sorted samples (``assigner``), an adaptive schedule (``scheduler``)."""
+"""DynaPipe (arXiv:2311.10418): microbatches of sorted samples (``assigner``), an adaptive schedule (``scheduler``)."""
 
 from .assigner import DynaPipeAssigner
 from .scheduler import DynaPipeScheduler

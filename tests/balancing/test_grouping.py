@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing import rank_groups
 from entrain_bench.balancing.interface import Programs
 from entrain_bench.balancing.planes import PlanePlanner
-from entrain_bench.balancing.rank_groups import first_positions, joined, step_assignment
+from entrain_bench.balancing.rank_groups import joined, step_assignment
 from entrain_bench.balancing.rounds import layouts_with_widths, plane_layout
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
@@ -95,10 +95,6 @@ def test_no_nested_groups_end_before_the_joined_ones(units: list[tuple[int, int]
     own = sorted({*zip(first.tolist(), width.tolist(), strict=True)})
     assert np.all((first <= position) & (position < first + width))
     assert ends_s(own) <= min(ends_s(groups) for groups in nested(0, 4)) * (1 + 1e-8)
-
-
-def test_first_positions_are_aligned() -> None:
-    assert first_positions(np.array([1, 4, 2, 1])).tolist() == [6, 0, 4, 7]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "veomni", "orchmllm"])

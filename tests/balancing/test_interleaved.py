@@ -19,14 +19,10 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
-    TOKENS,
     chain_layout,
     durations,
-    encoder_config,
-    llm_config,
     makespan,
     no_delay,
     passes,
@@ -146,55 +142,12 @@ def test_with_virtual_stages_it_is_interleaved() -> None:
     ]
 
 
-def test_encoders_run_with_the_first_stage() -> None:
-    program = virtual_program(2, 2, 4)
-    assert passes(program, 0)[:3] == ["vision F0", "llm F0", "vision F1"]
-    assert passes(program, 0)[-2:] == ["llm B3", "vision B3"]
-
-
-def test_generators_run_with_the_last_stage() -> None:
-    modules = {"llm": llm_config(4), "out": encoder_config(role="generator", item_tokens=16)}
-    modules = {"vision": encoder_config(), **modules}
-    model = ModelSpec.from_config({"name": "handmade", "modules": modules, "tokens": TOKENS})
-    vision, llm, out = model.modules
-    ranks = np.arange(2).reshape(1, 2, 1)
-    layout = Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [0, 1, 0, 1]]), placed(out, ranks[:, 1:])), 2)
-    shapes, assignment = uniform_batch(model, 2)
-    program = interleaved_program(model, shapes, layout, assignment)
-    order = passes(program, 1)
-    assert order == [
-        "llm F0",
-        "llm F1",
-        *("llm F0", "out F0", "out B0", "llm B0"),
-        *("llm F1", "out F1", "out B1", "llm B1"),
-        "llm B0",
-        "llm B1",
-    ]
-
-
 def test_microbatches_that_do_not_divide_are_refused_as_megatron_does() -> None:
     with pytest.raises(
         IncompatibleError,
         match=r"5 microbatches; .* must be a multiple of 4",
     ):
         virtual_program(4, 2, 5)
-
-
-def test_a_longer_warmup_is_refused() -> None:
-    model = tiny_model(encoder=2, llm=8)
-    shapes, assignment = uniform_batch(model, 8)
-    with pytest.raises(IncompatibleError, match=r"strategy\.scheduler\.eager=all: must be none with virtual stages"):
-        scheduled(virtual_layout(4, 2, 8), shapes, assignment, model, Interleaved(eager="all"))
-
-
-def test_other_modules_elsewhere_are_refused() -> None:
-    model = tiny_model(encoder=2, llm=4)
-    vision, llm = model.modules
-    ranks = np.arange(3).reshape(1, 3, 1)
-    layout = Layout((placed(vision, ranks[:, 2:]), placed(llm, ranks[:, [0, 1, 0, 1]])), 2)
-    shapes, assignment = uniform_batch(model, 2)
-    with pytest.raises(IncompatibleError, match="virtual stages that go round the ranks in order"):
-        interleaved_program(model, shapes, layout, assignment)
 
 
 def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:

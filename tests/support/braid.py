@@ -14,7 +14,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.braid_layouts import (
+from entrain_bench_strategies.braid.planner import (
     Shape,
     ShapeWork,
     place,
@@ -173,4 +173,4 @@ def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
 
 
 def layout_of(profile: Profile, wanted: Shape) -> Layout:
-    return place(profile.job, wanted, split_layers(ShapeWork(profile, profile.samples.draw(64), 0.05), wanted)[0])
+    return place(profile.job, wanted, split_layers(ShapeWork(profile, profile.samples.draw(64)), wanted)[0])

@@ -8,13 +8,11 @@ import pytest
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
 from entrain_bench_strategies.braid.scheduler import (
-    Choice,
     Rules,
     Search,
     afforded_rollouts,
     first_choices,
     improve,
-    moved,
     split_replicas,
 )
 from support.braid import BRAID, layout_of, profile_for, shape
@@ -54,15 +52,6 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     assert np.array_equal(
         BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
     )
-
-
-def test_moves_keep_all_groups() -> None:
-    rng, rules = np.random.default_rng(0), Rules((0, 4), (0.0, 2.0))
-    choice = Choice(np.arange(7), np.zeros(7, np.int64), 0, 0.0)
-    for _ in range(200):
-        choice = moved(choice, rules, rng)
-        assert sorted(choice.order) == [*range(7)]
-        assert choice.lead in rules.leads
 
 
 def test_seeds_are_orders_of_all_groups() -> None:

@@ -81,8 +81,3 @@ def test_graph_aware_1f1b_with_two_encoder_replicas_by_hand() -> None:
     assert start[program.forward_actions(1)].tolist() == [[1, 2], [2, 4], [5, 6]]
     assert start[program.backward_actions(1)].tolist() == [[4, 3], [6, 5], [8, 7]]
     assert start[program.backward_actions(0)].ravel().tolist() == [5, 7, 9] * 2
-
-
-def test_the_island_with_the_wider_tensor_parallelism_comes_first() -> None:
-    layout = pair_layout(Degrees(4, 1, 1, 1), Degrees(1, 1, 1, 4), colocated=False)
-    assert [m.ranks.ravel().tolist() for m in layout.modules] == [[0, 1, 2, 3], [4, 5, 6, 7]]
