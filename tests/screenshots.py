@@ -11,7 +11,6 @@ from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from entrain_bench.answers.tracking.local import LocalStore
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
 from support.browser import opened, save_files, time_text
@@ -21,10 +20,10 @@ IMAGES, PICTURES, SITE = ROOT / "docs" / "images", ROOT / "build" / "screenshots
 # Main pages of the site, by the name of their picture.
 SITE_PAGES = {
     "site_home": "index.html",
-    "site_tutorial": "tutorials/which_strategy.html",
-    "site_strategy": "strategies/braid.html",
-    "site_results": "results_table.html",
-    "site_claims": "claims.html",
+    "site_tutorial": "docs/tutorials/which_strategy.html",
+    "site_strategy": "docs/strategies/braid.html",
+    "site_results": "docs/results_table.html",
+    "site_claims": "docs/claims_table.html",
 }
 SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")
@@ -45,15 +44,13 @@ def main() -> int:
         save_files({PICTURES / "report.png": results.root / "report.html"}, PAGE_HEIGHT)
         found = [record for record in results.records() if record.labels["workload"] == WORKLOAD]
         records = {record.labels["strategy"]: record for record in found}
-        ((experiment, _, _),) = LocalStore(results).experiments()
-        run_ids = {run.key: run.run_id for run in LocalStore(results).runs(experiment)}
         with opened(results) as pages:
             pages.show_answer(["Decision", "Next step"])
             pages.save(IMAGES / "mlflow_answer.png", ANSWER_HEIGHT)
-            pages.show_runs([f"{name} {WORKLOAD} seed 0" for name in records])
+            pages.show_runs([f"{name} {WORKLOAD}" for name in records])
             pages.save(IMAGES / "mlflow_runs.png", RUNS_HEIGHT)
             two = [records[name] for name in COMPARED]
-            pages.show_comparison([run_ids[record.key] for record in two], [*map(time_text, two)])
+            pages.show_comparison([f"{name} {WORKLOAD}" for name in COMPARED], [*map(time_text, two)])
             pages.click(*(f"//*[normalize-space(text())='{title}']" for title in FOLDED))
             pages.save(IMAGES / "mlflow_compare.png", COMPARE_HEIGHT)
     return 0

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.tracking.log import SWEEP_TAG, logged_runs, open_client
+from entrain_bench.records.records import Results
 from support.processes import command, descendants_of, runs, workers_of
 
 NUM_CELLS, NUM_KILLS, LEAST_PARENTS = 200, 20, 3
@@ -107,10 +108,12 @@ def test_kills_at_random_lose_and_double_nothing_and_leave_no_orphan(tmp_path: P
     table = pd.read_csv(tmp_path / "table.csv")
     assert len(table) == table["key"].nunique() == NUM_CELLS
     assert not table.duplicated(["strategy", "seed"]).any()
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        statement = "SELECT value, COUNT(*) FROM tags WHERE key = 'entrain_bench.key' GROUP BY value"
-        logged = dict(database.execute(statement).fetchall())
-    assert logged == {**dict.fromkeys((record["key"] for record in found), 1), "sweep": 1}
+    client = open_client(Results(tmp_path), "")
+    (experiment,) = (one for one in client.search_experiments() if one.tags.get(SWEEP_TAG))
+    logged = [*logged_runs(client, experiment.experiment_id)]
+    assert {run.info.status for run in logged} == {"FINISHED"}
+    assert len({run.info.run_name for run in logged}) == len(logged)
+    assert {run.info.run_id: run.data.metrics.get("num_ok") for run in logged}[experiment.tags[SWEEP_TAG]] == NUM_CELLS
     errors = (tmp_path / "err").read_text()
     assert "Traceback" not in errors
     assert "internal error" not in errors

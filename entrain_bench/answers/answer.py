@@ -12,37 +12,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
-
 from entrain_bench.answers.cases import Case, GroupKey, Outcome, SeedGroup, StrategyResult, cases_of, name_of
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of, with_result
 from entrain_bench.answers.labels import OURS
-from entrain_bench.answers.posterior import KEY, ChanceSummary, rank_chances, split_draws
+from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
 CHOICE = "strategy="
-# Labels that name a run under a draw.
-NAMED = ("strategy", "workload", "model")
 LOST = ("failed", "skipped")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A run of an answer.
-
-    Attributes:
-        name: what distinguishes it from the others.
-        gain: its speedup over the baseline's run of its job and seed, if any.
-        case: the name of its case; empty if all runs do the same job.
-    """
-
-    record: Record
-    name: str
-    gain: float | None
-    case: str = ""
 
 
 class Pictures(Protocol):
@@ -54,10 +34,6 @@ class Pictures(Protocol):
 
     def ranks(self, record: Record) -> bytes:
         """Draw what the ranks of a run hold and do, from its timeline."""
-        ...
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
         ...
 
 
@@ -128,18 +104,6 @@ class Answer:
     def case_name(self, case: Case) -> str:
         """Return the name of a case; empty if all runs do the same job."""
         return name_of(case.job, self.varying)
-
-    def points(self) -> Iterator[Point]:
-        """Every run, group by group, then those under draws."""
-        for case in self.cases:
-            where = self.case_name(case)
-            for result in case.results:
-                name = " ".join(filter(None, (self.variant(result.group), where)))
-                for seed, record in sorted(result.group.runs.items()):
-                    yield Point(record, f"{name} seed {seed}", result.standing.gains.get(seed), where)
-        for record in self.draws:
-            job = name_of({heading: str(text) for heading, text in record.labels.items()}, [*NAMED, "seed"])
-            yield Point(record, f"{job} {KEY} {record.config[KEY]}", None)
 
     @property
     def variants(self) -> list[str]:

@@ -10,8 +10,8 @@ from io import BytesIO, StringIO
 import pandas as pd
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.records.leaves import VARIANT
 from entrain_bench.records.records import MEASURED, METRICS
-from entrain_bench.records.variants import VARIANT
 
 # What a run came to; the other columns say which run it is.
 OUTCOME = ("status", "reason", "layout", *(name for name in METRICS if name not in MEASURED))

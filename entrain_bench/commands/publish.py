@@ -10,12 +10,11 @@ from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
 
-import pandas as pd
-
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
-from entrain_bench.answers.tracking.local import store_path
-from entrain_bench.answers.tracking.log import answer_address, log_records
+from entrain_bench.answers.text import count
+from entrain_bench.answers.tracking.log import log_records
+from entrain_bench.answers.tracking.pages import store_path, tracking_uri
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
@@ -106,12 +105,12 @@ def log_to_mlflow(
 
     Errors are printed and not raised, for MLflow is a view of the records.
     """
-    parts = urlsplit(uri or "")
+    uri = tracking_uri(uri)
+    parts = urlsplit(uri)
     # A server's address without a password.
     place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if uri else str(store_path(results))
     try:
-        logged = log_records(results, records, name, uri, files, Pictures(results), lost)
-        address = answer_address(name, uri) if uri and logged and len(records) > 1 else ""
+        num_logged, address = log_records(results, records, name, uri, files, Pictures(results), lost)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
@@ -120,11 +119,11 @@ def log_to_mlflow(
         shown = reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
         say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {shown}")
         return False
-    if logged:
-        say(f"logged {logged} runs to {place}" + ("" if uri else " (make ui links to the answer)"))
+    if num_logged:
+        say(f"logged {count(num_logged, 'run')} to {place}" + ("" if uri else " (make ui links to the answer)"))
     if address:
         # Without a password.
-        say(f"answer: {address.replace(str(uri).rstrip('/'), place.rstrip('/'))}")
+        say(f"answer: {address.replace(uri.rstrip('/'), place.rstrip('/'))}")
     return True
 
 
@@ -145,11 +144,3 @@ class Pictures:
         from entrain_bench.figures._ranks import ranks_png
 
         return ranks_png(self.results, record)
-
-    def fidelity(self, rows: pd.DataFrame) -> bytes:
-        """Predicted against measured, of the rows of one prediction."""
-        from entrain_bench.answers.fidelity import pair_rows
-        from entrain_bench.figures._runner import render
-        from entrain_bench.lab.fidelity import figure
-
-        return render(lambda: figure.draw(rows, pair_rows(rows)))["png"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.answers.report.build import html, markdown, report_json, report_of
-from entrain_bench.answers.report.read import read_material
+from entrain_bench.answers.report import html, markdown, read_material, report_json, report_of
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import Pictures

@@ -14,8 +14,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from entrain_bench.answers.tracking.entries import answer_link, experiments_link, runs_link
-from entrain_bench.answers.tracking.local import ARTIFACTS, LocalStore, store_uri
+from entrain_bench.answers.tracking.log import links
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.records.records import Results
@@ -54,8 +53,8 @@ def main(request: Request[Keys]) -> int:
     """
     port = request.keys.port
     results = Results(Path(request.keys.results_dir))
-    found = links(results, f"http://{HOST}:{port}")
-    if not found:
+    lines = links(results, f"http://{HOST}:{port}", MAX_LINKS)
+    if not lines:
         raise UserError(f"results_dir={results.root}: contains no runs. Run some first, for example make quick")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,7 +69,7 @@ def main(request: Request[Keys]) -> int:
     with subprocess.Popen(command, env=os.environ | QUIET, start_new_session=True, stdout=STDERR) as server:
         try:
             _wait_for(server, port)
-            print("\n".join(found), flush=True)
+            print("\n".join(lines), flush=True)
             return server.wait()
         except KeyboardInterrupt:
             return 0
@@ -80,21 +79,14 @@ def main(request: Request[Keys]) -> int:
 
 
 def server_command(results: Results, port: int) -> list[str]:
-    """The command that serves a results folder, wherever it is now."""
+    """Return the command that serves a results folder, wherever it is now."""
+    from entrain_bench.answers.tracking.folder import ARTIFACTS, store_uri
+
     return [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
         *("--backend-store-uri", store_uri(results)),
         *("--artifacts-destination", (results.root / ARTIFACTS).resolve().as_uri()),
     ]
-
-
-def links(results: Results, base: str) -> list[str]:
-    """Return lines with the pages of the last experiments (answer of a sweep, runs) and of all experiments."""
-    lines = list[str]()
-    for experiment, name, sweep in LocalStore(results).experiments()[:MAX_LINKS]:
-        answer = [f"  answer: {answer_link(base, experiment, sweep)}"] if sweep else []
-        lines += [name, *answer, f"  runs:   {runs_link(base, experiment)}"]
-    return [*lines, f"all experiments: {experiments_link(base)}"] if lines else []
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:

@@ -21,7 +21,6 @@ from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.module_layers import FUSED
 
 # Layouts whose states, and splits of a module whose bytes of a token are remembered.
 MAX_STATES = 16
@@ -93,6 +92,11 @@ class Memory:
         """Bytes of a gradient in the buffers that are reduced."""
         return self.framework.gradient_bytes(self.element_bytes)
 
+    def sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
+        """Ranks that share out the optimizer states of the same weights."""
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+        return copies // (1 if placed.sharded else self.framework.optimizer_instances(module, copies))
+
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
 
@@ -118,46 +122,35 @@ class Memory:
         which the allocator keeps.
         """
         shards = module.weight_shards(placed.tp)
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+        sharing = self.sharing(module, placed)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
         logits = np.zeros(placed.pp)
         logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * copies)) + logits
-        sharing = copies // self.framework.optimizer_instances(module, copies)
+            return np.asarray(held / (shards * sharing)) + logits
         states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
         return np.asarray(states + logits)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
 
-        Per parameter whose states it holds: an fp32 copy of a gradient in another type, and with an unfused optimizer
-        the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
+        It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
         """
         framework = self.framework
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-        casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
-        bytes_per_parameter = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
-        sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
-        shared = sharing if framework.distributed_optimizer or placed.sharded else 1
+        bytes_per_parameter = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
+        shared = self.sharing(module, placed) if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on one rank of each stage ``[stages]``.
+        """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
 
-        Args:
-            module: the module.
-            placed: its layout.
-            remade: layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default all
-                that recomputation covers, or none, as the layout says.
-
-        Returns:
-            What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
+        ``remade`` are layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default
+        all that recomputation covers, or none, as the layout says.
         """
         if remade is None or placed.recompute:
             asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
@@ -223,10 +216,8 @@ class Memory:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
 
         def made() -> tuple[Layout, FloatArray]:
-            placed = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums(
-                [self.stage_state_bytes(module, module_layout) for module, module_layout in placed]
-            )
+            modules = zip(self.model.modules, layout.modules, strict=True)
+            states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
             freeze(states)
             return layout, states
 
@@ -260,18 +251,12 @@ class Memory:
             last[lane[forwards]] = forwards
             first[lane[backwards[::-1]]] = backwards[::-1]
             lanes = np.flatnonzero((last >= 0) & (last < first))
-            held = (
-                layout.lane_sums(
-                    [
-                        count(module, module_layout) / module_layout.tp * (other == index)
-                        for other, (module, module_layout) in enumerate(
-                            zip(self.model.modules, layout.modules, strict=True)
-                        )
-                    ]
-                )
-                for count in (self.stage_parameters, self.learning_parameters)
-            )
-            yield _OffloadWindow(last[lanes], first[lanes], *(values[lanes] for values in held))
+            held = []
+            per_stage = [np.zeros(other.pp) for other in layout.modules]
+            for count in (self.stage_parameters, self.learning_parameters):
+                per_stage[index] = count(self.model.modules[index], placed) / placed.tp
+                held.append(layout.lane_sums(per_stage)[lanes])
+            yield _OffloadWindow(last[lanes], first[lanes], *held)
 
     def transfers(self, program: Program) -> HandedTensors:
         """Tensors that the program's actions hand each other.
@@ -372,11 +357,8 @@ class Memory:
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
             again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole
-        groups = (
-            [placed.at(index) for index in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
-        )
-        split = np.array([group.tp * self.framework.sequence_parts(module, group.cp) for group in groups])
-        parts = split[chunks.replica]
+        split = np.array([tp * self.framework.sequence_parts(module, cp) for tp, cp in placed.degrees])
+        parts = split[placed.degree_of_copy[chunks.replica]]
         kept, working = (np.zeros((len(chunks), placed.pp)) for _ in range(2))
         for number, kind in enumerate(module.kinds):
             if kind.attention is None:
@@ -394,9 +376,9 @@ class Memory:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
         A forward's activations count from its start, a backward's until its end, so order decides and not time; what a
-        split backward leaves counts while it runs if it is more than what it frees. Weights
-        and gradients of an offloaded module are away between its last forward and its first backward on the rank.
-        Buffers of receives that are posted ahead count as soon as they are posted.
+        split backward leaves counts while it runs if it is more than what it frees. Weights and gradients of an
+        offloaded module are away between its last forward and its first backward on the rank. Buffers of receives that
+        are posted ahead count as soon as they are posted.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
-from entrain_bench.specs.parse import check_keys, parse
+from entrain_bench.specs.parse import Count, Rate, between, check_keys, parse
 
 VERSION = 1
 # A plan of 200,000 ranks has less.
@@ -44,9 +44,9 @@ class PlannedJob:
     model: str
     workload: str
     cluster: str
-    global_batch: int
-    microbatch_size: int
-    seed: int
+    global_batch: Count
+    microbatch_size: Count
+    seed: Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
     overrides: tuple[str, ...] = ()
 
 
@@ -60,9 +60,9 @@ class Expected:
         num_seeds: how many.
     """
 
-    iteration_time_s: float
-    low_s: float
-    high_s: float
+    iteration_time_s: Rate
+    low_s: Rate
+    high_s: Rate
     num_seeds: int
 
 
@@ -91,8 +91,8 @@ class _File:
 
     version: int
     strategy: str
-    job: Mapping[str, Any]
-    expected: Mapping[str, Any]
+    job: PlannedJob
+    expected: Expected
     layout: Mapping[str, Any]
     options: tuple[str, ...] = ()
 
@@ -164,11 +164,7 @@ def read_plan(path: str | Path) -> TrainingPlan:
 
 
 def plan_fingerprint(path: str | Path) -> str:
-    """Hash of a plan's file.
-
-    Raises:
-        UserError: if it cannot be read.
-    """
+    """Hash of a plan's file; ``UserError`` if it cannot be read."""
     try:
         return sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
@@ -199,17 +195,10 @@ def _parsed(values: Any) -> TrainingPlan:
     if isinstance(values, Mapping) and "version" in values:
         require(version == VERSION, "version", version, f"{VERSION}, which this entrain-bench reads")
     file = parse(_File, values, "plan")
-    job = parse(PlannedJob, file.job, "job")
-    expected = parse(Expected, file.expected, "expected")
-    for name in ("global_batch", "microbatch_size"):
-        require(getattr(job, name) >= 1, f"job.{name}", getattr(job, name), "at least 1")
-    require(0 <= job.seed < 2**32, "job.seed", job.seed, "in 0..2^32-1")
-    for name in ("iteration_time_s", "low_s", "high_s"):
-        require(getattr(expected, name) > 0, f"expected.{name}", getattr(expected, name), "positive")
-    for where, texts in (("options", file.options), ("job.overrides", job.overrides)):
+    for where, texts in (("options", file.options), ("job.overrides", file.job.overrides)):
         for text in texts:
             require("=" in text, where, text, "key=value")
-    return TrainingPlan(file.strategy, file.options, job, _layout(file.layout), expected)
+    return TrainingPlan(file.strategy, file.options, file.job, _layout(file.layout), file.expected)
 
 
 def _layout(values: Mapping[str, Any]) -> Layout:
@@ -217,16 +206,12 @@ def _layout(values: Mapping[str, Any]) -> Layout:
     modules = values["modules"]
     require(isinstance(modules, list) and bool(modules), "layout.modules", modules, "at least one")
     placed = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(modules)]
-    layout = parse(Layout, {**values, "modules": placed}, "layout")
-    require(layout.num_microbatches >= 1, "layout.num_microbatches", layout.num_microbatches, "at least 1")
-    return layout
+    return parse(Layout, {**values, "modules": placed}, "layout")
 
 
 def _module(values: Any, where: str) -> ModuleLayout:
     """A module's layout, its ranks whole numbers of the shape that its degrees ask for."""
     module = parse(ModuleLayout, values, where)
-    for name in ("tp", "cp"):
-        require(getattr(module, name) >= 1, f"{where}.{name}", getattr(module, name), "at least 1")
     stages = module.layers_per_stage
     for degrees in module.widths:
         pair = len(degrees) == 2 and min(degrees) >= 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.program import Program
@@ -18,6 +18,9 @@ from entrain_bench.records.metrics import ExecutedIteration, metrics_in
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.experiment import Feed, plan_of, prepare
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 # Columns of a kept timeline that say which action a row is.
 LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
 TIMES = ("start_s", "end_s", "comm_s", "transfer_wait_s")
@@ -26,9 +29,7 @@ OTHER_PROGRAM = "timeline: recorded for a different program than this configurat
 
 
 def with_added_metrics(cell: Cell, record: Record, results: Results) -> Record:
-    """Return the record with the metrics of the cell's folder, as far as its kept timeline has them, and store it.
-
-    The timeline is that of the first iteration; a remark says so if the run has several.
+    """Add the metrics of the cell's folder to a record, as far as its kept timeline has them, and store it.
 
     Raises:
         UserError: for metrics that cannot be imported or computed, and a timeline of another program.

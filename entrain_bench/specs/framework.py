@@ -11,15 +11,22 @@ from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
-from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
-KERNELS = (FUSED, UNFUSED)
-OPERATORS = ("norm_kernel", "gate_kernel", "optimizer_kernel")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
+CHOICES: Mapping[str, Sequence[str]] = {
+    "p2p": P2P,
+    "cp_split": CP_SPLITS,
+    "head_tokens": HEAD_TOKENS,
+    "recompute_granularity": GRANULARITIES,
+    "attention_kernel": ATTENTION_KERNELS,
+    "grad_dtype": GRAD_DTYPES,
+    "cross_entropy": CROSS_ENTROPIES,
+}
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
@@ -55,10 +62,6 @@ class FrameworkOptions:
         recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
             ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
         attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
-        norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
-            (``Layer.with_unfused_norms``).
-        gate_kernel: the same of activations in gated MLPs (``Layer.with_unfused_gates``).
-        optimizer_kernel: the same of Adam (``Memory.optimizer_bytes``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
             fp32).
@@ -80,35 +83,17 @@ class FrameworkOptions:
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
-    norm_kernel: str = FUSED
-    gate_kernel: str = FUSED
-    optimizer_kernel: str = FUSED
     tp_overlap: float = 0.0
     grad_dtype: str = FP32
     cross_entropy: str = UNFUSED
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.p2p not in P2P:
-            raise unknown_choice("p2p", self.p2p, P2P)
-        if self.cp_split not in CP_SPLITS:
-            raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
-        if self.head_tokens not in HEAD_TOKENS:
-            raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
-        if self.recompute_granularity not in GRANULARITIES:
-            raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
-        if self.grad_dtype not in GRAD_DTYPES:
-            raise unknown_choice("grad_dtype", self.grad_dtype, GRAD_DTYPES)
-        if self.cross_entropy not in CROSS_ENTROPIES:
-            raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
-        if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
-            raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
-        for name in OPERATORS:
-            if getattr(self, name) not in KERNELS:
-                raise unknown_choice(name, getattr(self, name), KERNELS)
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) is not None and value not in choices:
+                raise unknown_choice(name, value, choices)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
-        instances = self.encoder_optimizers
-        require(instances >= 1, "encoder_optimizers", instances, "at least 1")
+        require(self.encoder_optimizers >= 1, "encoder_optimizers", self.encoder_optimizers, "at least 1")
 
     @property
     def receives_ahead(self) -> int:
@@ -123,19 +108,6 @@ class FrameworkOptions:
     def cast_bytes(self) -> int:
         """Bytes of a parameter that its optimizer step moves for the gradient's cast to fp32."""
         return BF16_BYTES + FP32_BYTES if self.grad_dtype == BF16 else 0
-
-    def copies_gradients(self, sharded: bool) -> bool:
-        """Whether the optimizer step holds an fp32 copy of gradients in another type; those of shards are fp32."""
-        return not sharded
-
-    def scattered_bytes(self, element_bytes: int) -> int:
-        """Bytes that the reduction of a gradient moves, as those of a reduce-scatter over the distributed optimizer."""
-        return self.gradient_bytes(element_bytes)
-
-    @property
-    def overlaps_products(self) -> bool:
-        """Whether communication in a backward runs beside column-parallel products, as in megatron-core."""
-        return True
 
     def of(self, module: ModuleSpec) -> FrameworkOptions:
         """Return the settings with the module's own sequence parallelism."""
@@ -177,37 +149,22 @@ class FrameworkOptions:
                 f"cp_split=pack: harness={harness} runs one rank of {module.name}'s cp={cp}, and the ranks' shares "
                 "differ; use cp_split=sample, or harness=simulate or train"
             )
-        if self.cross_entropy != UNFUSED:
-            raise IncompatibleError(
-                f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
-                "harness=simulate prices the others"
-            )
-        for key, stock in (
-            ("attention_kernel", None),
-            ("norm_kernel", FUSED),
-            ("gate_kernel", FUSED),
-            ("optimizer_kernel", FUSED),
+        for key, value, trained in (
+            ("cross_entropy", self.cross_entropy, UNFUSED),
+            ("attention_kernel", self.attention_kernel or "null", "null"),
+            ("encoder_optimizers", self.encoder_optimizers if module.is_encoder else 1, 1),
         ):
-            if (value := getattr(self, key)) != stock:
+            if value != trained:
                 raise IncompatibleError(
-                    f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
+                    f"{key}={value}: must be {trained} with harness={harness}. Use harness=simulate for others"
                 )
-        if module.is_encoder and self.encoder_optimizers > 1:
-            raise IncompatibleError(
-                f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "
-                "for more"
-            )
 
     def check_device(self, device: DeviceSpec) -> None:
         """Raise ``UserError`` for kernels of a later generation than the device runs."""
         available = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
-        if self.attention_kernel is not None:
-            require(
-                self.attention_kernel in available,
-                "attention_kernel",
-                self.attention_kernel,
-                f"one of {', '.join(available)} on {device.name}, or null",
-            )
+        kernel = self.attention_kernel
+        allowed = f"one of {', '.join(available)} on {device.name}, or null"
+        require(kernel is None or kernel in available, "attention_kernel", kernel, allowed)
 
     def check_modules(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if ``freeze`` names a module that the model lacks, or all modules."""

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.posterior import Chance, ChanceSummary, Spread, chances, contenders, rank_chances, times_of
-from entrain_bench.answers.report.build import markdown, report_of
-from entrain_bench.answers.report.read import Material
+from entrain_bench.answers.report import Material, markdown, report_of
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.records.records import Record, new_record
@@ -138,7 +137,6 @@ def test_an_answer_takes_draws_out_of_its_cases() -> None:
         "num_draws": 4,
         "lead": {"median": 1.0, "low": 1.0, "high": 2.0},
     }
-    assert sum(1 for _ in answer.points()) == 12
 
 
 @pytest.mark.usefixtures("draws")

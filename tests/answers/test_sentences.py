@@ -12,8 +12,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.comparison import LeadSummary, compare, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
-from entrain_bench.answers.report.build import answer_report, html, markdown, report_json, report_of
-from entrain_bench.answers.report.read import Material
+from entrain_bench.answers.report import Material, answer_report, html, markdown, report_json, report_of
 from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, problems, sentences, winners_sentence
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line

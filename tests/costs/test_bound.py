@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
 from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.assignment import same_microbatches
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
@@ -32,35 +30,6 @@ def setting(*overrides: str) -> RunContext:
     return prepare(compose_cells([*SMALL, *overrides])[0].config)
 
 
-@cache
-def planned(*overrides: str) -> Layout:
-    """The layout of a setting; planning takes longer than what is tested with it."""
-    s = setting(*overrides)
-    return s.strategy.plan(s.profile)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("workload", ["opencqa_ocr", "sroie", "synthetic_av"])
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**31), extra=st.integers(0, 3))
-def test_random_assignments_stay_above_the_bound(workload: str, seed: int, extra: int) -> None:
-    model = "tiny_av" if workload == "synthetic_av" else "tiny"
-    overrides = (f"workload={workload}", f"model={model}", "strategy=megatron")
-    s, layout = setting(*overrides), planned(*overrides)
-    shapes = s.source.batch(seed % 100, 32, 0)
-    rng = np.random.default_rng(seed)
-    # Uneven replicas and microbatches, and LLM work up to two microbatches late.
-    replica, encoder = rng.integers(0, 2, 32), rng.integers(0, 1 + rng.integers(8), 32)
-    assignment = same_microbatches(s.job.model, shapes, replica, encoder, encoder + rng.integers(0, 3, 32))
-    warmup = [behind + extra for behind in stages_behind(layout)]
-    split = bool(rng.integers(2))
-    delay = [rng.integers(0, 4, len(behind)) for behind in warmup] if split else None
-    parts = bool(rng.integers(2))
-    program = chain_program(s.job.model, shapes, layout, assignment, warmup, parts, delay)
-    timeline = s.executor.execute(program)
-    assert timeline.iteration_time_s >= lower_bound_s(s.truth, layout, shapes, split) * (1 - 1e-12)
-
-
 def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
     s = setting("workload=uniform", "model=qwen25vl_llama3_1b", "strategy=megatron", "global_batch=512")
     layout = s.strategy.plan(s.profile)
@@ -71,42 +40,6 @@ def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
     ratio = s.executor.execute(program).iteration_time_s / lower_bound_s(s.truth, layout, shapes)
     # Transfers, and all of synchronisations but their last bucket, are free in the bound.
     assert 1.0 <= ratio < 1.12
-
-
-def test_one_sample_takes_at_least_its_own_path() -> None:
-    s = setting("workload=uniform", "model=tiny", "strategy=megatron", "global_batch=2", "microbatch_size=1")
-    layout = s.strategy.plan(s.profile)
-    shapes = s.source.batch(0, 1, 0)
-    path = 0.0
-    for module, own in zip(s.job.model.modules, layout.modules, strict=True):
-        lengths = module.lengths(shapes, module.units(shapes))
-        path += float(s.truth.unit_times(module, own, lengths).total_s.sum(axis=1).max())
-    ends = [s.truth.step_costs.exposed(m, own) for m, own in zip(s.job.model.modules, layout.modules, strict=True)]
-    path += min(own.gather_s[0] for own in ends) + min(own.sync_s[0] + own.optimizer_s[0] for own in ends)
-    assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path)
-
-
-def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None:
-    # The encoder has ranks 0-1, the LLM 0-3: the busiest LLM replica may be on a rank without encoder, whose steps then
-    # overlap its work.
-    s = setting("workload=synthetic", "model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1")
-    vision, llm = s.job.model.modules
-    layout = Layout(
-        (
-            ModuleLayout(vision.name, 1, 1, (len(vision.layers),), np.arange(2).reshape(2, 1, 1)),
-            ModuleLayout(llm.name, 1, 1, (len(llm.layers),), np.arange(4).reshape(4, 1, 1)),
-        ),
-        8,
-    )
-    shapes = shapes_from_lists(["image"], [(2000, [])] * 64)
-    for share in (2, 3, 5, 8):
-        # Ranks 0 and 1 get one sample in `share`, ranks 2 and 3 the rest.
-        index = np.arange(64)
-        replica = np.where(index % share == 0, index // share % 2, 2 + index % 2)
-        assignment = same_microbatches(s.job.model, shapes, replica, index // 8, index // 8)
-        program = chain_program(s.job.model, shapes, layout, assignment, [np.array([0]), np.array([0])])
-        seconds = s.executor.execute(program).iteration_time_s
-        assert seconds >= lower_bound_s(s.truth, layout, shapes) * (1 - 1e-12)
 
 
 GENERATING = generating_model()
@@ -212,18 +145,6 @@ def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framewo
     split = any(program.splits_backward(index) for index in range(len(model.modules)))
     assert lower_bound_s(truth, layout, shapes, split) <= seconds * (1 + 1e-12)
     assert cluster_bound_s(truth, shapes, least_gpu_s(truth, shapes)) <= seconds * (1 + 1e-12)
-
-
-def test_encoders_of_one_sample_may_run_side_by_side() -> None:
-    # Launches take all the time: no degree of parallelism makes up for one encoder after the other.
-    model, cluster = MODELS["two encoders"], tiny_cluster(1, 4, launch_s=1e-3)
-    shapes = shapes_from_lists(["image", "audio"], [(1, [("image", 8, 1), ("audio", 8, 1)])])
-    layout = Layout(tuple(placed(module, [[[rank]]]) for rank, module in enumerate(model.modules)), 1)
-    truth = CostTruth(model, cluster)
-    assignment = same_microbatches(model, shapes, *np.zeros((3, 1), np.int64))
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    seconds = Simulator(truth, 1e15).execute(program).iteration_time_s
-    assert cluster_bound_s(truth, shapes, least_gpu_s(truth, shapes)) <= seconds
 
 
 def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_its_widest() -> None:

@@ -15,7 +15,6 @@ from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention, Gemm, Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from support.builders import TOKENS as TOKEN_RULES
@@ -139,21 +138,6 @@ def test_causal_area_is_the_count_of_needed_tiles_where_sizes_are_whole_tiles() 
     assert area.tolist() == [causal_tiles(int(length)) for length in lengths]
 
 
-@pytest.mark.wide
-def test_causal_area_is_close_to_the_count_of_needed_tiles() -> None:
-    lengths = np.arange(129, 8192)
-    area = score_area(Attention(128, 64, causal=True), lengths)
-    tiles = np.array([causal_tiles(int(length)) for length in lengths])
-    assert np.abs(area / tiles - 1).max() < 0.06
-
-
-def test_causal_attention_never_costs_more_than_full_attention() -> None:
-    lengths = np.arange(1, 2049)
-    causal, full = (score_area(Attention(128, 64, causal=flag), lengths) for flag in (True, False))
-    too_much = lengths[causal > full]
-    assert too_much.size == 0, f"lengths {too_much.min()}..{too_much.max()}"
-
-
 def test_attention_time_by_hand() -> None:
     attention = Attention(128, 64, causal=True)
     forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), np.array([512.0]), 1, 1)
@@ -176,51 +160,6 @@ def test_short_sequences_and_narrow_heads_are_slower() -> None:
 
 
 # A whole layer
-
-
-def test_a_llama_block_by_hand() -> None:
-    # h = 128, q = 128, kv = 64, ffn = 256 gated; 100 tokens as one sequence, no parallelism. All products are bound by
-    # traffic: 2 (m k + m n + k n) bytes at 1e9 bytes/s, for (k, n) = (128, 256), (128, 128), (128, 512), (256, 128).
-    block = LLM.kinds[1]
-    elements = (12800 + 25600 + 32768) + (12800 + 12800 + 16384) + (12800 + 51200 + 65536) + (25600 + 12800 + 32768)
-    gemm = 2 * elements / 1e9
-    # 10 h of norms and residuals, 2 (q + kv) of rotary, 512 + 256 of the gated activation; bf16.
-    elementwise = 100 * 2 * (1280 + 384 + 768) / 1e9
-    area = 128 * (128 + 128) / 2
-    ahead, back = 4 * 128 * area / 5e11, 2.5 * 4 * 128 * area / 4e11
-    times = Roofline(CLUSTER).layer_s(block, compute_loads(LLM, np.array([100])), 1, 1)
-    assert seconds(times.forward_s) == pytest.approx(gemm + elementwise + ahead, rel=1e-12)
-    assert seconds(times.backward_s) == pytest.approx(2 * gemm + 2 * elementwise + back, rel=1e-12)
-    assert seconds(times.forward_comm_s) == seconds(times.backward_comm_s) == 0.0
-    assert seconds(times.total_s) == pytest.approx(3 * gemm + 3 * elementwise + ahead + back, rel=1e-12)
-
-
-def test_sequence_parallelism_divides_the_traffic_of_hidden_states() -> None:
-    loads = compute_loads(LLM, np.array([100]))
-    split, whole = (
-        seconds(
-            Roofline(CLUSTER, FrameworkOptions(sequence_parallel=flag)).layer_s(LLM.kinds[1], loads, 2, 1).forward_s
-        )
-        for flag in (True, False)
-    )
-    # Two norms and two residual additions: 10 h a token, at 1e9 bytes/s.
-    assert whole - split == pytest.approx(100 * 2 * 10 * 128 / 2 / 1e9, rel=1e-9)
-
-
-@pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize(("kind", "passes"), [("embed", (1, 0)), ("head", (0, 1))])
-def test_ends_of_the_llm_sum_over_tensor_parallel_ranks(kind: str, passes: tuple[int, int], split: bool) -> None:
-    framework = FrameworkOptions(sequence_parallel=split)
-    times = Roofline(COMPUTE_BOUND, framework).layer_s(
-        layer_of("llm", kind)[1], compute_loads(LLM, np.array([1])), 16, 1
-    )
-    one = 15 * 1e-5 + 256 * 15 / 16 / 1e8
-    ahead, back = seconds(times.forward_comm_s), seconds(times.backward_comm_s)
-    # A gather before the head, in backward another and a scatter; the embedding's sums are scattered, and gathered.
-    expected = (one, (1 + passes[1]) * one) if split else (2 * passes[0] * one, 2 * passes[1] * one)
-    hidden = 2 * 128 * 128 * 128 / 1e12
-    assert ahead == pytest.approx(expected[0], rel=1e-12)
-    assert expected[1] - 2 * hidden - 1e-12 <= back <= expected[1]
 
 
 # Properties that the lower bound relies on
@@ -251,9 +190,6 @@ def packed(cluster: ClusterSpec, module: str, kind: str, chunks: list[list[int]]
     flat = np.array([length for chunk in chunks for length in chunk])
     offsets = np.cumsum([0, *map(len, chunks)])
     return Roofline(cluster).layer_s(layer, compute_loads(spec, flat, offsets), tp, cp)
-
-
-COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "total_s")
 
 
 def monotone(times: PassTimes) -> dict[str, Any]:
@@ -305,44 +241,3 @@ def test_a_chunk_never_takes_longer_than_its_units_alone(seed: int, encoder: boo
     for chunk in range(len(chunks)):
         total = alone[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].sum(axis=0)
         assert np.all(together[chunk] <= total * (1 + 1e-12))
-
-
-@pytest.mark.parametrize("gemm", LLM.kinds[1].gemms)
-def test_tensor_parallelism_halves_large_products(gemm: Gemm) -> None:
-    wide = replace(gemm, k=gemm.k * 64, n=gemm.n * 64)
-    tokens = np.array([128.0 * 512])
-    one, two, four = (seconds(Roofline(COMPUTE_BOUND).gemm_s(wide, tokens, tp, 1)) for tp in (1, 2, 4))
-    assert (two / one, four / one) == pytest.approx((0.5, 0.25), rel=1e-12)
-
-
-def test_context_parallelism_halves_large_work() -> None:
-    block = LLM.kinds[1]
-    loads = compute_loads(LLM, np.array([1 << 17]))
-    one, two = (Roofline(CLUSTER).layer_s(block, loads, 1, cp) for cp in (1, 2))
-    assert seconds(two.forward_s) / seconds(one.forward_s) == pytest.approx(0.5, rel=0.01)
-
-
-@pytest.mark.parametrize("module", WINDOWED.modules, ids=lambda module: module.name)
-@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 2)])
-def test_recomputation_adds_exactly_one_forward_of_the_blocks_to_backward(module: ModuleSpec, tp: int, cp: int) -> None:
-    loads = compute_loads(module, np.array([100, 700, 3000]))
-    counts = module.kind_counts((1, len(module.layers) - 1))
-    plain, again = (Roofline(CLUSTER).stages_s(module, loads, counts, tp, cp, flag) for flag in (False, True))
-    inner = counts * np.array(["block" in kind.kind for kind in module.kinds])
-    blocks = Roofline(CLUSTER).stages_s(module, loads, inner, tp, cp, False)
-    assert np.array_equal(again.forward_s, plain.forward_s)
-    assert np.array_equal(again.forward_comm_s, plain.forward_comm_s)
-    assert np.allclose(again.backward_s, plain.backward_s + blocks.forward_s, rtol=1e-12)
-    assert np.allclose(again.backward_comm_s, plain.backward_comm_s + blocks.forward_comm_s, rtol=1e-12)
-
-
-def test_stage_times_are_the_sums_of_their_layers() -> None:
-    vision = WINDOWED.module("vision")
-    loads = compute_loads(vision, np.array([90, 1000]))
-    layers = (2, 3, 1)
-    stages = Roofline(CLUSTER).stages_s(vision, loads, vision.kind_counts(layers), 2, 1, False)
-    each = [Roofline(CLUSTER).layer_s(layer, loads, 2, 1) for layer in vision.layers]
-    bounds = np.cumsum((0, *layers))
-    for column in COLUMNS[:-1]:
-        sums = [sum(getattr(t, column) for t in each[bounds[s] : bounds[s + 1]]) for s in range(3)]
-        assert np.allclose(getattr(stages, column), np.stack(sums, axis=1), rtol=1e-12)

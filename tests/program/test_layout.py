@@ -10,16 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.schedules import chain_chunks, stages_behind, three_phase_program
+from entrain_bench.balancing.schedules import stages_behind, three_phase_program
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.bound import lower_bound_s
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Slots, build_program
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
-from entrain_bench.program.validate import check_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate import Simulator
 from support.builders import chain_layout, placed, tiny_cluster, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=4)
@@ -62,18 +57,6 @@ def test_lanes_are_the_largest_sets_of_ranks_that_share_every_block(
         assert first.shape == (module.dp, module.pp)
 
 
-def test_degrees_and_description() -> None:
-    layout = chain_layout(MODEL, 2, 3, 8, dp=2, recompute=True)
-    vision, llm = layout.modules
-    assert (vision.pp, vision.dp, vision.ranks_per_block) == (2, 2, 1)
-    assert (llm.pp, llm.dp) == (3, 2)
-    assert layout.module("llm") is llm
-    assert layout.describe() == {
-        "vision": "tp1 cp1 pp2 dp2 layers 2/2 recompute",
-        "llm": "tp1 cp1 pp3 dp2 layers 2/2/2 recompute",
-    }
-
-
 def test_virtual_stages_share_lanes_and_are_described() -> None:
     # Replica by replica, stages 0, 1, 2 on blocks 0, 1, 0.
     ranks = np.array([[[0, 1], [2, 3], [0, 1]], [[4, 5], [6, 7], [4, 5]]])
@@ -101,61 +84,10 @@ def test_virtual_stages_share_lanes_and_are_described() -> None:
         three_phase_program(MODEL, shapes, layout, assignment)
 
 
-def test_a_tied_embedding_is_one_tensor_if_the_pipeline_ends_where_it_begins() -> None:
-    model = tiny_model(tied_embeddings=True)
-    embedding = model.llm.layers[0].parameters
-    truth = CostTruth(model, tiny_cluster())
-    for ranks, shared in (([[[0], [1], [0], [1]]], 0), ([[[0], [1], [0]]], 1), ([[[0], [0]]], 1)):
-        layers = (1,) * (len(ranks[0]) - 1) + (len(model.llm.layers) - len(ranks[0]) + 1,)
-        place = replace(placed(model.llm, ranks), layers_per_stage=layers)
-        apart = replace(place, ranks=np.arange(place.pp).reshape(1, -1, 1))
-        less = truth.memory.stage_parameters(model.llm, apart) - truth.memory.stage_parameters(model.llm, place)
-        assert less.tolist() == [0] * (place.pp - 1) + [shared * embedding]
-        assert (truth.step_costs.tied_s(model.llm, place) > 0) == (not shared)
-
-
-def test_a_virtual_stage_takes_its_turn_and_is_checked() -> None:
-    # One rank holds both stages of the LLM: nothing travels, steps come stage by stage, states add up.
-    llm_only = tiny_model(encoder=0, llm=2)
-    layout = Layout((placed(llm_only.llm, [[[0], [0]], [[1], [1]]]),), 2)
-    shapes, assignment = uniform_batch(llm_only, 2, dp=2)
-    chunks = chain_chunks(llm_only, shapes, layout, assignment, split_backward=False)
-    slots = [Slots(np.tile([[0, 1], [4, 5]], (2, 1)), np.tile([[3, 2], [7, 6]], (2, 1)))]
-    program = build_program(llm_only, layout, shapes, chunks, slots)
-    truth = CostTruth(llm_only, tiny_cluster())
-    timeline = Simulator(truth, 1e12).execute(program)
-    for lane in range(2):
-        views = program.lane(lane)
-        assert [view.stage for view in views] == [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1]
-        assert [view.replica for view in views[:8]] == [lane] * 8
-    assert not truth.price(program).delay_s.any()
-    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)
-    both = truth.memory.stage_state_bytes(llm_only.llm, layout.modules[0]).sum()
-    assert truth.memory.lane_state_bytes(layout) == pytest.approx([both, both])
-    # The other replica's action is refused, whichever stage it is.
-    order = program.lane_actions.copy()
-    here, there = program.lane_offsets[:2] + 1
-    order[[here, there]] = order[[there, here]]
-    with pytest.raises(UserError, match=r"rank 0 runs .* whose layers it does not hold"):
-        check_program(replace(program, lane_actions=order))
-
-
-def test_ranks_of_a_layout_are_read_only() -> None:
-    layout = chain_layout(MODEL, 1, 1, 1)
-    with pytest.raises(ValueError, match="read-only"):
-        layout.modules[0].ranks[0, 0, 0] = 5
-
-
 def test_stages_behind_counts_the_lanes_after_each_stage_of_the_chain() -> None:
     assert [row.tolist() for row in stages_behind(chain_layout(MODEL, 2, 3, 1, dp=3))] == [[4, 3], [2, 1, 0]]
     audio = chain_layout(tiny_model(2, 2, audio=2), 2, 2, 1)
     assert [row.tolist() for row in stages_behind(audio)] == [[3, 2], [3, 2], [1, 0]]
-
-
-def test_stages_behind_follows_the_chain_and_not_the_rank_numbers() -> None:
-    # The encoder may live on the later ranks; its stages still come first.
-    layout = Layout((placed(VISION, [[[2], [3]]]), placed(LLM, [[[0], [1]]])), 1)
-    assert [row.tolist() for row in stages_behind(layout)] == [[3, 2], [1, 0]]
 
 
 # Refused layouts
@@ -211,11 +143,6 @@ def test_a_layout_that_does_not_fit_is_refused(change: Change, message: str) -> 
         check_layout(broken, MODEL, cluster)
 
 
-def test_the_last_turn_of_virtual_stages_may_end_early() -> None:
-    llm = replace(placed(LLM, [[[1], [2], [3], [4], [1]]]), layers_per_stage=(1, 1, 1, 1, 2))
-    check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
-
-
 @pytest.mark.parametrize("ranks", [[1, 2, 2, 1], [1, 2, 3, 3], [2, 2, 1], [1, 1]])
 def test_stages_may_go_back_the_way_they_came(ranks: list[int]) -> None:
     llm = placed(LLM, [[[rank] for rank in ranks]])
@@ -227,20 +154,6 @@ def test_stages_that_go_back_another_way_are_refused(ranks: list[int]) -> None:
     llm = placed(LLM, [[[rank] for rank in ranks]])
     with pytest.raises(UserError, match=r"llm\.ranks=repeated: must be distinct, or those of the stages before"):
         check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
-
-
-def test_a_layout_for_other_modules_is_refused() -> None:
-    layout = chain_layout(MODEL, 1, 2, 4)
-    with pytest.raises(UserError, match="layout="):
-        check_layout(Layout(layout.modules[::-1], 4), MODEL, tiny_cluster())
-
-
-def test_a_negative_rank_is_refused() -> None:
-    layout = chain_layout(MODEL, 1, 1, 1)
-    with pytest.raises(UserError, match="ranks"):
-        check_layout(
-            Layout((layout.modules[0], replace(layout.modules[1], ranks=np.array([[[-1]]]))), 1), MODEL, tiny_cluster()
-        )
 
 
 def test_tensor_parallelism_must_divide_words_and_channels() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+from mlflow import MlflowClient
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -24,7 +25,7 @@ from selenium.webdriver.support.expected_conditions import (
 from selenium.webdriver.support.ui import WebDriverWait
 
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.tracking.entries import WORKFLOW
+from entrain_bench.answers.tracking.pages import WORKFLOW
 from entrain_bench.records.records import Record, Results
 from support.servers import free_port, serving
 
@@ -76,10 +77,12 @@ class Pages:
         """Open the sweep's runs; returns the page's text once it has some texts."""
         return self._show(self.runs, texts)
 
-    def show_comparison(self, run_ids: Sequence[str], texts: Sequence[str]) -> str:
-        """Open MLflow's comparison of some runs; returns the page's text once it has some texts."""
+    def show_comparison(self, names: Sequence[str], texts: Sequence[str]) -> str:
+        """Open MLflow's comparison of the runs of these names; returns the page's text once it has some texts."""
         experiment = self.runs.split("/experiments/")[1].split("/")[0]
-        lists = {"runs": [*run_ids], "experiments": [experiment]}
+        runs = MlflowClient(tracking_uri=self.base).search_runs([experiment])
+        run_ids = {run.info.run_name: run.info.run_id for run in runs}
+        lists = {"runs": [run_ids[name] for name in names], "experiments": [experiment]}
         query = urlencode({name: json.dumps(each) for name, each in lists.items()} | WORKFLOW)
         return self._show(f"{self.base}/#/compare-runs?{query}", texts)
 

@@ -1,125 +1,67 @@
-"""Runs as MLflow shows them: names, tags, parameters, metrics and artifacts made of records; an experiment's page."""
+"""Runs as MLflow shows them: one for every case and strategy, its seeds as steps, below the parent of its sweep."""
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
-from entrain_bench.answers.answer import Answer, Pictures, Point
-from entrain_bench.answers.comparison import TIME
+import pandas as pd
+import yaml
+
+from entrain_bench.answers.answer import Answer, Pictures
+from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.report.build import answer_report, html
-from entrain_bench.answers.sentences import run_notices, sample_notices, sentences
-from entrain_bench.answers.tracking.datasets import Dataset, dataset_of
-from entrain_bench.answers.tracking.words import describe_sweep, description, shortened, summary_markdown
-from entrain_bench.records.leaves import parameters_text
-from entrain_bench.records.records import LABELS, METRICS, Record, Results
-from entrain_bench.records.tables import table_csv
-from entrain_bench.specs.framework import FrameworkOptions
-
-# Other pages are made for generative models.
-KIND = {"mlflow.experimentKind": "custom_model_development"}
-WORKFLOW = {"workflowType": "machine_learning"}
-# The name under which a page's link finds its view among the experiment's tags.
-VIEW = "fastest_first"
-SHOWN = (TIME, "gap_to_lower_bound", "bubble_ratio", "peak_memory_bytes")
-# Which job a run does, in a sweep of several jobs.
-CASE_TAG = "case"
-
-
-def page_tags(first: Sequence[str] = (), by_case: bool = False) -> dict[str, str]:
-    """Tags of an experiment that make its page, with some metrics first next to the iteration time.
-
-    ``by_case`` groups runs by their case: times of different jobs are not comparable.
-    """
-    time, *others = SHOWN
-    groups = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": CASE_TAG}]}
-    view = {
-        "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
-        "orderByKey": f"metrics.`{TIME}`",
-        "orderByAsc": True,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "selectedColumns": [f"metrics.`{name}`" for name in (time, *first, *others)],
-        **({"groupBy": groups} if by_case else {}),
-    }
-    return {**KIND, f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
-
-
-def experiments_link(base: str) -> str:
-    """Address of all experiments on a server; its root shows MLflow's pages for GenAI."""
-    return f"{base}/#/experiments?{urlencode(WORKFLOW)}"
-
-
-def runs_link(base: str, experiment: str) -> str:
-    """Address of an experiment's runs on a server."""
-    return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"
-
-
-def answer_link(base: str, experiment: str, run_id: str) -> str:
-    """Address of the answer of a sweep, a page in the artifacts of its parent run."""
-    return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{ANSWER_PAGE}?{urlencode(WORKFLOW)}"
-
-
-KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG = (f"entrain_bench.{name}" for name in ("key", "digest", "configuration"))
-PARENT_TAG = "mlflow.parentRunId"
-NOTE_TAG = "mlflow.note.content"
-# Whether the present code makes a run: yes or no.
-CURRENT_TAG = "current"
-# What ``Logged`` holds besides the identifier, in its order.
-LOGGED_TAGS = (KEY_TAG, DIGEST_TAG, CONFIGURATION_TAG, CURRENT_TAG)
-# The key of the parent of a sweep's runs.
-SWEEP = "sweep"
-# An artifact of the parent.
-ANSWER_PAGE = "answer.html"
-PARTS = ("planner", "assigner", "scheduler")
-# What a store takes of a name and of a text.
-MAX_NAME = 250
-MAX_TEXT = 6000
-# Of a run: more columns than that are not read.
-MAX_PARAMETERS = 30
-USUAL = asdict(FrameworkOptions()) | {"constants": 0}
-# Characters that no parameter or metric may have in its name.
-FORBIDDEN = re.compile(r"[^/\w.\- :]")
-# MLflow sorts metrics by name, and its comparison has room for six: what answers goes first, series go last.
-ANSWER = "answer"
-SERIES = "values_by_iteration"
-# Runs of a sweep that have everything in the store. A run of a larger one has ``MAIN`` metrics and what not all runs
-# share; the records have the rest.
-MAX_DETAILED = 100
-MAIN = (
-    *(TIME, "samples_per_s", "tflops_per_gpu", "mfu", "bubble_ratio", "exposed_comm_s", "peak_memory_bytes"),
-    "gap_to_lower_bound",
+from entrain_bench.answers.posterior import KEY as DRAW
+from entrain_bench.answers.report import answer_report, html, markdown
+from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
+from entrain_bench.answers.tracking.pages import (
+    ANSWER_PAGE,
+    BASELINE_TAG,
+    CASE_TAG,
+    NOTE_TAG,
+    clean,
+    shortened,
+    speedup_name,
 )
-# What a planner was left to choose.
-FREE = "planner's choice"
-# A file, what is to be in one, or what makes that when it is logged: follows from the run's key.
-type Artifact = Path | bytes | Callable[[], bytes]
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.targets import check_targets
+from entrain_bench.config.tree import config_tree
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.metrics import TIME
+from entrain_bench.records.records import LABELS, Record, Results
+from entrain_bench.records.tables import table_of
 
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """A run that a store has, by the tags that it was logged with; its digest is empty if it was not logged whole."""
-
-    run_id: str
-    key: str
-    digest: str
-    configuration: str
-    current: str
-
-    @classmethod
-    def of(cls, run_id: str, tags: Mapping[str, str]) -> Logged:
-        """A run by all its tags."""
-        return cls(run_id, *(tags.get(name, "") for name in LOGGED_TAGS))
+# Metrics of a run, before those of a folder of the user's. With speedup and ``BY_ITERATION`` these are 20; the table
+# of the sweep has all.
+SHOWN = (
+    *(TIME, "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "bubble_ratio", "exposed_comm_s"),
+    *("encoder_forward_std_ms", "llm_forward_std_ms", "peak_memory_bytes", "gap_to_lower_bound", "cluster_bound_s"),
+    *("believed_time_s", "planning_time_s", "assignment_time_s", "assignment_exposed_s"),
+)
+# Metrics of training, whose steps are iterations.
+BY_ITERATION = ("loss", "grad_norm", "input_stall_s")
+# MLflow's comparison draws the first three parameters that differ, capitals before other letters.
+CAPITALS = {"strategy": "Strategy", "workload": "Workload"}
+DEGREES = ("tp", "cp", "pp", "dp")
+# The case of a parent.
+SWEEP = "sweep"
+# What a store takes of a name and of a text.
+MAX_NAME = 500
+MAX_TEXT = 6000
+# Records of a sweep of at most so many runs are artifacts.
+MAX_RECORDS = 100
+# A file, or what makes the content of one when it is logged.
+type Artifact = Path | Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,50 +69,42 @@ class Entry:
     """One run as MLflow shows it.
 
     Attributes:
-        key: what it is known by: a record's key, or ``SWEEP``.
-        metrics: headline numbers.
-        series: what each iteration measured.
+        case: hash of the configuration that its seeds share, or ``SWEEP``.
+        code_version: of its records; empty for a parent.
+        metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
         artifacts: by their paths in the run.
-        dataset: where its samples are from; None if that cannot be read now.
-        started_ms: when it was made, since 1970; None if that is not recorded.
-        duration_ms: how long its iterations take, simulated or trained; of a parent, from its first run to its last.
+        table: all runs of a sweep.
+        dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
+        made_ms: when its first and last record were made, since 1970; empty if that is not recorded.
     """
 
-    key: str
+    case: str
+    code_version: str
     name: str
     failed: bool
     tags: Mapping[str, str]
-    params: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    series: Sequence[Mapping[str, float]] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    dataset: Dataset | None = None
-    started_ms: int | None = None
-    duration_ms: int = 0
+    table: Callable[[], pd.DataFrame] | None = None
+    dataset: tuple[str, str, str] | None = None
+    made_ms: Sequence[int] = ()
 
     @property
-    def steps(self) -> Iterator[tuple[int, str, float]]:
-        """Iteration, name and value of what each iteration measured."""
-        for step, row in enumerate(self.series):
-            for name, value in row.items():
-                yield step, f"{SERIES}/{name}", value
+    def key(self) -> tuple[str, str]:
+        """Return the identity of the run in its experiment."""
+        return self.case, self.code_version
 
     @property
     def digest(self) -> str:
-        """Hash of what is shown: an entry whose digest is known need not be logged again."""
-        files = self.artifacts.items()
-        contents = {path: hashlib.sha256(one).hexdigest() if isinstance(one, bytes) else "" for path, one in files}
-        data = asdict(self.dataset) if self.dataset else None
-        made = [data, self.started_ms, self.duration_ms]
-        shown = [self.name, self.failed, self.tags, self.params, self.metrics, [*self.series], contents, made]
-        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+        """Return a hash of all that is shown."""
+        files = sorted(self.artifacts)
+        return _hash([self.name, self.failed, self.tags, self.params, self.metrics, files, self.dataset, self.made_ms])
 
 
 def content_of(artifact: Artifact) -> bytes:
     """Return the content of an artifact."""
-    if isinstance(artifact, Path):
-        return artifact.read_bytes()
-    return artifact if isinstance(artifact, bytes) else artifact()
+    return artifact.read_bytes() if isinstance(artifact, Path) else artifact()
 
 
 def entries_of(
@@ -181,143 +115,219 @@ def entries_of(
     pictures: Pictures | None = None,
     lost: Sequence[str] = (),
 ) -> list[Entry]:
-    """A sweep's runs after their parent, or a single run.
+    """Return the cases of a sweep after their parent, or a single run.
 
-    Ranks are drawn of the fastest strategy and the baseline, of the same job and seed: of all strategies it would take
-    as long as simulating them. ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a
-    record.
+    ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a record.
     """
-    answer = Answer.of(records, lost)
-    points = [*answer.points()]
     if len(records) == 1:
-        return [_entry_of(points[0], name, "", results, detailed=True)]
-    drawn = dict[str, Artifact]()
-    standings = None
-    if pictures:
-        for variant, one in answer.side_by_side(
-            lambda record: bool(record.timeline) and results.has_timeline(record)
-        ).items():
-            if variant == answer.fastest or one.labels["strategy"] == answer.baseline:
-                drawn[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, one)
-        # Two artifacts show it.
-        standings = cache(partial(pictures.standings, answer))
-        drawn["iteration_time.png"] = standings
-    drawn[ANSWER_PAGE] = lambda: html(answer_report(answer, str(results.root), standings and standings())).encode()
-    parent = _parent(answer, name, results, files, drawn)
-    detailed = len(points) <= MAX_DETAILED
-    runs = [_entry_of(point, point.name, answer.baseline, results, detailed) for point in points]
-    if detailed:
-        return [parent, *runs]
-    params, own_params = _split([run.params for run in runs])
-    tags, own_tags = _split([run.tags for run in runs])
-    slim = [replace(run, params=own_params[place], tags=own_tags[place]) for place, run in enumerate(runs)]
-    return [replace(parent, params=params, tags={**parent.tags, **tags}), *slim]
+        (record,) = records
+        paths = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
+        return [_entry(results, {record.labels["seed"]: record}, name, files=paths, apart=())]
+    answer = Answer.of(records, lost)
+    cases = [*_cases(answer, results, is_small=len(records) <= MAX_RECORDS)]
+    return [_parent(answer, name, results, cases, files, pictures), *cases]
 
 
-def _split(texts: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Split mappings into their shared items and the rest of each; lone runs keep their configuration."""
-    shared = {name: text for name, text in texts[0].items() if all(each.get(name) == text for each in texts)}
-    aside = {*shared, CONFIGURATION_TAG}
-    return shared, [{name: text for name, text in each.items() if name not in aside} for each in texts]
+def _cases(answer: Answer, results: Results, is_small: bool) -> Iterator[Entry]:
+    """Yield every case and strategy, then those of runs under posterior draws, whose steps are the draws."""
+    for case in answer.cases:
+        where = answer.case_name(case)
+        for result in case.results:
+            runs = dict(sorted(result.group.runs.items()))
+            name = " ".join(filter(None, (answer.variant(result.group), where)))
+            paths = {f"records/seed_{seed}.json": results.record_path(one.key) for seed, one in runs.items()}
+            mean = result.standing.speedup
+            gains = {speedup_name(answer.baseline): _with_mean(result.standing.gains, mean.mean)} if mean else {}
+            yield _entry(results, runs, name, where, gains, paths if is_small else {})
+    drawn: dict[str, dict[int, Record]] = {}
+    for record in answer.draws:
+        drawn.setdefault(_shared_configuration(record, ("seed", DRAW)), {})[record.config[DRAW]] = record
+    for runs in drawn.values():
+        labels = next(iter(runs.values())).labels
+        where = f"{labels['workload']} {labels['model']}, posterior draws"
+        yield _entry(results, runs, f"{labels['strategy']} {where}", where, apart=("seed", DRAW))
 
 
-def _entry_of(point: Point, name: str, baseline: str, results: Results, detailed: bool) -> Entry:
-    """A run; unless ``detailed``, without record, series, metrics but ``MAIN``, and settings that are as usual."""
-    record = point.record
-    metrics = {name: record.metrics[name] for name in (METRICS if detailed else MAIN) if name in record.metrics}
-    if TIME in metrics:
-        metrics[f"{ANSWER}/{TIME}"] = metrics[TIME]
-    if point.gain is not None:
-        metrics[speedup_name(baseline)] = point.gain
-    files = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
-    artifacts = {path: file for path, file in files.items() if detailed and file.exists()}
-    series = record.iterations if detailed else ()
-    failed = record.status == "failed"
-    params = parameters(record, detailed)
-    tags = _tags(record) | ({CASE_TAG: point.case[:MAX_TEXT]} if point.case else {})
-    data = dataset_of(record.config["workload"], str(record.labels["workload"]))
-    started_ms = made_ms(record)
-    spent_s = sum(row.get(TIME, 0.0) for row in record.iterations)
-    duration_ms = round(1e3 * spent_s) if math.isfinite(spent_s) else 0
+def _entry(
+    results: Results,
+    runs: Mapping[int, Record],
+    name: str,
+    where: str = "",
+    speedup: Mapping[str, Mapping[int, float]] | None = None,
+    files: Mapping[str, Path] | None = None,
+    apart: Sequence[str] = ("seed",),
+) -> Entry:
+    """Show records by step as one run; their configurations differ in the keys ``apart`` only."""
+    records = [*runs.values()]
+    done = {step: record for step, record in runs.items() if record.status == "ok"}
+    names = (*SHOWN, *dict.fromkeys(name for record in records for name in record.added))
+    values = {name: {step: one.metrics[name] for step, one in done.items() if name in one.metrics} for name in names}
+    metrics = {name: _with_mean(found, _mean([*found.values()])) for name, found in values.items() if found}
+    workload = json.dumps(records[0].config["workload"], sort_keys=True)
     return Entry(
-        record.key, name[:MAX_NAME], failed, tags, params, metrics, series, artifacts, data, started_ms, duration_ms
+        _shared_configuration(records[0], apart),
+        records[0].code_version,
+        name[:MAX_NAME],
+        failed=any(record.status == "failed" for record in records),
+        tags=_tags(records, where, results),
+        params=parameters(records),
+        metrics={**metrics, **(speedup or {}), **_by_iteration([*done.values()])},
+        artifacts={path: file for path, file in (files or {}).items() if file.exists()},
+        dataset=_dataset(workload, str(records[0].labels["workload"])),
+        made_ms=_made_ms(records),
     )
 
 
-def made_ms(record: Record) -> int | None:
-    """When a record was made, in milliseconds since 1970; None if that is not recorded."""
-    return round(1e3 * datetime.fromisoformat(record.made_at).timestamp()) if record.made_at else None
+def _shared_configuration(record: Record, apart: Sequence[str]) -> str:
+    """Return a hash of a configuration without some keys."""
+    return _hash({name: value for name, value in record.config.items() if name not in apart})
 
 
-def parameters(record: Record, detailed: bool = True) -> dict[str, str]:
-    """Return a run's parameters as texts: labels, requested and chosen degrees, parts with their parameters, settings.
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
-    Of more than ``MAX_PARAMETERS`` the last are left out: first the framework's settings that are as usual. All are in
-    the record.
+
+def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
+    """Append the mean of several values, so that it is the metric's last; one value is its own mean."""
+    return {**values, **({max(values) + 1: mean} if len(values) > 1 else {})}
+
+
+def _by_iteration(records: Sequence[Record]) -> dict[str, dict[int, float]]:
+    """Return means over seeds of what training measures in each iteration."""
+    rows = [*zip_longest(*(record.iterations for record in records), fillvalue={})]
+    values = {name: [[row[name] for row in same if name in row] for same in rows] for name in BY_ITERATION}
+    means = {name: {step: _mean(own) for step, own in enumerate(lists) if own} for name, lists in values.items()}
+    return {name: steps for name, steps in means.items() if steps}
+
+
+def parameters(records: Sequence[Record]) -> dict[str, Any]:
+    """Return names of the job, keys that do not have their defaults, and degrees, requested and chosen.
+
+    A degree that a planner chose differently for some seeds is a text of all its values.
     """
-    config = record.config
-    # Sorted, as a record is when it is read again.
-    requested = (f"{name}={FREE if value is None else value}" for name, value in sorted(config["layout"].items()))
-    usual = [name for name, value in USUAL.items() if config.get(name) == value]
-    values: dict[str, Any] = {
-        **{name: record.labels[name] for name in (*LABELS, *PARTS)},
-        "requested": ", ".join(requested),
-        "strategy_parameters": parameters_text(config["strategy"]) if detailed else None,
-        "workload_parameters": parameters_text(config["workload"]) if detailed else None,
-        **{f"chosen.{name}": value for name, value in record.layout.items()},
-        **{name: value for name, value in record.settings.items() if name not in usual},
-        **({name: record.settings[name] for name in usual} if detailed else {}),
-    }
-    texts = {clean(name): str(value)[:MAX_TEXT] for name, value in values.items() if value is not None}
-    filled = [(name, text) for name, text in texts.items() if text]
-    return dict(filled[:MAX_PARAMETERS])
+    first = records[0]
+    config = flatten(first.config)
+    given = decisive_overrides(first.overrides, first.config_dir)
+    values = {CAPITALS.get(label, label): first.labels[label] for label in LABELS if label != "seed"}
+    values |= {f"layout.{name}": degree for name in DEGREES if (degree := first.config["layout"][name]) is not None}
+    for key, text in given.items():
+        value = config.get(key.lstrip("+"), text.removeprefix("="))
+        if key not in LABELS and (key not in _defaults() or value != _defaults()[key]):
+            values[key.lstrip("+~")] = "null" if value is None else value
+    for module, name in product(first.degrees, DEGREES):
+        chosen = {record.degrees[module][name] for record in records if module in record.degrees}
+        values[f"chosen.{module}.{name}"] = ", ".join(map(str, sorted(chosen)))
+    return {clean(name): value[:MAX_TEXT] if isinstance(value, str) else value for name, value in values.items()}
 
 
-def _tags(record: Record) -> dict[str, str]:
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return the defaults of plain keys."""
+    return flatten(yaml.safe_load((config_tree() / "config.yaml").read_text()))
+
+
+def _tags(records: Sequence[Record], where: str, results: Results) -> dict[str, str]:
+    states = Counter(record.status for record in records)
     tags = {
-        "status": record.status,
-        "reason": record.reason,
-        "code_version": record.code_version,
-        "host": record.host,
-        "executor": str(record.labels["harness"]),
-        "cost_source": cost_source(record.config["cluster"]),
-        "execution": ", ".join(f"{name} {value}" for name, value in sorted(record.execution.items())),
-        "samples": "; ".join(sample_notices([record])),
-        "remarks": "; ".join(run_notices([record])),
-        CONFIGURATION_TAG: hashlib.sha256(json.dumps(record.config, sort_keys=True).encode()).hexdigest()[:16],
+        CASE_TAG: where,
+        "status": records[0].status if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items()),
+        "reason": _once(record.reason for record in records),
+        "host": _once(record.host for record in records),
+        "cost_source": cost_source(records[0].config["cluster"]),
+        "execution": _once(f"{name} {text}" for one in records for name, text in sorted(one.execution.items())),
+        "samples": "; ".join(sample_notices(records)),
+        "remarks": "; ".join(run_notices(records)),
+        "command": "\n".join(commands_of(records, results.root)),
+        "mlflow.source.git.commit": _once(record.commit for record in records),
+        **_made_with(),
     }
     return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
 
 
+def _once(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+@cache
+def _made_with() -> dict[str, str]:
+    """Return the tags by which MLflow knows program and user."""
+    tags = {"mlflow.source.name": COMMAND, "mlflow.source.type": "LOCAL"}
+    try:
+        return {**tags, "mlflow.user": getpass.getuser()}
+    except (OSError, KeyError):
+        # Users of containers may have no name.
+        return tags
+
+
 def _parent(
-    answer: Answer, name: str, results: Results, files: Sequence[Path], pictures: Mapping[str, Artifact]
+    answer: Answer,
+    name: str,
+    results: Results,
+    cases: Sequence[Entry],
+    files: Sequence[Path],
+    pictures: Pictures | None,
 ) -> Entry:
-    words = summary_markdown(name, answer, str(results.root))
     records = [*answer.records, *answer.draws]
-    made = [moment for record in records if (moment := made_ms(record)) is not None]
-    started_ms, duration_ms = (min(made), max(made) - min(made)) if made else (None, 0)
+    speedups = {variant: found.speedup.mean for variant, found in answer.overall.items()}
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
-    metrics |= {clean(f"speedup/{variant}"): found.speedup.mean for variant, found in answer.overall.items()}
-    tags = {NOTE_TAG: description(answer)[:MAX_TEXT], "sweep": describe_sweep(records)[:MAX_TEXT]}
-    tags |= {key: text for key, text in (("best_strategy", answer.fastest), ("baseline", answer.baseline)) if text}
-    if answer.overall:
-        metrics["best_speedup"] = max(found.speedup.mean for found in answer.overall.values())
-    drawn = {f"figures/{file.name}": file.read_bytes() for file in files}
-    found = {"sentences": sentences(answer), "cases": answer.case_dicts(str(results.root))}
-    tables = {
-        "summary.md": words.encode(),
-        "answer.json": (json.dumps(found, indent=1) + "\n").encode(),
-        "table.csv": table_csv(records).encode(),
+    metrics |= {clean(f"speedup/{variant}"): speedup for variant, speedup in speedups.items()}
+    metrics |= {"best_speedup": max(speedups.values())} if speedups else {}
+    note = "\n\n".join([" ".join(sentences(answer)), *(f"- {line}" for line in notices(answer.records))])
+    shown = [*(case.digest for case in cases), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
+    tags = {NOTE_TAG: note[:MAX_TEXT], "best_strategy": answer.fastest, BASELINE_TAG: answer.baseline}
+    return Entry(
+        SWEEP,
+        "",
+        name[:MAX_NAME],
+        failed=False,
+        tags={key: text for key, text in tags.items() if text} | _made_with() | {"entrain_bench.shown": _hash(shown)},
+        metrics={key: {0: value} for key, value in metrics.items()},
+        artifacts={**_pages(answer, results, pictures), **{f"figures/{file.name}": file for file in files}},
+        table=partial(table_of, records),
+        made_ms=_made_ms(records),
+    )
+
+
+def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[str, Artifact]:
+    """Return the answer as a page and as values, and its pictures.
+
+    Ranks are drawn of the fastest strategy and the baseline: of all strategies it takes as long as simulating them.
+    """
+    root = str(results.root)
+    standings = cache(partial(pictures.standings, answer)) if pictures else None
+    page = cache(lambda: answer_report(answer, root, standings and standings()))
+    values = {"sentences": sentences(answer), "cases": answer.case_dicts(root)}
+    made: dict[str, Artifact] = {
+        ANSWER_PAGE: lambda: html(page()).encode(),
+        "answer.md": lambda: markdown(page()).encode(),
+        "answer.json": lambda: (json.dumps(values, indent=1) + "\n").encode(),
     }
-    artifacts = {**tables, **drawn, **pictures}
-    return Entry(SWEEP, name[:MAX_NAME], False, tags, {}, metrics, (), artifacts, None, started_ms, duration_ms)
+    if pictures and standings:
+        made["iteration_time.png"] = standings
+        runs = answer.side_by_side(lambda record: bool(record.timeline) and results.has_timeline(record))
+        for variant, record in runs.items():
+            if variant == answer.fastest or record.labels["strategy"] == answer.baseline:
+                made[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, record)
+    return made
 
 
-def speedup_name(baseline: str) -> str:
-    """The metric that holds the speedup over a strategy."""
-    return clean(f"{ANSWER}/speedup_over_{baseline}")
+def _made_ms(records: Sequence[Record]) -> list[int]:
+    """Return when the first and the last of some records were made; nothing if that is not recorded."""
+    made = [round(1e3 * datetime.fromisoformat(one.made_at).timestamp()) for one in records if one.made_at]
+    return [min(made), max(made)] if made else []
 
 
-def clean(name: str) -> str:
-    """A name that MLflow takes for a parameter or a metric."""
-    return FORBIDDEN.sub("_", name)[:MAX_NAME]
+@lru_cache(maxsize=256)
+def _dataset(workload: str, name: str) -> tuple[str, str, str] | None:
+    """Return the dataset of a workload's configuration; None if its files cannot be read now."""
+    node = json.loads(workload)
+    try:
+        check_targets(node, "workload")
+        fingerprint = instantiate(node, "workload", "source").fingerprint()
+    except UserError:
+        return None
+    return name[:MAX_NAME], _hash([workload, fingerprint]), workload
+
+
+def _hash(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]

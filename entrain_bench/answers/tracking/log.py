@@ -1,128 +1,222 @@
-"""Logging of records: what MLflow does not show yet is logged, and what the present code no longer makes is marked."""
+"""Log records by MLflow's client, to a server or to the folder of results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from entrain_bench.answers.answer import Pictures
-from entrain_bench.answers.tracking.entries import (
+from entrain_bench.answers.tracking.entries import SWEEP, Entry, content_of, entries_of
+from entrain_bench.answers.tracking.pages import (
+    BASELINE_TAG,
     CASE_TAG,
-    CONFIGURATION_TAG,
     CURRENT_TAG,
-    MAX_DETAILED,
     NOTE_TAG,
-    PARENT_TAG,
-    SWEEP,
-    Entry,
-    Logged,
     answer_link,
-    entries_of,
+    experiments_link,
     page_tags,
-    speedup_name,
+    runs_link,
+    store_path,
 )
-from entrain_bench.answers.tracking.local import LocalStore
-from entrain_bench.answers.tracking.remote import RemoteStore
-from entrain_bench.records.environment import current_commit
 from entrain_bench.records.records import Record, Results
 
-type Store = LocalStore | RemoteStore
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
+# Tags of a run: what it is known by (``Entry.key``), a hash of all that it shows, and its parent.
+ID_TAG = "entrain_bench.case"
+CODE_TAG = "code_version"
+DIGEST_TAG = "entrain_bench.digest"
+PARENT_TAG = "mlflow.parentRunId"
+# Tags of an experiment: when it was logged to last, and its parent run.
+LOGGED_TAG = "entrain_bench.logged_ms"
+SWEEP_TAG = "entrain_bench.sweep"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
+# Runs that are logged to a server at a time: a request mostly waits.
+NUM_THREADS = 8
+# MLflow's own are 7 tries and 120 s, four minutes for a server that is not there; and two lines of output for each run.
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 
 
 def log_records(
     results: Results,
     records: Sequence[Record],
     name: str,
-    uri: str | None = None,
+    uri: str = "",
     files: Sequence[Path] = (),
     pictures: Pictures | None = None,
     lost: Sequence[str] = (),
-) -> int:
-    """Log the records that MLflow does not show as they are now.
+) -> tuple[int, str]:
+    """Log the records that MLflow does not show as they are now, to a server or without ``uri`` to the folder.
 
     Several go under a parent run, both parent and experiment called ``name``; a single one of that name goes to
-    ``SINGLE_RUNS``. Runs of the experiment that are not among the records any more, because code, data or configuration
-    changed, are marked by ``CURRENT_TAG``. Without ``uri`` the store is that in the results folder.
+    ``SINGLE_RUNS``. A run whose content changed is replaced. Runs of the experiment that are not among the records any
+    more, because code, data or configuration changed, are marked by ``CURRENT_TAG``.
 
     Returns:
-        How many runs were logged, the parent left out.
+        The number of runs that were logged, without the parent, and the address of the answer on a server, if any.
 
     Raises:
         UserError: for a damaged store.
         MlflowException: for a server that does not answer.
     """
     if not records:
-        return 0
+        return 0, ""
     entries = entries_of(results, records, name, files, pictures, lost)
     results.root.mkdir(parents=True, exist_ok=True)
     with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
-        store = RemoteStore(uri) if uri else LocalStore(results)
-        experiment = store.experiment(name if len(records) > 1 else SINGLE_RUNS)
-        logged = store.runs(experiment)
-        digests = {entry.key: entry.digest for entry in entries}
-        kept = {run.key: run for run in logged if digests.get(run.key) == run.digest}
-        store.remove([run.run_id for run in logged if run.key in digests and kept.get(run.key) is not run])
-        fresh = [entry for entry in entries if entry.key not in kept]
-        if len(records) > 1:
-            _add_sweep(store, experiment, entries[0], fresh, kept)
-            outdated = [run for run in logged if run.key not in digests]
-        else:
-            store.add(experiment, fresh, _tags())
-            configuration = entries[0].tags[CONFIGURATION_TAG]
-            outdated = [run for run in logged if run.key not in digests and run.configuration == configuration]
-        _mark(store, [*kept.values()], "yes")
-        _mark(store, outdated, "no")
-    return sum(entry.key != SWEEP for entry in fresh)
+        client = open_client(results, uri)
+        experiment = _experiment(client, name if len(records) > 1 else SINGLE_RUNS, uri)
+        # A file has one writer at a time.
+        with ThreadPoolExecutor(NUM_THREADS if uri else 1) as pool:
+            try:
+                num_runs, sweep = _log_all(client, experiment, entries, pool)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return num_runs, answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
 
 
-def answer_address(name: str, uri: str) -> str:
-    """Address of a logged sweep's answer on a tracking server; empty for a single run, and for other places.
+def open_client(results: Results, uri: str) -> MlflowClient:
+    """Return MLflow's client of a server, or of the folder of results; ``UserError`` for a damaged store."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    # Imported here, for it takes a second.
+    if not uri:
+        from entrain_bench.answers.tracking.folder import FolderClient
 
-    Raises:
-        MlflowException: for a server that does not answer.
-    """
-    if not uri.startswith(("http://", "https://")):
-        return ""
-    store = RemoteStore(uri)
-    experiment = store.experiment(name)
-    sweeps = [run.run_id for run in store.runs(experiment) if run.key == SWEEP]
-    return answer_link(uri.rstrip("/"), experiment, sweeps[0]) if sweeps else ""
+        return FolderClient(results)
+    from mlflow import MlflowClient
+
+    # Every try that failed is a warning; the command says once that all have failed.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri)
 
 
-def _add_sweep(store: Store, experiment: str, parent: Entry, fresh: Sequence[Entry], kept: dict[str, Logged]) -> None:
-    """Log the parent if it is fresh, the others below it; those that are kept move to a new parent."""
-    if parent in fresh:
-        (run_id,) = store.add(experiment, [parent], _tags())
-        children = [run.run_id for run in kept.values()]
-        store.set_tags(children, {PARENT_TAG: run_id})
+def links(results: Results, base: str, most: int) -> list[str]:
+    """Return lines with the pages of the last experiments (answer of a sweep, runs) and of all; none without runs."""
+    if not store_path(results).exists():
+        return []
+    logged = [one for one in open_client(results, "").search_experiments() if LOGGED_TAG in one.tags]
+    lines = list[str]()
+    for one in sorted(logged, key=lambda one: int(one.tags[LOGGED_TAG]), reverse=True)[:most]:
+        sweep = one.tags.get(SWEEP_TAG)
+        answer = [f"  answer: {answer_link(base, one.experiment_id, sweep)}"] if sweep else []
+        lines += [one.name, *answer, f"  runs:   {runs_link(base, one.experiment_id)}"]
+    return [*lines, f"all experiments: {experiments_link(base)}"] if lines else []
+
+
+def logged_runs(client: MlflowClient, experiment: str) -> Iterator[Run]:
+    """Yield the runs of an experiment that this module logged."""
+    token: str | None = ""
+    while token is not None:
+        page = client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", page_token=token or None)
+        yield from page
+        token = page.token or None
+
+
+def _experiment(client: MlflowClient, name: str, uri: str) -> str:
+    """Return the identifier of an experiment, made if it is not there."""
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        place = None if uri else "mlflow-artifacts:/"
+        return str(client.create_experiment(name, place, page_tags()))
+    if known.lifecycle_stage == "deleted":
+        client.restore_experiment(known.experiment_id)
+    return str(known.experiment_id)
+
+
+def _log_all(
+    client: MlflowClient, experiment: str, entries: Sequence[Entry], pool: ThreadPoolExecutor
+) -> tuple[int, str]:
+    """Log the entries that are not there; returns how many, without the parent, and the parent's run if any."""
+
+    def do(calls: Sequence[Callable[[], object]]) -> None:
+        for future in [pool.submit(call) for call in calls]:
+            future.result()
+
+    def tag(runs: Sequence[Run], name: str, text: str) -> None:
+        do([partial(client.set_tag, run.info.run_id, name, text) for run in runs if run.data.tags.get(name) != text])
+
+    first = entries[0]
+    digests = {entry.key: entry.digest for entry in entries}
+    logged = [*logged_runs(client, experiment)]
+    # One that is still running was interrupted.
+    whole = [run for run in logged if run.info.status != "RUNNING"]
+    kept = {_key(run): run for run in whole if digests.get(_key(run)) == run.data.tags.get(DIGEST_TAG)}
+    replaced = [run for run in logged if _key(run) in digests and kept.get(_key(run)) is not run]
+    do([partial(client.delete_run, run.info.run_id) for run in replaced])
+    outdated = [run for run in logged if _key(run) not in digests]
+    sweep = ""
+    tags: dict[str, str] = {}
+    if first.case == SWEEP:
+        sweep = str(kept[first.key].info.run_id) if first.key in kept else log_entry(client, experiment, first, {})
+        tags = {PARENT_TAG: sweep}
+        tag([run for key, run in kept.items() if key != first.key], PARENT_TAG, sweep)
+        page = page_tags(first.tags.get(BASELINE_TAG, ""), any(CASE_TAG in entry.tags for entry in entries))
+        tags_of_page = {**page, NOTE_TAG: first.tags[NOTE_TAG], SWEEP_TAG: sweep}
     else:
-        run_id = kept[SWEEP].run_id
-    if fresh:
-        # Also where only runs are: the page shows columns that they have.
-        speedup = [speedup_name(parent.tags["baseline"])] if "baseline" in parent.tags else []
-        by_case = any(CASE_TAG in entry.tags for entry in fresh)
-        store.describe(experiment, {**page_tags(speedup, by_case), NOTE_TAG: parent.tags[NOTE_TAG]})
-    # Of a large sweep, commits are in the records.
-    tags = _tags() if len(fresh) + len(kept) <= MAX_DETAILED else {CURRENT_TAG: "yes"}
-    store.add(experiment, [entry for entry in fresh if entry is not parent], {**tags, PARENT_TAG: run_id})
+        tags_of_page = {}
+        outdated = [run for run in outdated if _key(run)[0] == first.case]
+    fresh = [entry for entry in entries if entry.key not in kept]
+    children = [entry for entry in fresh if entry.case != SWEEP]
+    do([partial(log_entry, client, experiment, entry, tags) for entry in children])
+    tag([*kept.values()], CURRENT_TAG, "yes")
+    tag(outdated, CURRENT_TAG, "no")
+    for name, text in {**tags_of_page, LOGGED_TAG: str(time.time_ns() // 10**6)}.items() if fresh else ():
+        client.set_experiment_tag(experiment, name, text)
+    return len(children), sweep
 
 
-def _mark(store: Store, runs: Sequence[Logged], current: str) -> None:
-    store.set_tags([run.run_id for run in runs if run.current != current], {CURRENT_TAG: current})
+def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping[str, str]) -> str:
+    """Log one run with further tags; it counts as running until all is there."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
+
+    known_by = {ID_TAG: entry.case, CODE_TAG: entry.code_version, DIGEST_TAG: entry.digest, CURRENT_TAG: "yes"}
+    started_ms, ended_ms = entry.made_ms or [time.time_ns() // 10**6] * 2
+    run = client.create_run(experiment, started_ms, {**entry.tags, **tags, **known_by}, entry.name)
+    run_id = str(run.info.run_id)
+    with TemporaryDirectory() as folder:
+        for path, content in entry.artifacts.items():
+            file = Path(folder) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content_of(content))
+        if entry.artifacts:
+            client.log_artifacts(run_id, folder)
+    if entry.table:
+        client.log_table(run_id, entry.table(), "table.json")
+    if entry.dataset:
+        name, digest, source = entry.dataset
+        context = InputTag("mlflow.data.context", "training")
+        client.log_inputs(run_id, [DatasetInput(Dataset(name, digest, "code", source), [context])])
+    values = [(name, step, value) for name, steps in entry.metrics.items() for step, value in steps.items()]
+    client.log_batch(
+        run_id,
+        metrics=[Metric(name, value, ended_ms, step) for name, step, value in values],
+        params=[Param(name, str(value)) for name, value in entry.params.items()],
+    )
+    client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED", ended_ms)
+    return run_id
 
 
-def _tags() -> dict[str, str]:
-    commit = current_commit()
-    tags = {
-        "git_commit": commit.hash,
-        "mlflow.source.git.commit": commit.hash,
-        "git_dirty": "yes" if commit.dirty else "no",
-    }
-    return {CURRENT_TAG: "yes", **(tags if commit.hash else {})}
+def _key(run: Run) -> tuple[str, str]:
+    """Return what a run is known by (``Entry.key``)."""
+    return run.data.tags[ID_TAG], run.data.tags.get(CODE_TAG, "")

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.framework import ALL
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import Allowed, Count, OneOf, Rate, at_least
 
 STATISTICS = ("p10", "median", "p90")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
 # Keys of a module's configuration that change no layer's time.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
+
+
+def are_quantiles(seconds: tuple[float, ...]) -> bool:
+    """Whether these are three positive numbers in ascending order."""
+    return len(seconds) == 3 and min(seconds) > 0 and [*seconds] == sorted(seconds)
+
+
+IN_ORDER = "three positive numbers in order: 10th percentile, median, 90th percentile"
+Quantiles = Annotated[tuple[float, ...], Allowed(are_quantiles, IN_ORDER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +47,29 @@ class StagePoint:
 
     module: str
     kind: str
-    layers: int
-    tp: int
-    lengths: tuple[int, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    remade_s: tuple[float, ...]
-    repetitions: int
-    labelled: int = 0
-    cp: int = 1
+    layers: Count
+    tp: Count
+    lengths: Annotated[tuple[Count, ...], Allowed(bool, "sequences of at least 1 token")]
+    forward_s: Quantiles
+    backward_s: Quantiles
+    remade_s: Annotated[tuple[float, ...], Allowed(lambda seconds: not seconds or are_quantiles(seconds), IN_ORDER)]
+    repetitions: Count
+    labelled: Annotated[int, at_least(0)] = 0
+    cp: Count = 1
 
     @property
     def key(self) -> tuple[str, str, int, int, int, tuple[int, ...], int]:
         """The identity of the point: module, kind, layers, tp, cp, lengths and labelled tokens."""
         return self.module, self.kind, self.layers, self.tp, self.cp, self.lengths, self.labelled
 
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for what cannot have been measured."""
-        for name in ("layers", "tp", "cp", "repetitions"):
-            require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
-        lengths = [*self.lengths]
-        require(bool(lengths) and min(lengths) >= 1, f"{where}.lengths", lengths, "sequences of at least 1 token")
-        require(self.labelled >= 0, f"{where}.labelled", self.labelled, "at least 0")
-        for name in ("forward_s", "backward_s", *(["remade_s"] if self.remade_s else [])):
-            check_quantiles(getattr(self, name), f"{where}.{name}")
-
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """Measured times of an optimizer step over ``parameters`` parameters; seconds as in ``StagePoint``."""
 
-    parameters: int
-    seconds: tuple[float, ...]
-    repetitions: int
-
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for what cannot have been measured."""
-        for name in ("parameters", "repetitions"):
-            require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
-        check_quantiles(self.seconds, f"{where}.seconds")
+    parameters: Count
+    seconds: Quantiles
+    repetitions: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +82,11 @@ class CollectivePoint:
         num_bytes: bytes of the whole tensor.
     """
 
-    operation: str
-    ranks: int
-    num_bytes: int
-    seconds: tuple[float, ...]
-    repetitions: int
-
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for what cannot have been measured."""
-        if self.operation not in COLLECTIVES:
-            raise unknown_choice(f"{where}.operation", self.operation, COLLECTIVES)
-        require(self.ranks >= 2, f"{where}.ranks", self.ranks, "at least 2")
-        require(self.num_bytes >= 1, f"{where}.num_bytes", self.num_bytes, "at least 1")
-        require(self.repetitions >= 1, f"{where}.repetitions", self.repetitions, "at least 1")
-        check_quantiles(self.seconds, f"{where}.seconds")
+    operation: Annotated[str, OneOf(COLLECTIVES)]
+    ranks: Annotated[int, at_least(2)]
+    num_bytes: Count
+    seconds: Quantiles
+    repetitions: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +143,11 @@ class Subject:
 class Constants:
     """Constants of a device that a profile does not measure, each with its source; units as in ``DeviceSpec``."""
 
-    peak_bf16_flops: float
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    host_bandwidth_bytes_per_s: float
+    peak_bf16_flops: Rate
+    memory_bytes: Annotated[int, at_least(1, "positive")]
+    memory_bandwidth_bytes_per_s: Rate
+    host_bandwidth_bytes_per_s: Rate
     sources: Mapping[str, str]
-
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for values that are not positive, and for a value without a source."""
-        for name in self.__dataclass_fields__.keys() - {"sources"}:
-            require(getattr(self, name) > 0, f"{where}.{name}", getattr(self, name), "positive")
-            if not isinstance(self.sources.get(name), str):
-                raise UserError(f"{where}.sources.{name}: missing. State the source of the constant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +173,21 @@ class DeviceProfile:
     def only(self, statistic: str) -> DeviceProfile:
         """Return the profile with every point's three times replaced by one statistic."""
         index = STATISTICS.index(statistic)
-        return replace(
-            self,
-            stages=_only(self.stages, index),
-            steps=_only(self.steps, index),
-            collectives=_only(self.collectives, index),
-        )
+        kinds = dict[str, Any]()
+        for name in ("stages", "steps", "collectives"):
+            kinds[name] = tuple(_only(point, index) for point in getattr(self, name))
+        return replace(self, **kinds)
 
 
-def _only[T: StagePoint | StepPoint | CollectivePoint](points: tuple[T, ...], index: int) -> tuple[T, ...]:
-    """Replace the three times of every point by the one at ``index``."""
-    names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if points and hasattr(points[0], name)]
-    return tuple(
-        replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
-        for point in points
-    )
+def _only[T: StagePoint | StepPoint | CollectivePoint](point: T, index: int) -> T:
+    names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if hasattr(point, name)]
+    return replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
 
 
 def module_values(module: ModuleSpec) -> dict[str, Any]:
     """Return a module's configuration as JSON values."""
     values = asdict(module.config)
     return {key: _plain(value) for key, value in values.items()}
-
-
-def check_quantiles(seconds: tuple[float, ...], where: str) -> None:
-    """Raise ``UserError`` unless ``seconds`` are three positive numbers in ascending order."""
-    allowed = "three positive numbers in order: 10th percentile, median, 90th percentile"
-    require(len(seconds) == 3 and min(seconds) > 0 and [*seconds] == sorted(seconds), where, [*seconds], allowed)
 
 
 def _plain(value: Any) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order, sum_rows
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.loads import Loads, busiest_area, count_labelled, most_labelled, packed
-from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
+    Curve,
     GroupKey,
     LayerCurves,
     fit_curves,
@@ -69,11 +69,7 @@ class ProfiledTimes:
         where: str,
         extrapolate: bool = False,
     ) -> ProfiledTimes:
-        """Return the layer times of a model from its profile.
-
-        Raises:
-            UserError: if the profile is unfinished, was made for another model, or lacks layers.
-        """
+        """Layer times from a profile; ``UserError`` if it is unfinished, of another model, or lacks layers."""
         if not profile.finished:
             raise UserError(f"{where}: is not finished. To resume, run entrain-bench profile with the same options")
         sequences = profile.subject.sequence_parallel
@@ -245,11 +241,7 @@ class ProfiledTimes:
     def _carried(
         self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return tokens, scores and segments of each chunk on a rank ``[chunks]``.
-
-        Raises:
-            UserError: if a chunk is outside the measured range and ``extrapolate`` is false.
-        """
+        """Tokens, scores and segments of chunks on a rank ``[chunks]``; ``UserError`` beyond what was measured."""
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
             scores = busiest_area(layer, loads, cp)

@@ -17,13 +17,13 @@ from entrain_bench.costs.profiled.timed_points import StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.grids import merge_tokens
-from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.modules.packing import first_groups, shares_of
+from entrain_bench.train.modules.positions import merge_tokens
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 # Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
 DEPTH = 4
@@ -39,7 +39,7 @@ NORM = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of layer at a TP and a CP degree, and the numbers of its layers in the stages that are timed.
+    """A kind of layer at a TP and a CP degree, and its numbers of layers in timed stages.
 
     ``share`` is that of labelled tokens, for a head over these; 0 for other layers.
     """
@@ -67,17 +67,14 @@ def targets_of(module: ModuleSpec, tp: int, cp: int = 1) -> list[Target]:
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
-    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many, of different lengths.
-
-    As few sequences as an LLM's context allows take the place of one; there is no pack if it allows none.
-    """
+    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many; none if the context is too short."""
     if target.share and not target.labelled(tokens):
         return
     longest = target.module.config.context_tokens or tokens
     most = isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
     wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
-    for number in sorted({max(each, *allowed[:1]) for each in wanted if allowed}):
+    for number in sorted({max(count, *allowed[:1]) for count in wanted if allowed}):
         yield split_tokens(tokens, number)
 
 
@@ -111,17 +108,8 @@ class Bench:
         layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
         held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
         module = ModuleSpec(module.name, module.role, config, layers)
-        stage = build_stage(
-            self.model,
-            module,
-            range(held[0], held[-1] + 1),
-            groups,
-            dtype=self.dtype,
-            seed=0,  # Times do not depend on weights.
-            device=self.device,
-            recompute=False,
-            logit_chunk_tokens=self.logit_chunk,
-        )
+        build = partial(build_stage, dtype=self.dtype, device=self.device, logit_chunk_tokens=self.logit_chunk)
+        stage = build(self.model, module, range(held[0], held[-1] + 1), groups)
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
@@ -146,8 +134,9 @@ class Bench:
             pack = Pack(tuple(lengths), (), ids, labels)
             num_rows = int((ids < 0).sum()) if first else num_rows
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
-        is_loss = last and not module.is_encoder
-        return Inputs(pack, lambda: values.detach().requires_grad_() if num_rows else None, is_loss)
+        return Inputs(
+            pack, lambda: values.detach().requires_grad_() if num_rows else None, last and not module.is_encoder
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +163,7 @@ def one_of_many(
         torch.cuda.set_device(device)
     with rank_of_many(max(tp * cp for tp, cp in degrees)):
         alone = dist.new_group([0])
-        groups = {
-            (tp, cp): StageGroups(
-                dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), alone, sequence_parallel
-            )
-            for tp, cp in degrees
-        }
+        groups = {(tp, cp): first_groups(tp, cp, alone, sequence_parallel) for tp, cp in degrees}
         yield Bench(model, groups, alone, dtype, device, logit_chunk)
 
 
@@ -232,9 +216,8 @@ class TargetStages:
         for _ in range(2):
             with clock.action(0):
                 stage.buffers(inputs.start(), inputs.pack)
-        rows = clock.rows()
         # A backward is two forwards, one with recomputation and the forward before it four.
-        return float((rows[:, 2] - rows[:, 1]).min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
+        return float(clock.seconds().min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
 
     def _turn(self, inputs: Inputs, clock: Clock) -> None:
         """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
@@ -250,7 +233,6 @@ class TargetStages:
 
 
 def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """The output, and the gradient that its backward starts with."""
     output: Tensor = trained.buffers(inputs.start(), inputs.pack)
     if inputs.is_loss:
         return output / sum(inputs.pack.lengths), None

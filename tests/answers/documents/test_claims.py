@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import Claim, cited, load_claims, parse_claim
+from entrain_bench.answers.documents.claim import cited, load_claims
 from entrain_bench.answers.documents.claim_pages import (
     claim_commands,
     claim_row,
@@ -71,11 +70,6 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
 def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         claim_with(**change)
-
-
-def test_a_claim_without_cells_states_its_place() -> None:
-    with pytest.raises(UserError, match="where: missing"):
-        parse_claim("some", {key: value for key, value in VALUES.items() if key != "where"})
 
 
 def record_times(
@@ -260,12 +254,6 @@ def test_a_pasted_command_runs_the_cells_of_its_side(tmp_path: Path, monkeypatch
     assert {record.key for record in Results(Path("results")).records()} == keys
 
 
-def test_commands_of_their_claims_name_their_folder() -> None:
-    command, *_ = claim_commands(replace(claim_with(), config_dir="a folder"))
-    assert command.startswith("entrain-bench --multirun ")
-    assert command.endswith(" --config-dir 'a folder'")
-
-
 def judged_as(verdict: Verdict, name: str = "some", group: str = "", **choices: Finding) -> JudgedClaim:
     claim = replace(claim_with(), name=name, group=group, title="Many cases")
     return JudgedClaim(claim, Finding(verdict=verdict), Finding(verdict=Verdict.PARTLY), None, choices)
@@ -311,38 +299,6 @@ def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     table = pd.read_csv(root / "results" / "reference" / "claims.csv", dtype=str, keep_default_na=False)
     assert table.to_dict("records") == [claim_row(one) for one in judged]
     assert f"<!-- table: claims_counts -->\n\n{counted}" in (root / "README.md").read_text()
-    # Whether a claim calls open in words what its cells state.
-    assert [text for one in judged for text in wrongly_open(one.claim)] == []
-
-
-# How a text says that something is open, and by what word it names each part of a cell.
-OPEN = re.compile(r"not (?:been )?(?:stated|known|given|named)|unknown")
-PARTS = {
-    "gpus": r"\bGPUs\b",
-    "model": r"\bmodels?\b(?! size)",
-    "data": r"\bdata\b",
-    "global_batch": r"\bglobal batch\b",
-    "microbatch_size": r"\bmicrobatch size\b",
-    "tp": r"\bdegrees\b|\blayouts?\b",
-    "llm_tp": r"\bdegrees\b|\blayouts?\b",
-}
-
-
-def wrongly_open(claim: Claim) -> Iterator[str]:
-    stated = claim.paper_setting
-    for cell in (*claim.cells, *claim.per):
-        stated = stated.replace(cell.words, "")
-    for sentence in re.split(r"(?<=[.;])\s", f"{stated} {claim.published.words}"):
-        for key, pattern in PARTS.items() if OPEN.search(sentence) else ():
-            known = [cell.id for cell in claim.cells if getattr(cell, key, "") or key in cell.setting]
-            if known and re.search(pattern, sentence, re.IGNORECASE):
-                yield f"{sentence!r}: {known[0]} states {key}"
-
-
-def test_what_cells_state_is_not_called_open() -> None:
-    claim = next(one for one in load_claims() if one.cells and one.cells[0].id == "H-a2-01")
-    assert [*wrongly_open(claim)] == []
-    assert len([*wrongly_open(replace(claim, paper_setting="The global batch is not stated. Degrees: unknown."))]) == 2
 
 
 def test_a_claim_whose_runs_are_missing_is_not_measured_and_says_why(tmp_path: Path) -> None:
@@ -350,8 +306,3 @@ def test_a_claim_whose_runs_are_missing_is_not_measured_and_says_why(tmp_path: P
     problem = write_claims([broken], Study(Results(tmp_path)))
     assert "some (published): not measured: 2 of 2 runs have no result: not run" in problem.split("; ")
     assert "not measured" in (tmp_path / "claims.md").read_text()
-
-
-def test_sources_without_an_arxiv_number_have_their_own_name() -> None:
-    assert cited("2605.27918") == "arXiv:2605.27918"
-    assert cited("GitHub NVIDIA/Megatron-LM") == "GitHub NVIDIA/Megatron-LM"

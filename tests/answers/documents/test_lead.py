@@ -92,18 +92,6 @@ def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
     assert "speedup of" not in text
 
 
-def test_a_leader_that_is_behind_is_told_as_well(tmp_path: Path) -> None:
-    lead, study = lead_with(strategies="all"), Study(Results(tmp_path))
-    assert [*lead.strategies] == ["entrain", "dip"]
-    for row, times in {"one": [2.0, 2.0], "other": [4.0, 4.0]}.items():
-        write_runs(study, lead.of_leader(row), {"megatron": times})
-        write_runs(study, lead.of_rival(row, ""), {"entrain": [3.0, 3.0], "dip": [9.0, 9.0]})
-    text, _ = lead_markdown(lead, study)
-    assert [row[4] for row in rows_of(text)] == ["1.50x (1.50 to 1.50)", "0.75x (0.75 to 0.75)"]
-    assert "- Megatron is the fastest in 1 of 2 jobs, Entrain in 1." in text
-    assert "a speedup of 0.75x to 1.50x over the fastest other strategy, 1.06x in the geometric mean." in text
-
-
 def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
     rivals = {"": [], "more of them": ["strategy=dip", "strategy.planner.num_trials=3"]}
     lead = lead_with(rows={"one": ["workload=chartqa"]}, rivals=rivals, strategies=["entrain"])

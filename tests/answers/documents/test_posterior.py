@@ -16,7 +16,6 @@ from entrain_bench.answers.documents.posterior import (
     posterior_output,
     posterior_runs,
     posterior_sweeps,
-    read_plan,
 )
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.base.errors import UserError
@@ -160,12 +159,6 @@ def test_a_job_without_results_has_no_draws(study: Study) -> None:
     found = posterior._job(study, PLAN, {}, ("tiny", "opencqa_ocr"), study.cells("figure=jobs"), [])
     assert found.table is not None
     assert not found.draws
-
-
-def test_the_suites_plan_is_in_range() -> None:
-    plan = read_plan()
-    assert [draw for draws, _ in plan.stages for draw in draws] == [*range(1, plan.draws + 1)]
-    assert [limit for _, limit in plan.stages][-1] == float("inf")
 
 
 @pytest.mark.parametrize(

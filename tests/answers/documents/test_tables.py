@@ -25,7 +25,6 @@ from entrain_bench.answers.documents.tables import (
     splice,
     spread,
     table_markdown,
-    tables_of,
     write_tables,
 )
 from entrain_bench.base.errors import UserError
@@ -92,7 +91,7 @@ def test_what_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "mine.yaml").write_text("tables: {one: {title: t, common: [], corner: c, rows: {}}}")
     with pytest.raises(UserError, match=r"mine.yaml: one: show: missing"):
-        tables_of(str(tmp_path))
+        load_tables(str(tmp_path))
 
 
 def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.report.read import read_csv
 from entrain_bench.answers.sentences import sentences
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
-from entrain_bench.run.stamps import Stamp, write_stamp
 from support.sweeps import pasted
 
 SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]
@@ -108,16 +106,3 @@ def test_nothing_to_say_and_bad_input_are_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not Path("none").exists()
-
-
-def test_a_table_that_was_edited_is_named_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    results, table = Results(tmp_path), tmp_path / "claims.csv"
-    table.write_text("name,ratio\none,1.5\n")
-    write_stamp(results, "claims", Stamp.of("x", ["claims.csv"], tmp_path))
-    shown = read_csv(results, "claims", text=True)
-    assert shown is not None
-    assert shown["ratio"].tolist() == ["1.5"]
-    for content in (b"name,ratio\none,2.5\n", b"\xff"):
-        table.write_bytes(content)
-        assert read_csv(results, "claims", text=True) is None
-    assert f"{table}: not shown (it was edited since); make it again" in caplog.text

@@ -10,8 +10,6 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 
-from entrain_bench.answers.tracking.entries import KEY_TAG, PARENT_TAG, SWEEP
-from entrain_bench.answers.tracking.log import log_records
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
 from support.servers import STOP_S, free_port, serving
@@ -33,49 +31,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_sweep_reaches_a_server_whole_and_once(
-    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = [*SMALL, f"results_dir={tmp_path}", f"mlflow_uri={server}", "--multirun", *SWEPT]
-    assert run_command(sweep) == 0
+    sweep = [*SMALL, f"results_dir={tmp_path}", "--multirun", *SWEPT]
+    assert run_command([*sweep, f"mlflow_uri={server}"]) == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     assert run_command(sweep) == 0
     assert not (tmp_path / "mlflow.db").exists()
     client = MlflowClient(tracking_uri=server)
     experiment = client.get_experiment_by_name(" ".join([*SMALL, *SWEPT]))
     assert experiment is not None
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    runs = client.search_runs([experiment.experiment_id])
-    keyed = {run.data.tags[KEY_TAG]: run for run in runs}
-    parent = keyed.pop(SWEEP)
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    parent = runs.pop(experiment.name)
+    assert {*runs} == {"megatron", "entrain"}
     page = f"{server}/#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}/artifacts/answer.html"
     assert capsys.readouterr().err.count(f"answer: {page}") == 1, "the second time nothing is logged"
-    records = {record.key: record for record in Results(tmp_path).records()}
-    assert keyed.keys() == records.keys()
-    assert len(runs) == 5
-    assert {artifact.path for artifact in client.list_artifacts(parent.info.run_id)} == {
-        *("answer.html", "answer.json", "summary.md", "table.csv", "iteration_time.png", "ranks")
-    }
-    for key, run in keyed.items():
+    artifacts = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
+    assert artifacts == {"answer.html", "answer.md", "answer.json", "table.json", "iteration_time.png", "ranks"}
+    table = client.load_table(experiment.experiment_id, "table.json", [parent.info.run_id])
+    assert {*table["key"]} == {record.key for record in Results(tmp_path).records()}
+    for run in runs.values():
         assert run.info.status == "FINISHED"
-        assert run.data.tags[PARENT_TAG] == parent.info.run_id
-        assert run.data.metrics.items() >= dict(records[key].metrics).items()
-        assert [each.dataset.name for each in run.inputs.dataset_inputs] == [records[key].labels["workload"]]
-        assert run.info.end_time > run.info.start_time
-        assert "answer/speedup_over_megatron" in run.data.metrics
-        assert len(client.get_metric_history(run.info.run_id, "values_by_iteration/iteration_time_s")) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_run_that_was_cut_short_is_logged_anew(server: str, tmp_path: Path) -> None:
-    assert run_command([*SMALL, f"results_dir={tmp_path}", "mlflow=false", "--multirun", "seed=3,4"]) == 0
-    results, client = Results(tmp_path), MlflowClient(tracking_uri=server)
-    records = results.records()
-    experiment = client.create_experiment("cut short")
-    client.create_run(experiment, tags={KEY_TAG: records[0].key})
-    assert log_records(results, records, "cut short", server) == 2
-    runs = client.search_runs([experiment])
-    assert sorted(run.data.tags[KEY_TAG] for run in runs) == sorted([SWEEP, *(record.key for record in records)])
-    assert {run.info.status for run in runs} == {"FINISHED"}
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert [one.dataset.name for one in run.inputs.dataset_inputs] == [run.data.params["Workload"]]
+        assert "speedup_over_megatron" in run.data.metrics
+        history = client.get_metric_history(run.info.run_id, "iteration_time_s")
+        assert sorted(point.step for point in history) == [0, 1, 2]
 
 
 def test_no_server_loses_no_record(

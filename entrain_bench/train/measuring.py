@@ -1,0 +1,283 @@
+"""Measurements of ranks: times of actions, clocks compared, and all merged to a timeline, a loss and metrics."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import profile
+
+from entrain_bench.base.arrays import FloatArray, rows_of
+from entrain_bench.base.hosttime import HostTime
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import measure
+from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.train.device import dtype_name
+from entrain_bench.train.messages.channels import lane_of_rank, places_of
+from entrain_bench.train.messages.control import gather_json
+
+# The round trip of least delay counts; a loaded host may delay some.
+ROUND_TRIPS = 4
+# The iteration that is profiled: the first after the one that warms up.
+PROFILED_ITERATION = 1
+# An event of CUDA, or seconds of the host.
+Mark = Any
+# Metrics that depend on constants of the cluster's GPUs.
+OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
+
+
+# Samples that an error names at most.
+MOST_NAMED = 8
+SKIP = "To skip such updates and continue, set harness.on_non_finite=skip"
+
+
+@dataclass(slots=True)
+class Clock:
+    """Start and end of a rank's actions in seconds from a common moment, ``began_s`` on rank 0's clock."""
+
+    device: torch.device
+    timer: Callable[[], float] = perf_counter
+    began_s: float = 0.0
+    _ran: list[tuple[int, Mark, Mark]] = field(default_factory=list)
+    _zero: Mark = 0.0
+
+    def start_together(self, control: dist.ProcessGroup) -> None:
+        """Take as zero a moment at which no rank's device has anything to do; collective over all ranks."""
+        offset = clock_offset(control, self.timer)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(group=control)
+        self.began_s = self.timer() + offset
+        self.start()
+
+    def start(self) -> None:
+        """Take this moment as zero."""
+        self._ran.clear()
+        self._zero = self._mark()
+
+    @contextmanager
+    def action(self, action: int) -> Iterator[None]:
+        """Time what runs inside as one action."""
+        start = self._mark()
+        yield
+        self._ran.append((action, start, self._mark()))
+
+    def rows(self) -> FloatArray:
+        """Action, start and end of everything that ran ``[actions, 3]``; waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        rows = [(action, self._seconds(start), self._seconds(end)) for action, start, end in self._ran]
+        return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+    def seconds(self) -> FloatArray:
+        """Seconds of everything that ran ``[actions]``; waits for the device."""
+        rows = self.rows()
+        return np.asarray(rows[:, 2] - rows[:, 1])
+
+    def _mark(self) -> Mark:
+        if self.device.type != "cuda":
+            return self.timer()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _seconds(self, mark: Mark) -> float:
+        return mark - self._zero if self.device.type != "cuda" else float(self._zero.elapsed_time(mark)) / 1e3
+
+
+def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
+    """Seconds to add to this rank's clock for rank 0's, as NTP does (RFC 5905, section 8); collective."""
+    told = torch.zeros(1, dtype=torch.float64)
+    if control.rank() == 0:
+        for rank in range(1, control.size()):
+            for _ in range(ROUND_TRIPS):
+                dist.recv(told, rank, group=control)
+                dist.send(told.fill_(timer()), rank, group=control)
+        return 0.0
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        asked = timer()
+        dist.send(told, 0, group=control)
+        dist.recv(told, 0, group=control)
+        answered = timer()
+        trips.append((answered - asked, float(told) - (asked + answered) / 2))
+    return min(trips)[1]
+
+
+def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began (``began_s``)."""
+    first = min(began_s)
+    return [times + np.array([0.0, s - first, s - first]) for times, s in zip(rows, began_s, strict=True)]
+
+
+@contextmanager
+def profiler(folder: str | None, iteration: int) -> Iterator[None]:
+    """Trace one iteration of each rank into ``<folder>/rank<r>.json``; does nothing in others or without a folder."""
+    if folder is None or iteration != PROFILED_ITERATION:
+        yield
+        return
+    with profile() as trace:
+        yield
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    trace.export_chrome_trace(str(path / f"rank{dist.get_rank()}.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """Result of an iteration on one rank.
+
+    Attributes:
+        losses: action and loss of each LLM chunk, divided by the batch's predicted tokens.
+        grad_norm: of all modules before clipping; if it is not finite, no rank changed its weights.
+        input_stall_s: seconds that the rank waited for inputs of its forwards.
+    """
+
+    losses: tuple[tuple[int, Tensor], ...]
+    grad_norm: float
+    input_stall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Measurements of one rank in an iteration.
+
+    Attributes:
+        rows: action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock.
+        losses, grad_norm, input_stall_s: as in ``RankResult``.
+        peak_bytes: peak of the device's allocator; on a CPU, of the whole process.
+    """
+
+    rows: FloatArray
+    began_s: float
+    losses: list[tuple[int, float]]
+    grad_norm: float
+    peak_bytes: float
+    input_stall_s: float = 0.0
+
+
+def see(result: RankResult, clock: Clock) -> Seen:
+    """Read the measurements of this rank. Waits for the device."""
+    values = torch.stack([loss for _, loss in result.losses]).tolist() if result.losses else []
+    losses = [(action, value) for (action, _), value in zip(result.losses, values, strict=True)]
+    rows = clock.rows()
+    if clock.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(clock.device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Seen(rows, clock.began_s, losses, result.grad_norm, float(peak), result.input_stall_s)
+
+
+def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
+    """Return the measurements of all ranks on rank 0, None on other ranks. Collective."""
+    # JSON keeps every bit of a float, and ranks need not unpickle.
+    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    everyone = gather_json(values | {"rows": seen.rows.tolist()}, control)
+    if control.rank():
+        return None
+    return [Seen(**given | {"rows": np.array(given["rows"]).reshape(-1, 3)}) for given in everyone]
+
+
+def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
+    """Return one line that names iteration, microbatch and samples of the first loss that is not finite."""
+    for action, loss in (row for of_rank in losses for row in of_rank):
+        if not isfinite(loss):
+            view = program.view(action)
+            samples = [program.shapes.name_of(sample) for sample in view.members]
+            named = ", ".join(samples[:MOST_NAMED]) + (", ..." if len(samples) > MOST_NAMED else "")
+            return (
+                f"loss={loss} in iteration {iteration}, microbatch {view.microbatch} of replica {view.replica} "
+                f"(samples {named}). {SKIP}"
+            )
+    return f"grad_norm is not finite in iteration {iteration}, although all losses are finite. {SKIP}"
+
+
+def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: ClusterSpec) -> str:
+    """Return why a run cannot be compared with the cluster's constants; empty if it can."""
+    if device.type == "cpu":
+        return "ranks compute on a CPU, but the cluster's constants describe GPUs"
+    if (ran := dtype_name(dtype)) != (peak := cluster.device.peak_dtype):
+        return f"the run used {ran}, but the peak of {cluster.device.name} is stated for {peak}"
+    return ""
+
+
+def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
+    """Return the mean loss per predicted token, from action and loss of every chunk of each rank."""
+    llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
+    placed = program.layout.modules[llm]
+    counted = list[float]()
+    for rank, of_rank in enumerate(losses):
+        position = {place.replica: place.position for place in places_of(program.layout, rank) if place.module == llm}
+        for action, loss in of_rank:
+            replica = int(program.replica[action])
+            tp, _ = placed.degrees[placed.degree_of_copy[replica]]
+            # Tensor-parallel ranks hold copies, context-parallel ranks parts.
+            if position[replica] % tp == 0:
+                counted.append(loss)
+    return float(sum(counted))
+
+
+def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Sequence[float]) -> Timeline:
+    """Merge the rows (action, start, end) of all ranks ``[ranks][actions, 3]`` to one timeline.
+
+    Ranks of an action wait for each other inside, so it starts when the last of them does. It waits for a transfer from
+    the moment when its ranks are free and its inputs computed.
+    """
+    start, end = np.full((2, program.num_actions), -np.inf)
+    for of_rank in rows:
+        action = of_rank[:, 0].astype(np.int64)
+        np.maximum.at(start, action, of_rank[:, 1])
+        np.maximum.at(end, action, of_rank[:, 2])
+    comm = np.where(program.kind == Pass.GRAD_SYNC, end - start, 0.0)
+    peak = np.zeros(program.layout.num_lanes)
+    for rank, need in enumerate(peak_bytes):
+        lane_index = lane_of_rank(program.layout, rank)
+        if lane_index is not None:
+            peak[lane_index] = max(peak[lane_index], need)
+    ready = np.zeros(program.num_actions)
+    np.maximum.at(ready, rows_of(program.dep_offsets), end[program.dep_actions])
+    lane = rows_of(program.lane_offsets)
+    ordered = program.lane_actions
+    follows = lane[1:] == lane[:-1]
+    np.maximum.at(ready, ordered[1:][follows], end[ordered[:-1][follows]])
+    waited = np.where(np.diff(program.dep_offsets) > 0, np.maximum(start - ready, 0.0), 0.0)
+    return Timeline(program, start, end, comm, waited, peak)
+
+
+def metrics_of(
+    program: Program, everyone: Sequence[Seen], truth: CostTruth, host_time: HostTime, left_out: Sequence[str] = ()
+) -> tuple[dict[str, float], Timeline]:
+    """Return the metrics of an iteration, without those ``left_out``, and its timeline."""
+    grad_norm = everyone[0].grad_norm
+    stalls_s = [seen.input_stall_s for seen in everyone]
+    rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
+    timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
+    row = {name: value for name, value in measure(timeline, truth, host_time).items() if name not in left_out}
+    row |= {
+        "loss": total_loss(program, [seen.losses for seen in everyone]),
+        "grad_norm": grad_norm,
+        "skipped_updates": float(not isfinite(grad_norm)),
+        "input_stall_s": max(stalls_s),
+        "input_stall_mean_s": float(np.mean(stalls_s)),
+    }
+    return row, timeline
+
+
+def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:
+    """Return means of finite values over iterations; the first (warm-up) counts only if it is the only one."""
+    rows = history[1:] or history
+    values = {name: [row[name] for row in rows if isfinite(row[name])] for name in history[0]}
+    return {name: float(np.mean(finite)) for name, finite in values.items() if finite}

@@ -1,0 +1,401 @@
+"""Learning stages: gradients summed over data and context parallel ranks, then an Adam step.
+
+``TrainedStage`` has megatron-core's fp32 buckets, optimizer and clipping; ``ShardedStage`` torch's FSDP2. There every
+pass is a collective, and a replica without a chunk runs an empty one (``empty_pass``). Losses are divided by the
+batch's predicted tokens before backward, so gradients are summed, never averaged.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import Parameter
+
+from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
+from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
+from entrain_bench.train.modules.slices import SlicedStage, slice_layers, slice_stages
+from entrain_bench.train.modules.split import WeightPass
+
+# What megatron-core notes at parameters; sharded ones are other objects.
+NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
+# megatron-core's, in ``clip_grad_by_total_norm_fp32``.
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Adam's settings; ``clip_grad`` is a limit of the norm over all modules, 0 for none."""
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    epsilon: float = 1e-8
+    clip_grad: float = 1.0
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a parameter that a rank's optimizer updates and knows by ``owner``.
+
+    ``value`` is consecutive numbers, in fp32 if it learns, from ``start`` of this rank's shard.
+    """
+
+    value: torch.Tensor
+    start: int
+    owner: torch.Tensor
+    states: dict[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStage:
+    """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP."""
+
+    stage: Stage
+    buffers: DistributedDataParallel
+    optimizer: MegatronOptimizer
+    groups: StageGroups
+    widths: Mapping[int, StageGroups] = field(default_factory=dict)
+    sliced: Mapping[int, SlicedStage] = field(default_factory=dict)
+
+    def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
+        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
+        groups = self.widths.get(degree, self.groups)
+        stage = self.buffers
+        if sliced := self.sliced.get(groups.tp.size()):
+            self.gather_weights()
+            stage = sliced.take()
+        output: torch.Tensor = stage(leaf, pack, groups)
+        return output
+
+    def computing(self, degree: int) -> Stage:
+        """The stage that runs chunks of the given entry of ``ModuleLayout.degrees``."""
+        sliced = self.sliced.get(self.widths.get(degree, self.groups).tp.size())
+        return sliced.stage if sliced else self.stage
+
+    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
+        """Add to the stage's gradients; ``last`` and ``closes`` as ``ends_gradients`` and ``closes`` of ``Step``."""
+        with self._sending(last=last, closes=closes):
+            torch.autograd.backward([output], [gradient])
+
+    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
+        """Add to the stage's gradients what a split backward has left."""
+        with self._sending(last=last, closes=closes):
+            left.run()
+
+    @contextmanager
+    def _sending(self, *, last: bool, closes: bool) -> Iterator[None]:
+        """In a rank's first iteration megatron-core only learns which gradients a bucket waits for: any last pass."""
+        sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
+        with nullcontext() if sends else self.buffers.no_sync():
+            yield
+        if closes:
+            self.start_sums()
+
+    def start_sums(self) -> None:
+        """Begin to sum gradients over replicas, those of which it has not begun."""
+        self.gather_weights()
+        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_grad_reduce else ():
+            if group.grad_reduce_handle is None:
+                group.start_grad_sync()
+
+    def start_gather(self) -> None:
+        """Begin to have whole weights where an optimizer step left each rank a part."""
+        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_param_gather else ():
+            if not group.param_gather_dispatched:
+                group.start_param_sync()
+
+    def gather_weights(self) -> None:
+        """Have whole weights where an optimizer step left each rank a part; collective over replicas."""
+        self.start_gather()
+        for group in self.buffers.bucket_groups:
+            if group.param_gather_handle is not None:
+                group.finish_param_sync(skip_next_bucket_dispatch=True)
+
+    def zero_grad(self) -> None:
+        """Forget the last iteration's gradients."""
+        self.buffers.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        for sliced in self.sliced.values():
+            sliced.forget()
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
+
+        Then those of a tied embedding over its copies: on ranks ``tied``, or ``first_copy`` on this one.
+        """
+        self.start_sums()
+        self.buffers.finish_grad_sync()
+        if self.groups.splits_tokens:
+            for parameter in self.stage.parameters():
+                if parameter.requires_grad and getattr(parameter, "sequence_parallel", False):
+                    dist.all_reduce(parameter.main_grad, group=self.groups.tp)  # type: ignore[attr-defined]
+        embedding = self.stage.tied_embedding()
+        if embedding is None or not embedding.requires_grad:
+            return
+        if tied is not None:
+            dist.all_reduce(embedding.main_grad, group=tied)  # type: ignore[attr-defined]
+        if first_copy is not None:
+            first_copy.main_grad += embedding.main_grad  # type: ignore[attr-defined]
+            embedding.main_grad.copy_(first_copy.main_grad)  # type: ignore[attr-defined]
+
+    def part_of(self, parameter: Parameter) -> Part | None:
+        """Return the part of a parameter that this rank's optimizer updates; None if there is none."""
+        if not parameter.requires_grad:
+            return Part(parameter.data, 0, parameter, None)
+        # megatron-core chains optimizers of different kinds of parameters; these are of one.
+        (outer,) = self.optimizer.chained_optimizers
+        inner = outer.optimizer
+        if not self.buffers.ddp_config.use_distributed_optimizer:
+            main = getattr(parameter, "main_param", parameter)
+            return Part(main.data, 0, main, inner.state[main])
+        if outer.is_stub_optimizer or parameter not in outer.model_param_group_index_map:
+            return None
+        group, order = outer.model_param_group_index_map[parameter]
+        shard = inner.param_groups[group]["params"][order]
+        start = outer._get_model_param_range_map(parameter)["param"].start
+        return Part(shard.data, start, shard, inner.state[shard])
+
+    def cuts_states(self, parameter: Parameter) -> bool:
+        """Whether replicas hold a part of a parameter's optimizer states each."""
+        return parameter.requires_grad and bool(self.buffers.ddp_config.use_distributed_optimizer)
+
+    def gradient_square(self) -> torch.Tensor:
+        """This rank's share of the sum of squares of the stage's gradients, float64."""
+        self.optimizer.prepare_grads()
+        grads = self.optimizer.get_grads_for_grad_norm()
+        parts = [torch.linalg.vector_norm(grad.double()) ** 2 for grad in grads if grad.numel()]
+        # Without sharded optimizer states every replica holds the same gradients.
+        copies = 1 if self.buffers.ddp_config.use_distributed_optimizer else self.groups.dp_cp.size()
+        return torch.stack(parts).sum() / copies if parts else torch.zeros((), dtype=torch.float64)
+
+    def step(self, clip_grad: float, total_norm: float) -> None:
+        """Clip by the norm over all modules, and step."""
+        if clip_grad and (parameters := self.optimizer.get_parameters()):
+            clip_grad_by_total_norm_fp32(parameters, clip_grad, total_norm)
+        self.optimizer.step_with_ready_grads()
+
+
+def train_stage(
+    stage: Stage,
+    groups: StageGroups,
+    alone: dist.ProcessGroup,
+    settings: OptimizerSettings,
+    widths: Mapping[int, StageGroups] | None = None,
+) -> TrainedStage:
+    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
+    collection = ProcessGroupCollection()
+    for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
+        setattr(collection, name, groups.dp_cp)
+    for name in ("pp", "mp", "ep", "expt_dp", "intra_expt_dp", "tp_ep_pp"):
+        setattr(collection, name, alone)
+    collection.tp = groups.tp
+    distributed = settings.framework.distributed_optimizer and groups.dp_cp.size() > 1
+    overlap = settings.framework.overlap_grad_reduce and groups.dp_cp.size() > 1
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=settings.framework.grad_dtype == FP32,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=distributed and settings.framework.overlap_param_gather,
+        # All buckets' gathers begin together (``start_gather``); a bucket's end does not begin the next one's.
+        align_param_gather=True,
+        use_distributed_optimizer=distributed,
+    )
+    # Sum over replicas; megatron-core would take the mean.
+    stage.config.calculate_per_token_loss = True
+    # As megatron-core does for the later stages of a pipeline, whose synchronisation is not on the critical path.
+    buffers = DistributedDataParallel(
+        stage.config, config, stage, disable_bucketing=stage.held.start > 0, pg_collection=collection
+    )
+    half = next(stage.parameters()).dtype is torch.bfloat16
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.learning_rate,
+            min_lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.betas[0],
+            adam_beta2=settings.betas[1],
+            adam_eps=settings.epsilon,
+            clip_grad=0.0,
+            bf16=half,
+            params_dtype=torch.bfloat16 if half else torch.float32,
+            use_distributed_optimizer=distributed,
+            overlap_param_gather=config.overlap_param_gather,
+        ),
+        [buffers],
+        use_gloo_process_groups=False,
+        pg_collection=collection,
+    )
+    # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
+    optimizer.tp_group = groups.tp
+    return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slice_stages(stage, widths or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedStage:
+    """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``."""
+
+    stage: Stage
+    optimizer: torch.optim.AdamW
+    groups: StageGroups
+    widths: Mapping[int, StageGroups] = field(default_factory=dict)
+
+    def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
+        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
+        output: Tensor = self.stage(leaf, pack, self.widths.get(degree, self.groups))
+        return output
+
+    def computing(self, degree: int) -> Stage:  # noqa: ARG002
+        """The stage that runs chunks of any width."""
+        return self.stage
+
+    def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
+        """Add to the gradients, which every backward scatters."""
+        torch.autograd.backward([output], [gradient])
+
+    def empty_pass(self) -> Iterator[None]:
+        """A forward, then a backward that no sample is in; to be advanced once for each."""
+        device = next(self.stage.parameters()).device
+        module = self.stage.module
+        if module.is_encoder:
+            tokens = merge_tokens(module)
+            pack = Pack((tokens,), (1,))
+            leaf = torch.zeros(tokens, input_width(module), device=device)
+        else:
+            nothing = torch.tensor([-1])
+            pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), nothing)
+            # No projected tokens, but a backward as in other replicas if encoders learn.
+            wants_gradient = self.stage.passes_gradients
+            leaf = torch.zeros(0, module.config.hidden_size, device=device, requires_grad=wants_gradient)
+        output = self.forward(leaf, pack)
+        yield
+        if output.requires_grad:
+            torch.autograd.backward([output], [torch.zeros_like(output)])
+        yield
+
+    def gather_weights(self) -> None:
+        """Nothing to do: passes gather what they need."""
+
+    def zero_grad(self) -> None:
+        """Forget the last iteration's gradients."""
+        self.optimizer.zero_grad()
+
+    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+        """Sum gradients that saw a part of the tokens over tensor parallel ranks; a stage has both tied embeddings."""
+        assert tied is None
+        assert first_copy is None
+        for parameter in self.stage.parameters() if self.groups.splits_tokens else ():
+            if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
+                dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
+
+    def cuts_states(self, parameter: Parameter) -> bool:  # noqa: ARG002
+        """Whether replicas hold a part of a parameter's optimizer states each: always."""
+        return True
+
+    def gradient_square(self) -> Tensor:
+        """This rank's share of the sum of squares of the stage's gradients, float64."""
+        first = self.groups.tp.rank() == 0
+        parts = [
+            torch.linalg.vector_norm(local_part(parameter.grad).double()) ** 2
+            for parameter in self.stage.parameters()
+            if parameter.grad is not None and (first or getattr(parameter, "tensor_model_parallel", False))
+        ]
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+
+    def step(self, clip_grad: float, total_norm: float) -> None:
+        """Clip by the norm over all modules, and step."""
+        factor = clip_grad / (total_norm + NORM_EPSILON)
+        if clip_grad and factor < 1:
+            for parameter in self.stage.parameters():
+                if parameter.grad is not None:
+                    local_part(parameter.grad).mul_(factor)
+        self.optimizer.step()
+
+    def part_of(self, parameter: Parameter) -> Part | None:
+        """This rank's part of a parameter, of which all ranks have equally many rows, the last ones fewer or none."""
+        assert isinstance(parameter, DTensor)
+        local = parameter.to_local().data
+        _, (start, *_) = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        if not local.numel():
+            return None
+        place = start * (parameter.numel() // len(parameter))
+        return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
+
+
+def shard_stage(
+    stage: Stage, groups: StageGroups, settings: OptimizerSettings, widths: Mapping[int, StageGroups] | None = None
+) -> ShardedStage:
+    """Shard a stage layer by layer; collective over its replicas. A tied embedding stays with the root."""
+    notes: dict[str, dict[str, Any]] = {
+        name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}
+        for name, parameter in stage.named_parameters()
+    }
+    half = next(stage.parameters()).dtype is torch.bfloat16
+    stage.float()
+    # Outputs of stages and heads are views that nobody changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
+    reduced = torch.bfloat16 if half and settings.framework.grad_dtype == BF16 else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=reduced)
+    alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
+    for layer in alone:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(stage, mesh=mesh, mp_policy=policy)
+    for part in stage.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            # gloo, too, can add; the other way to a factor is NCCL's alone.
+            part.set_force_sum_reduction_for_comms(True)
+    for name, parameter in stage.named_parameters():
+        for note, value in notes[name].items():
+            setattr(parameter, note, value)
+    learning = [parameter for parameter in stage.parameters() if parameter.requires_grad]
+    # megatron-core decays matrices only.
+    matrices = [parameter for parameter in learning if parameter.dim() > 1]
+    rest = [parameter for parameter in learning if parameter.dim() <= 1]
+    adam = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+    )
+    slice_layers(stage, slice_stages(stage, widths or {}))
+    return ShardedStage(stage, adam, groups, widths or {})
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def global_norm(
+    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    other: torch.Tensor | float = 0.0,
+) -> float:
+    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
+    square = torch.zeros((), dtype=torch.float64, device=device) + other
+    for trained in stages.values():
+        square += trained.gradient_square().to(device)
+    dist.all_reduce(square, group=group)
+    return float(square.sqrt())

@@ -1,0 +1,197 @@
+"""One run a case and strategy: seeds are steps, the mean is last, parameters are what was changed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.sentences import sentences
+from entrain_bench.answers.tracking.entries import MAX_TEXT, SHOWN, Entry, entries_of, parameters
+from entrain_bench.answers.tracking.pages import BASELINE_TAG, CASE_TAG, NOTE_TAG, clean, shortened, sweep_name
+from entrain_bench.records.records import Record, Results
+from support.records import record
+
+TIMES = {"first": (4.0, 8.0), "second": (2.0, 1.0)}
+
+
+def shown(records: Sequence[Record], name: str = "mine") -> tuple[Entry, dict[str, Entry]]:
+    """The parent of a sweep, and its cases by name."""
+    parent, *cases = entries_of(Results(Path("nowhere")), records, name)
+    named = {case.name: case for case in cases}
+    assert len(named) == len(cases) == len({case.key for case in cases})
+    return parent, named
+
+
+def contest(**config: object) -> list[Record]:
+    return [record(name, time_s, seed, **config) for name, own in TIMES.items() for seed, time_s in enumerate(own)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "defaults"),
+        (["results_dir=/x", "mlflow=false", "mlflow_uri=http://h", "hydra/launcher=joblib"], "defaults"),
+        (["figure=robustness", "results_dir=/x"], "robustness"),
+        (["figure=robustness", "seed=0"], "figure=robustness seed=0"),
+        (["strategy=a,b", "seed=0,1"], "strategy=a,b seed=0,1"),
+    ],
+)
+def test_a_sweep_is_called_after_its_figure_or_its_overrides(overrides: list[str], name: str) -> None:
+    assert sweep_name(overrides) == name
+
+
+def test_long_names_differ_where_the_sweeps_do() -> None:
+    names = {sweep_name([f"strategy={'x' * 400}", f"seed={seed}"]) for seed in (0, 1)}
+    assert len(names) == 2
+    assert max(map(len, names)) < 200
+    assert shortened("entrain") == "entrain"
+    assert clean("speedup/first trials=8, [a]") == "speedup/first trials_8_ _a_"
+
+
+def test_seeds_are_steps_and_the_mean_is_last() -> None:
+    parent, cases = shown(contest())
+    assert cases["first"].metrics["iteration_time_s"] == {0: 4.0, 1: 8.0, 2: 6.0}
+    assert cases["second"].metrics["speedup_over_first"] == pytest.approx({0: 2.0, 1: 8.0, 2: 4.0})
+    assert parent.metrics["speedup/second"][0] == parent.metrics["best_speedup"][0] == pytest.approx(4.0)
+    assert (parent.metrics["num_runs"][0], parent.metrics["num_ok"][0]) == (4, 4)
+    assert (parent.tags["best_strategy"], parent.tags[BASELINE_TAG]) == ("second", "first")
+    assert parent.tags[NOTE_TAG].startswith(" ".join(sentences(Answer.of(contest()))))
+    (single,) = entries_of(Results(Path("nowhere")), contest()[:1], "one")
+    assert single.metrics["iteration_time_s"] == {0: 4.0}, "one value is its own mean"
+
+
+def test_a_failed_seed_is_no_step_and_is_named() -> None:
+    records = [*contest(), record("second", None, 2), record("first", 3.0, 2)]
+    _, cases = shown(records)
+    case = cases["second"]
+    assert case.failed
+    assert case.metrics["iteration_time_s"] == {0: 2.0, 1: 1.0, 2: 1.5}
+    assert case.tags["status"] == "2 ok, 1 failed"
+    assert case.tags["reason"] == "out of luck"
+    assert not cases["first"].failed
+
+
+def test_at_most_twenty_metrics_with_the_time_first() -> None:
+    metrics = dict.fromkeys((*SHOWN, "core_time_s", "time_work_share", "loss"), 1.0)
+    row = {"loss": 1.0, "grad_norm": 1.0, "input_stall_s": 1.0, "skipped_updates": 0.0}
+    _, cases = shown([replace(one, metrics=metrics, iterations=(row,)) for one in contest()])
+    for case in cases.values():
+        assert len(case.metrics) == 20
+        assert next(iter(case.metrics)) == "iteration_time_s"
+
+
+def test_of_training_iterations_are_steps_and_seeds_are_averaged() -> None:
+    losses = {0: (3.0, 2.0, 1.0), 1: (5.0, 4.0)}
+    records = [
+        replace(one, iterations=tuple({"loss": loss} for loss in losses[one.labels["seed"]])) for one in contest()
+    ]
+    _, cases = shown(records)
+    assert cases["first"].metrics["loss"] == {0: 4.0, 1: 3.0, 2: 1.0}
+
+
+def test_names_carry_what_was_swept_and_nothing_else() -> None:
+    records = [
+        record("first", 1.0, workload=workload, own={"trials": trials}, global_batch=batch, iterations=4)
+        for workload in ("text", "video")
+        for trials in (0, 8)
+        for batch in (16, 32)
+    ]
+    _, cases = shown(records)
+    assert {"first trials=0 text global_batch=16", "first trials=8 video global_batch=32"} <= {*cases}
+    assert len({case.tags[CASE_TAG] for case in cases.values()}) == 4
+    parts = [record("first", 1.0, own={"planner": {"_target_": f"some.module.{name}"}}) for name in ("Old", "New")]
+    assert {*shown(parts)[1]} == {"first planner=New", "first planner=Old"}
+
+
+@pytest.mark.parametrize("own", [[{}, {}], [{"trials": 0}, {"trials": 8}]])
+def test_a_single_strategy_is_not_compared_with_itself(own: list[dict[str, int]]) -> None:
+    parent, cases = shown([record("first", 1.0, seed, own=each) for seed, each in enumerate(own)])
+    assert BASELINE_TAG not in parent.tags
+    assert not [name for case in cases.values() for name in case.metrics if name.startswith("speedup")]
+
+
+def test_variants_are_compared_with_the_baseline_of_the_same_parameters() -> None:
+    times = {("first", 0): 8.0, ("first", 8): 6.0, ("second", 0): 4.0, ("second", 8): 1.0}
+    _, cases = shown([record(name, time_s, own={"trials": trials}) for (name, trials), time_s in times.items()])
+    gains = {name: case.metrics["speedup_over_first"][0] for name, case in cases.items()}
+    assert (gains["second trials=0"], gains["second trials=8"]) == (2.0, 6.0)
+
+
+def test_draws_of_constants_are_the_steps_of_a_run_of_their_own() -> None:
+    drawn = [
+        record(name, time_s, seed=40 + draw, constants=draw)
+        for name, times in TIMES.items()
+        for draw, time_s in enumerate(times, start=1)
+    ]
+    _, cases = shown([*contest(constants=0), *drawn])
+    assert len(cases) == 4
+    assert cases["first text m, posterior draws"].metrics["iteration_time_s"] == {1: 4.0, 2: 8.0, 3: 6.0}
+    assert cases["first"].metrics["iteration_time_s"] == {0: 4.0, 1: 8.0, 2: 6.0}
+
+
+def test_parameters_are_names_degrees_and_what_differs_from_a_default() -> None:
+    config = {"global_batch": 16, "iterations": 4, "layout": {"tp": 2, "cp": 1, "pp": None, "dp": None}}
+    one, two = (record("first", 1.0, seed, **config, own={"trials": 8}) for seed in (0, 1))
+    overrides = (*one.overrides, "strategy.trials=8", "strategy/planner=mine", "results_dir=x", "layout.dp=null")
+    degrees = {"llm": {"tp": 2, "cp": 1, "pp": 4, "dp": 8}}
+    one = replace(one, overrides=overrides, degrees=degrees)
+    two = replace(two, overrides=overrides, degrees={"llm": {**degrees["llm"], "pp": 2}})
+    names = {"Strategy": "first", "Workload": "text", "model": "m", "cluster": "c", "harness": "h"}
+    chosen = {"chosen.llm.tp": "2", "chosen.llm.cp": "1", "chosen.llm.pp": "4", "chosen.llm.dp": "8"}
+    given = {"layout.tp": 2, "layout.cp": 1, "layout.dp": "null", "global_batch": 16}
+    given |= {"strategy.trials": 8, "strategy/planner": "mine"}
+    # The default of iterations is 4.
+    assert {**parameters([one]), "layout": 0} == {**names, **given, **chosen, "layout": 0}
+    assert parameters([one, two])["chosen.llm.pp"] == "2, 4", "two plans"
+
+
+def test_the_default_axes_of_a_comparison_are_strategy_workload_and_a_degree() -> None:
+    records = [
+        replace(
+            record(name, 1.0, workload=workload, own={"trials": pp}),
+            degrees={"llm": {"tp": 1, "cp": 1, "pp": pp, "dp": 8 // pp}},
+            overrides=(f"strategy={name}", f"strategy/assigner={name}", f"cluster.x={pp}"),
+        )
+        for name, pp in (("first", 2), ("second", 4))
+        for workload in ("text", "video")
+    ]
+    _, cases = shown(records)
+    params = [case.params for case in cases.values()]
+    keys = sorted({key for own in params for key in own if len({str(each.get(key)) for each in params}) > 1})
+    # As MLflow's page selects them.
+    assert keys[:3] == ["Strategy", "Workload", "chosen.llm.dp"]
+
+
+def test_a_new_result_changes_the_digest_and_other_code_the_run() -> None:
+    parent, cases = shown(contest())
+    again, same = shown(contest())
+    assert {name: case.digest for name, case in cases.items()} == {name: case.digest for name, case in same.items()}
+    assert parent.digest == again.digest
+    grown, more = shown([*contest(), record("second", 3.0, 2)])
+    assert more["second"].key == cases["second"].key
+    assert more["second"].digest != cases["second"].digest
+    assert more["first"].digest == cases["first"].digest
+    assert grown.digest != parent.digest
+    _, other = shown([replace(one, code_version="other") for one in contest()])
+    assert not {case.key for case in other.values()} & {case.key for case in cases.values()}
+
+
+def test_the_answer_is_an_artifact_as_page_and_values(tmp_path: Path) -> None:
+    figure = tmp_path / "contest.png"
+    figure.write_bytes(b"drawn")
+    before, *_ = entries_of(Results(tmp_path), contest(), "mine", [figure])
+    assert {*before.artifacts} == {"answer.html", "answer.md", "answer.json", "figures/contest.png"}
+    assert before.table is not None
+    assert fmean(before.table()["iteration_time_s"]) == 3.75
+    figure.write_bytes(b"drawn again")
+    after, *_ = entries_of(Results(tmp_path), contest(), "mine", [figure])
+    assert after.digest != before.digest
+
+
+def test_texts_stay_short_however_many_runs_there_are() -> None:
+    parent, cases = shown([record("first", None, seed, workload=f"w{seed}") for seed in range(300)], "n" * 1000)
+    assert max(map(len, (*parent.tags.values(), parent.name))) <= MAX_TEXT
+    assert len(cases) == 300

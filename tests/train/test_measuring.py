@@ -1,0 +1,171 @@
+"""Losses, timelines and metrics of an iteration, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import nan
+from time import perf_counter
+from unittest.mock import Mock, patch
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from entrain_bench.base.hosttime import HostTime
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program
+from entrain_bench.train import measuring
+from entrain_bench.train.measuring import (
+    OF_THE_CLUSTER,
+    Clock,
+    RankResult,
+    Seen,
+    clock_offset,
+    mean_metrics,
+    merge_timeline,
+    metrics_of,
+    name_non_finite,
+    on_one_clock,
+    see,
+    total_loss,
+    why_not_of_the_cluster,
+)
+from entrain_bench.train.messages.channels import places_of
+from support.builders import FRAMEWORK, random_samples, tiny_cluster
+from support.train.four_ranks import LAYOUTS, programs
+from support.train.ranks import run_ranks
+from support.train.runs import CPU
+
+
+def program_on(name: str) -> Program:
+    rng = np.random.default_rng(0)
+    return programs(random_samples(rng, 10, longest=40), LAYOUTS[name], rng, split=False)
+
+
+def test_the_first_iteration_and_skipped_updates_do_not_count() -> None:
+    history = [{"loss": 9.0, "time_s": 5.0}, {"loss": nan, "time_s": 1.0}, {"loss": 2.0, "time_s": 3.0}]
+    assert mean_metrics(history) == {"loss": 2.0, "time_s": 2.0}
+    assert mean_metrics(history[:1]) == history[0]
+    assert mean_metrics(history[:2]) == {"time_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "peak", "reason"),
+    [
+        ("cuda", torch.bfloat16, "bfloat16", ""),
+        ("cuda", torch.float32, "bfloat16", "the run used float32, but the peak of handmade is stated for bfloat16"),
+        ("cuda", torch.bfloat16, "float32", "the run used bfloat16, but the peak of handmade is stated for float32"),
+        ("cuda", torch.float32, "float32", ""),
+        ("cpu", torch.float32, "float32", "ranks compute on a CPU, but the cluster's constants describe GPUs"),
+        ("cpu", torch.bfloat16, "bfloat16", "ranks compute on a CPU, but the cluster's constants describe GPUs"),
+    ],
+)
+def test_peaks_of_another_precision_or_of_no_cpu_are_no_measure(
+    device: str, dtype: torch.dtype, peak: str, reason: str
+) -> None:
+    cluster = tiny_cluster()
+    cluster = replace(cluster, device=replace(cluster.device, peak_dtype=peak))
+    assert why_not_of_the_cluster(torch.device(device), dtype, cluster) == reason
+
+
+def test_metrics_that_say_nothing_of_a_run_are_left_out() -> None:
+    program = program_on("chain")
+    cluster = tiny_cluster(1, 4)
+    truth = CostTruth(program.model, cluster, FRAMEWORK)
+    rows = []
+    for rank in range(4):
+        lane = int(np.flatnonzero(program.layout.lane_first_rank == rank)[0])
+        own = program.lane_actions[program.lane_offsets[lane] : program.lane_offsets[lane + 1]]
+        start = np.arange(len(own), dtype=float)
+        rows.append(np.column_stack([own, start, start + 1]))
+    everyone = [Seen(own, 0.0, [], 1.0, 5.0) for own in rows]
+    whole, _ = metrics_of(program, everyone, truth, HostTime())
+    part, _ = metrics_of(program, everyone, truth, HostTime(), OF_THE_CLUSTER)
+    assert whole.keys() - part.keys() == set(OF_THE_CLUSTER)
+    assert {name: whole[name] for name in part} == part
+
+
+@pytest.mark.parametrize(
+    ("layout", "total"),
+    [
+        ("wider_llm", 3.0),  # ranks 2 and 3 hold copies of 3
+        ("context_parallel", 3.0 + 4.0),  # and parts
+        ("fan_out", 3.0 + 4.0),  # and replicas
+    ],
+)
+def test_losses_of_copies_count_once(layout: str, total: float) -> None:
+    program = program_on(layout)
+
+    def of(rank: int, loss: float) -> list[tuple[int, float]]:
+        """A loss of a chunk that the rank has a part of."""
+        replica = next(place.replica for place in places_of(program.layout, rank) if place.module == 1)
+        return [(int(np.flatnonzero((program.module == 1) & (program.replica == replica))[0]), loss)]
+
+    assert total_loss(program, [[], [], of(2, 3.0), of(3, 4.0)]) == total
+
+
+def test_a_loss_that_is_not_finite_is_named() -> None:
+    program = program_on("chain")
+    action = int(np.flatnonzero((program.module == 1) & (program.kind == Pass.FORWARD) & (program.chunk >= 0))[0])
+    view = program.view(action)
+    line = name_non_finite(program, 7, [[(0, 1.0)], [(action, nan)]])
+    named = f"loss=nan in iteration 7, microbatch {view.microbatch} of replica {view.replica} (samples "
+    assert line.startswith(named)
+    assert "grad_norm is not finite in iteration 7" in name_non_finite(program, 7, [[(0, 1.0)]])
+
+
+def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:
+    program = program_on("wider_llm")
+    lane = {rank: index for index, rank in enumerate(program.layout.lane_first_rank.tolist())}
+    own = [program.lane_actions[program.lane_offsets[i] : program.lane_offsets[i + 1]] for i in range(len(lane))]
+    encoder, llm = own[lane[0]], own[lane[2]]
+
+    def rows(actions: np.ndarray, late_s: float) -> np.ndarray:
+        start = 10.0 * np.arange(len(actions)) + late_s
+        return np.column_stack([actions, start, start + 4.0])
+
+    measured = [rows(encoder, 0.0), np.zeros((0, 3)), rows(llm, 1.0), rows(llm, 2.0)]
+    timeline = merge_timeline(program, measured, [5.0, 9.0, 6.0, 7.0])
+    np.testing.assert_array_equal(timeline.start_s[llm], 10.0 * np.arange(len(llm)) + 2.0)
+    np.testing.assert_array_equal(timeline.end_s[llm], 10.0 * np.arange(len(llm)) + 6.0)
+    assert timeline.peak_memory_bytes[lane[0]] == 5.0
+    assert timeline.peak_memory_bytes[lane[2]] == 7.0
+
+
+def test_waits_for_inputs_are_the_longest_and_the_mean() -> None:
+    seen = [see(RankResult((), 1.0, stall_s), Clock(CPU)) for stall_s in (0.5, 2.0, 0.5)]
+    with patch.object(measuring, "measure", lambda *_: {}), patch.object(measuring, "merge_timeline", Mock()):
+        row, _ = metrics_of(program_on("fan_out"), seen, Mock(), HostTime(), CPU)
+    assert (row["input_stall_s"], row["input_stall_mean_s"]) == (2.0, 1.0)
+
+
+AHEAD_S = 1000.0
+
+
+def ahead(rank: int) -> float:
+    """A clock that is ahead of this machine's by as many times ``AHEAD_S`` as the rank's number."""
+    return perf_counter() + AHEAD_S * rank
+
+
+def offsets(rank: int) -> tuple[float, float, float]:
+    """A rank's offset to rank 0, when it began together with the others, and what time it is there."""
+    clock = Clock(torch.device("cpu"), timer=partial(ahead, rank))
+    clock.start_together(dist.group.WORLD)
+    return clock_offset(dist.group.WORLD, partial(ahead, rank)), clock.began_s, perf_counter()
+
+
+def test_offsets_take_clocks_to_that_of_the_first_rank() -> None:
+    # Ranks of one machine have one clock, so the offsets are known; a loaded machine answers late.
+    for rank, (offset, began_s, now_s) in enumerate(run_ranks(offsets, 3)):
+        assert abs(offset + AHEAD_S * rank) < 1.0
+        assert abs(began_s - now_s) < 30.0
+
+
+def test_actions_count_from_the_moment_at_which_the_first_rank_began() -> None:
+    rows = [np.array([[7.0, 0.5, 1.0]]), np.zeros((0, 3)), np.array([[3.0, 0.0, 2.0], [4.0, 2.0, 2.5]])]
+    aligned = on_one_clock(rows, [10.25, 11.0, 10.0])
+    np.testing.assert_array_equal(aligned[0], [[7.0, 0.75, 1.25]])
+    assert aligned[1].shape == (0, 3)
+    np.testing.assert_array_equal(aligned[2], rows[2])

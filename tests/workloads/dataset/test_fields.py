@@ -1,0 +1,188 @@
+"""Fields are found by the names that they commonly have; media that nothing would read are an error."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.trace import TraceKeys, compose_trace
+from entrain_bench_workloads.dataset.fields import AUTO, MEDIA, SECONDS, TEXTS, recognised
+from entrain_bench_workloads.dataset.files import inside
+from entrain_bench_workloads.dataset.hub import HubSource
+from entrain_bench_workloads.dataset.interface import BadSampleError, Reason
+from entrain_bench_workloads.dataset.parquet import ParquetSource
+from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.scan import ScanReport
+from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_finevision, write_jsonl
+
+DOCUMENT = (Path(__file__).parents[3] / "docs/workloads.md").read_text()
+ENDINGS = {"images": ".png", "audio": ".wav", "video": ".mp4"}
+COUNTED = {"images": "images", "audio": "sounds", "video": "videos"}
+
+
+def manifest(folder: Path, records: list[dict[str, Any]], source: str = "manifest", **options: str | None) -> Any:
+    """The source that the command makes of a manifest."""
+    write_jsonl(folder / "m.jsonl", records)
+    given = [f"source.{key}={'null' if value is None else value}" for key, value in options.items()]
+    command = compose_trace(TraceKeys(), [f"source={source}", f"source.path={folder / 'm.jsonl'}", *given], None)
+    return command.scan.__self__.source  # type: ignore[attr-defined]
+
+
+def report(source: Any, folder: Path) -> ScanReport:
+    return scan_report(source, folder / "out.parquet")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in MEDIA.items() for name in names])
+def test_every_known_name_is_found(kind: str, name: str, tmp_path: Path) -> None:
+    for source in ("manifest", "llava"):
+        found = recognised(manifest(tmp_path, [{name: f"x{ENDINGS[kind]}", "text": "a"}] * 3, source))
+        chosen = {media: getattr(found, media) for media in MEDIA}
+        assert chosen == {media: name if media == kind else names[0] for media, names in MEDIA.items()}
+        assert list(found.text) == ["text"]
+
+
+def test_a_manifest_gives_its_sounds_and_videos(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(wav_bytes(1.5))
+    (tmp_path / "a.mp4").write_bytes(video_bytes(64, 48, 10))
+    sounds = [{"audio_filepath": "a.wav", "text": "said"}, {"audio_filepath": "gone.wav", "duration": 2}]
+    assert report(manifest(tmp_path, sounds), tmp_path).items == {"texts": 1, "images": 0, "sounds": 2, "videos": 0}
+    videos = [{"video_path": "a.mp4", "messages": [{"content": "b"}]}]
+    assert report(manifest(tmp_path, videos), tmp_path).items == {"texts": 1, "images": 0, "sounds": 0, "videos": 1}
+
+
+def test_the_content_of_a_path_is_told_by_its_endings(tmp_path: Path) -> None:
+    for kind, ending in ENDINGS.items():
+        found = recognised(manifest(tmp_path, [{"file_name": f"x{ending.upper()}", "caption": "a"}]))
+        assert getattr(found, kind) == "file_name"
+    # With another ending and a length next to it, a sound's.
+    assert recognised(manifest(tmp_path, [{"path": "x.sph", "duration": 4}])).audio == "path"
+
+
+def test_texts_that_belong_together_are_read_together(tmp_path: Path) -> None:
+    records = [{"question": "ab", "answer": "c", "source": "x", "image": {"width": 30, "height": 20}}]
+    found = report(manifest(tmp_path, records, "llava"), tmp_path)
+    assert found.items == {"texts": 1, "images": 1, "sounds": 0, "videos": 0}
+    assert pq.read_table(tmp_path / "out.parquet").column("text_chars").to_pylist() == [3]
+    for group in TEXTS[:-1]:
+        assert list(recognised(manifest(tmp_path, [{group[0]: "a", "answer": "b"}])).text) == [*group]
+
+
+def test_later_records_may_have_media_that_the_first_lack(tmp_path: Path) -> None:
+    records = [{"conversations": "a"}] * 1001 + [{"conversations": "b", "image": {"width": 3, "height": 2}}]
+    assert report(manifest(tmp_path, records, "llava"), tmp_path).items["images"] == 1
+
+
+@pytest.mark.parametrize("kind", MEDIA)
+@pytest.mark.parametrize("as_value", [str, lambda name: [name], lambda name: {"path": name, "bytes": None}])
+def test_media_that_nothing_would_read_are_an_error(kind: str, as_value: Any, tmp_path: Path) -> None:
+    records = [{"text": "a"}, {"text": "see x.png and y.wav", "recorded": as_value(f"clips/1{ENDINGS[kind]}")}]
+    for options in ({}, {kind: "mistyped"}):
+        with pytest.raises(
+            UserError, match=rf"^source.{kind}=.*field recorded names some .*Set source.{kind}=recorded,"
+        ):
+            report(manifest(tmp_path, records, **options), tmp_path)
+    found = report(manifest(tmp_path, records, **{kind: None}), tmp_path)
+    assert (found.samples, found.items[COUNTED[kind]]) == (2, 0)
+
+
+def test_data_without_a_known_name_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no field has a known name; fields: words, n. Set source.text, "):
+        report(manifest(tmp_path, [{"words": "a", "n": 4}]), tmp_path)
+
+
+def test_columns_are_found_likewise(tmp_path: Path) -> None:
+    images = [{"bytes": image_bytes(30, 20), "path": None}, None]
+    pq.write_table(pa.table({"image": images, "caption": ["one", "two"], "n": [[0.0], [1.0]]}), tmp_path / "a.parquet")
+    source = ParquetSource(path=str(tmp_path / "a.parquet"), text=AUTO, images=AUTO, audio=AUTO, video=AUTO)
+    assert report(source, tmp_path).items == {"texts": 2, "images": 1, "sounds": 0, "videos": 0}
+    pq.write_table(pa.table({"text": ["a"], "shot": ["x/1.jpg"]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"^source.images=auto: finds no images, but the field shot names some"):
+        recognised(ParquetSource(path=str(tmp_path / "b.parquet"), text=AUTO, images=AUTO))
+
+
+def test_the_columns_of_finevision(tmp_path: Path) -> None:
+    write_finevision(tmp_path / "a.parquet", [([image_bytes(30, 20)], ["ab"])])
+    everything = dict.fromkeys([*MEDIA, "text", "seconds"], AUTO)
+    named = ParquetSource(path=str(tmp_path), text=["texts"], images="images")
+    assert recognised(ParquetSource(path=str(tmp_path), **everything)) == named
+    assert recognised(named) is named
+    pytest.importorskip("datasets")
+    hub = recognised(HubSource(path=str(tmp_path), **everything))
+    assert (hub.text, hub.images, hub.audio, hub.seconds) == (["texts"], "images", None, None)
+
+
+def test_the_documented_names_are_those_that_are_known() -> None:
+    (table,) = re.findall(r"<!-- names -->\n(.*?)<!-- end -->", DOCUMENT, re.DOTALL)
+    rows = [line.split("|")[1:-1] for line in table.splitlines()[2:]]
+    found = {row[0].strip().strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows}
+    assert found == {
+        "source.text": [name for group in TEXTS for name in group],
+        **{f"source.{kind}": [*names] for kind, names in MEDIA.items()},
+        "source.seconds": [*SECONDS],
+    }
+
+
+def test_sizes_and_lengths_may_stand_in_records(tmp_path: Path) -> None:
+    records = [{"text": "a", "v": "x", "s": 4}, {"text": "a", "v": "x", "s": 5, "width": 640, "height": 360}]
+    records.append({"text": "a", "images": [{"width": 1024, "height": 768}]})
+    write_jsonl(tmp_path / "m.jsonl", records)
+    source = RecordSource(path=str(tmp_path / "m.jsonl"), text=["text"], images="images", video="v", seconds="s")
+    found = report(source, tmp_path)
+    rows = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    assert (rows["image_widths"], rows["image_heights"]) == ([[0], [640], [1024]], [[0], [360], [768]])
+    assert (rows["n_images"], found.items["videos"]) == ([0, 0, 1], 2)
+
+
+# Names of files.
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "x.jpg").write_bytes(b"x")
+    (tmp_path / "secret").write_bytes(b"s")
+    (tmp_path / "data-other").mkdir()
+    (tmp_path / "data-other" / "y").write_bytes(b"y")
+    return folder
+
+
+def test_a_file_below_the_root_is_found(root: Path) -> None:
+    (root / "link").symlink_to(root / "a" / "x.jpg")
+    for name in ("a/x.jpg", "link", str(root / "a" / "x.jpg")):
+        assert inside(str(root), name).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "a/../../secret", "/etc/passwd", "ROOT/../secret", "ROOT-other/y", "C:\\x", "..\\secret", "", "a\0b"],
+)
+def test_names_that_leave_the_root_are_refused(root: Path, name: str) -> None:
+    with pytest.raises(BadSampleError) as error:
+        inside(str(root), name.replace("ROOT", str(root)))
+    assert error.value.reason is Reason.OUTSIDE
+
+
+@pytest.mark.parametrize("target", ["secret", "data-other/y"])
+def test_links_that_leave_the_root_are_refused(root: Path, target: str) -> None:
+    (root / "link").symlink_to(root.parent / target)
+    with pytest.raises(BadSampleError) as error:
+        inside(str(root), "link")
+    assert error.value.reason is Reason.OUTSIDE
+
+
+def test_only_regular_files_below_a_root_are_opened(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    for name in ("pipe", "a", "nothing"):
+        with pytest.raises(BadSampleError) as error:
+            inside(str(root), name)
+        assert error.value.reason is Reason.MISSING
+    with pytest.raises(BadSampleError, match=r"source.root"):
+        inside("", "x.jpg")
