@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interleaved import Interleaved, find_turns, interleaved_program, interleaved_slots
 from entrain_bench.balancing.schedules import one_f_one_b
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment
@@ -21,11 +20,9 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
-    chain_layout,
     durations,
     makespan,
     no_delay,
-    passes,
     placed,
     profile_of,
     samples,
@@ -120,15 +117,6 @@ def scheduled(layout: Layout, shapes: SampleShapes, assignment: Assignment, mode
     return program
 
 
-def test_without_virtual_stages_it_is_1f1b() -> None:
-    model = tiny_model(4, 8)
-    layout = chain_layout(model, 1, 3, 6, dp=2)
-    shapes, assignment = uniform_batch(model, 6, 2)
-    ours, theirs = (scheduled(layout, shapes, assignment, model, s()) for s in (Interleaved, OneForwardOneBackward))
-    assert np.array_equal(ours.lane_actions, theirs.lane_actions)
-    assert [passes(ours, lane) for lane in range(8)] == [passes(theirs, lane) for lane in range(8)]
-
-
 def test_with_virtual_stages_it_is_interleaved() -> None:
     model = tiny_model(encoder=2, llm=8)
     layout = virtual_layout(4, 2, 8)
@@ -185,16 +173,3 @@ def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
     behind = [("llm", "B", 0, 0), ("vision", "B", 0, 1), ("llm", "B", 1, 0), ("vision", "B", 1, 1)]
     assert runs[1] == second + between + behind
     place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_chains_that_do_not_go_round_are_none() -> None:
-    model = tiny_model(encoder=2, llm=4)
-    assert find_turns(model, chain_layout(model, 1, 3, 6)) is None
-    vision, llm = model.modules
-    ranks = np.arange(2).reshape(1, 2, 1)
-    # Modules with segments of their own on the same ranks (arXiv:2504.14145) do.
-    colocated = find_turns(model, Layout((placed(vision, ranks), placed(llm, ranks)), 2))
-    assert colocated is not None
-    assert [own.tolist() for own in colocated.places] == [[0, 1], [2, 3]]
-    # Three places on two ranks do not.
-    assert find_turns(model, Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [1, 0]])), 2)) is None

@@ -192,23 +192,6 @@ def test_degrees_are_all_that_use_every_rank_and_meet_the_request(nodes: int, gp
     assert set(found) == expected
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"dp": 3}, r"global_batch=32: must be a multiple of layout\.dp=3 x microbatch_size=2"),
-        ({"tp": 16}, r"layout\.tp=16: must be a divisor of the 8 ranks of a node"),
-        ({"pp": 11}, r"layout\.pp=11: must be at most 10, the layers of model=handmade"),
-        ({"dp": 16}, r"layout\.dp=16: no TP x CP x PP x DP equals the 8 ranks"),
-        ({"tp": 2, "dp": 8}, r"layout\.tp=2 layout\.dp=8: no TP x CP x PP x DP equals the 8 ranks of cluster=handmade"),
-        ({"pp": 3}, r"layout\.pp=3: no TP x CP x PP x DP"),
-    ],
-)
-def test_requests_that_cannot_be_met_say_why(asked: dict[str, int], message: str) -> None:
-    job = tiny_job(MODEL, request=LayoutRequest(**asked))
-    with pytest.raises(UserError, match=message):
-        list(job.degrees())
-
-
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
 def test_slowest_stages_are_those_of_the_partitions(layers: list[float]) -> None:
     layer_s = np.array(layers)

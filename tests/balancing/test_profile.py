@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.layer_profile import PROFILED_TOKENS, LayerProfile
+from entrain_bench.balancing.layer_profile import LayerProfile
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.balancing.unit_estimates import smoothed_over_lengths
@@ -86,18 +86,6 @@ def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[floa
     ]
     assert encoder == pytest.approx(by_hand, rel=1e-6)
     assert llm == pytest.approx([whole_module(quadratic, LLM, x) for x in (211, 500, 1510, 3020)], rel=1e-6)
-
-
-def test_fit_is_the_least_squares_of_the_measured_points() -> None:
-    profile = profile_of(JOB, SHAPES)
-    fit = profile.layers.forward_fit(LLM, 2, 1)
-    for kind in range(len(LLM.kinds)):
-        points = []
-        for tokens in PROFILED_TOKENS:
-            times = profile.layers.measure(LLM, np.array([tokens]), 2, 1)[kind]
-            points.append(float((times.forward_s + times.forward_comm_s)[0]))
-        expected = np.polynomial.Polynomial.fit(PROFILED_TOKENS, points, 2)(PROFILED_TOKENS)
-        assert np.polyval(fit[kind], PROFILED_TOKENS) == pytest.approx(expected, rel=1e-6)
 
 
 def test_measurements_are_the_truth_of_one_packed_microbatch() -> None:

@@ -26,15 +26,10 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program, recompute_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
 from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from support.builders import (
-    TOKENS,
     chain_layout,
-    encoder_config,
-    llm_config,
     placed,
     profile_of,
     tiny_cluster,
@@ -57,25 +52,6 @@ def ones(program: Program) -> list[FloatArray]:
 
 
 # ---- what is recomputed
-
-
-def test_the_first_blocks_of_a_stage_are_recomputed_and_the_ends_never() -> None:
-    # Embedding, four blocks, head, in two stages of three: two blocks each.
-    assert covered_per_stage(LLM, (3, 3)).tolist() == [2, 2]
-    assert [kind.kind for kind in LLM.kinds] == ["embed", "block", "head"]
-    counts = remade_kinds(LLM, (3, 3), np.array([[0, 2], [1, 1]]))
-    assert counts.tolist() == [[[0, 0, 0], [0, 2, 0]], [[0, 1, 0], [0, 1, 0]]]
-
-
-def test_windows_are_counted_in_the_order_of_the_layers() -> None:
-    windowed = encoder_config(3, window_tokens=16, full_attention_layers=[1])
-    modules = {"vision": windowed, "llm": llm_config(2)}
-    vision = ModelSpec.from_config({"name": "windows", "modules": modules, "tokens": TOKENS}).modules[0]
-    kinds = [kind.kind for kind in vision.kinds]
-    counts = remade_kinds(vision, (5,), np.array([[1], [2], [3]]))
-    full, window = kinds.index("block"), kinds.index("window_block")
-    assert counts[:, 0, window].tolist() == [1, 1, 2]
-    assert counts[:, 0, full].tolist() == [0, 1, 1]
 
 
 # ---- what it costs

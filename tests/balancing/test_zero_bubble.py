@@ -13,7 +13,6 @@ from entrain_bench.balancing.interleaved import Interleaved, ZeroBubbleH1, ZeroB
 from entrain_bench.balancing.planning import place_ranks
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
@@ -205,22 +204,6 @@ def test_any_batch_runs_to_the_end(seed: int, ranks: int, microbatches: int, dp:
         check_program(program)
         _, end, _ = place_actions(program, rng.random(program.num_actions), no_delay(program))
         assert not np.isnan(end).any()
-
-
-def test_layouts_that_do_not_suit_are_refused() -> None:
-    model = tiny_model(encoder=2, llm=8)
-    shapes, assignment = uniform_batch(model, 4)
-    profile = profile_of(tiny_job(model), shapes)
-    chain, valley = chain_layout(model, 1, 3, 4), v_layout(model, 2, 4)
-    with pytest.raises(IncompatibleError, match="two stages per rank, down the ranks and back up"):
-        ZeroBubbleV().schedule(shapes, chain, assignment, profile)
-    with pytest.raises(IncompatibleError, match="holds 2 stages of llm, but this schedule supports one"):
-        ZeroBubbleH1().schedule(shapes, valley, assignment, profile)
-    colocated = Layout(tuple(placed(module, [[[0], [1]]]) for module in model.modules), 4)
-    with pytest.raises(IncompatibleError, match="form no chain"):
-        ZeroBubbleH1().schedule(shapes, colocated, assignment, profile)
-    with pytest.raises(IncompatibleError, match=r"eager=all: must be none with a split backward"):
-        Interleaved(eager="all").schedule(shapes, valley, assignment, profile)
 
 
 def test_the_schedule_is_the_one_that_the_layout_asks_for() -> None:

@@ -17,7 +17,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.mdp import DecoupledScheduler, SpreadItems, endpoints, spread
-from support.builders import passes, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
+from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.hetero import MODEL, pair_layout, profile_for
 
 NOBODY = -1
@@ -91,17 +91,6 @@ def test_items_stay_on_the_ranks_of_their_llm_replica(seed: int, degrees: tuple[
         assert held[worker] <= wanted[replica] or wanted[replica] <= held[worker]
     # Samples stay where they arrived.
     assert llm.replica.tolist() == (np.arange(32) % llm_dp).tolist()
-
-
-def test_encoders_keep_out_of_the_llms_schedule_at_any_depth() -> None:
-    shapes = samples((10, [40]), (10, [40]), (10, [40]), (10, [40]))
-    for llm, stages in ((Degrees(2, 1, 1, 1), ["llm F0", "llm B0"]), (Degrees(1, 1, 2, 1), ["llm F0", "llm F1"])):
-        layout = pair_layout(Degrees(1, 1, 1, 2), llm, colocated=True, num_ranks=2, batch=4)
-        profile = profile_for(ranks=2, batch=4)
-        program = DecoupledScheduler().schedule(shapes, layout, SpreadItems().assign(shapes, layout, profile), profile)
-        order = passes(program, 0)
-        assert (order[0], order[-1], order[1:3]) == ("vision F0", "vision B0", stages)
-        assert len(order) == 2 + 8
 
 
 def test_parting_items_of_a_sample_are_joined_by_one_gather() -> None:

@@ -47,18 +47,6 @@ def profile_for(*rows: tuple[int, list[int]], budget_bytes: float = 16 * GIB, **
 # Averages
 
 
-def test_the_average_microbatch_by_hand() -> None:
-    # 2 samples a microbatch. Items: 3 over 2 samples, 1.5 a sample, so 3 a microbatch of (900 + 300 + 300) / 3 = 500
-    # tokens. LLM: 2 sequences of ((10 + 225 + 75) + (20 + 75)) / 2 = 202.5, rounded to 202.
-    shapes = samples((10, [900, 300]), (20, [300]))
-    profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
-    vision, llm = average_layer_s(profile, shapes, 1, 1)
-    for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
-        times = profile.layers.measure(module, np.array(lengths), 1, 1)
-        expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
-        assert costs.tolist() == pytest.approx(expected, rel=1e-12)
-
-
 # Plans
 
 

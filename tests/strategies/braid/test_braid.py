@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.recomputation import recompute_all
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import DeadlockError, IncompatibleError, UserError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
@@ -36,7 +35,6 @@ from support.builders import (
     random_samples,
     rngs,
     samples,
-    tiny_model,
 )
 
 # Layouts
@@ -164,21 +162,6 @@ def test_items_are_encoded_in_the_replica_that_needs_them(rng: np.random.Generat
     pairs = {*zip(items.replica // 4, items.microbatch, llm.microbatch[owner], strict=True)}
     assert len(pairs) == len({pair[:2] for pair in pairs})
     check_program(BraidScheduler(rollouts=4).schedule(shapes, layout, assignment, profile))
-
-
-def test_ranks_with_much_of_the_llm_get_less_of_the_encoder() -> None:
-    profile = profile_for(tiny_model(encoder=6, llm=6, vocab_size=4000))
-    layout = layout_of(profile, shape(encoder_tp=2, segments=2))
-    shapes = random_samples(np.random.default_rng(1), 256)
-
-    def encoded(level: bool) -> IntArray:
-        labels = BraidAssigner(overhead=0.5, level=level).assign(shapes, layout, profile).modules[0]
-        lengths = profile.job.model.modules[0].lengths(shapes, np.arange(shapes.num_items))
-        return np.asarray(np.bincount(labels.replica, lengths, 4).reshape(2, 2).sum(axis=0))
-
-    even, levelled = encoded(False), encoded(True)
-    assert even[0] == pytest.approx(even[1], rel=0.1)
-    assert levelled[0] > 1.15 * levelled[1]
 
 
 def test_what_a_generator_makes_waits_for_its_sample() -> None:

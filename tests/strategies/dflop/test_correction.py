@@ -10,8 +10,6 @@ from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import makespan, unit_s
@@ -121,19 +119,3 @@ def test_correction_improves_the_balance_of_executed_microbatches() -> None:
         right = unit_s(MODEL.llm, shapes, layout.modules[1], 8, exact)
         worst.append(makespan(np.stack([right, right], 1), llm.microbatch * 2 + llm.replica, 16))
     assert worst[1] < worst[0]
-
-
-@pytest.mark.wide
-def test_a_run_feeds_the_assigner_and_repeats_itself() -> None:
-    small = ["model=tiny", "cluster=tiny", "global_batch=32", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
-    run = [*small, "strategy=dflop", "belief_bias=0.4", "iterations=3", "workload=synthetic"]
-    config, plain = (compose_cells([*run, *more])[0].config for more in ([], ["strategy.assigner.correction=null"]))
-    first, again, without = (run_experiment(one) for one in (config, config, plain))
-    times = [[row["lower_bound_s"] for row in one.iterations] for one in (first, again)]
-    assert times[0] == times[1]
-    spread = [[row["llm_forward_std_ms"] for row in one.iterations] for one in (first, again, without)]
-    assert spread[0] == spread[1]
-    # What the first iteration showed is known when the third is assigned, not before.
-    assert spread[0][:2] == spread[2][:2]
-    assert spread[0][2:] != spread[2][2:]
-    assert prepare(config).strategy.assigner == DflopAssigner()

@@ -49,12 +49,6 @@ def unlimited(count: int, stages: int, flying: IntArray | None = None) -> PassOr
     return order_of(ones, 2 * ones, ones, np.full(stages, np.inf), most)
 
 
-def lane(order: PassOrder, stage: int) -> str:
-    steps = {int(slot): f"F{place}" for place, slot in enumerate(order.forward[:, stage])}
-    steps |= {int(slot): f"B{place}" for place, slot in enumerate(order.backward[:, stage])}
-    return " ".join(steps[slot] for slot in range(len(steps)))
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_with_one_microbatch_in_flight_for_each_stage_from_here_on_it_is_1f1b(stages: int, count: int) -> None:

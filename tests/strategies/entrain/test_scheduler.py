@@ -27,7 +27,6 @@ from support.builders import (
     passes,
     profile_of,
     random_samples,
-    samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
@@ -184,24 +183,6 @@ def test_eager_settings_choose_which_stages_warm_up_longer(eager: str, expected:
     place_actions(program, np.ones(program.num_actions), no_delay(program))
 
 
-def test_without_split_backward_the_warmup_counts_chunks_until_their_last_deferred_sample() -> None:
-    # Two samples a microbatch; the second of every even one is deferred, so whole chunks of even microbatches are kept
-    # for one microbatch more. Room for 5 microbatches then allows a warm-up of 3, not of 4.
-    layout = chain_layout(MODEL, 1, 1, 12)
-    shapes = samples(*[(10, [400])] * 24)
-    encoder = np.arange(24) // 2
-    llm = encoder + ((np.arange(24) % 2 == 1) & (encoder % 2 == 0))
-    assignment = same_microbatches(MODEL, shapes, np.zeros(24, np.int64), encoder, llm)
-    kept = MEMORY.token_bytes(MODEL.modules[0], layout.modules[0])[0][0]
-    budget = float(MEMORY.lane_state_bytes(layout)[0] + 5.01 * 800 * kept)
-    simulator = Simulator(CostTruth(MODEL, tiny_cluster()), budget)
-    assert MEMORY.lane_state_bytes(layout)[1] < budget
-    profile = profile_of(room_job(budget), shapes)
-    for eager in ("none", "encoder"):
-        scheduler = EntrainScheduler(split_backward=False, eager=eager)
-        simulator.execute(scheduler.schedule(shapes, layout, assignment, profile))
-
-
 # Schedules of random assignments
 
 
@@ -218,14 +199,3 @@ def test_schedules_run_within_the_budget_that_1f1b_meets(
     profile = profile_of(room_job(budget), shapes)
     program = EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile)
     Simulator(CostTruth(MODEL, tiny_cluster()), budget).execute(program)
-
-
-@pytest.mark.parametrize("eager", ["none", "encoder", "all"])
-def test_more_microbatches_than_planned_run_or_are_a_user_error(eager: str) -> None:
-    # Another system's assigner may number its microbatches higher than the layout's count ("gaps are allowed").
-    layout = chain_layout(MODEL, 1, 1, 2)
-    shapes, assignment = uniform_batch(MODEL, 4)
-    profile = profile_of(tiny_job(MODEL), shapes)
-    program = EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
-    check_program(program)
-    place_actions(program, np.ones(program.num_actions), no_delay(program))

@@ -82,15 +82,6 @@ def test_tokens_of_a_round_follow_from_the_rounds() -> None:
     assert mean_tokens(profile, layout_of(profile)) == -(-tokens // 8)
 
 
-@pytest.mark.parametrize(("part", "other"), [("assigner", "token_budget"), ("scheduler", "zb_h1")])
-def test_parts_that_know_no_widths_are_refused(part: str, other: str) -> None:
-    profile, strategy = setting(*FREE, f"strategy/{part}={other}")
-    with pytest.raises(
-        IncompatibleError, match=rf"strategy/{part}: \w+ knows replicas of fixed degrees, but vision has"
-    ):
-        strategy.program(profile.samples.draw(16), layout_of(profile), profile)
-
-
 def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:
     profile, strategy = setting(*FREE, "strategy/planner=megatron")
     with pytest.raises(IncompatibleError, match=r"hybrid_cp needs groups of several widths with one TP .*vision has"):
