@@ -28,7 +28,7 @@ from entrain_bench_strategies.braid.planner import (
     place,
     split_layers,
 )
-from support.braid import BRAID, MODEL, layout_of, profile_for, shape
+from support.braid import BRAID, MODEL, assigned_in_chunks, layout_of, profile_for, shape
 from support.builders import (
     GIB,
     generating_model,
@@ -152,7 +152,7 @@ def test_items_are_encoded_in_the_replica_that_needs_them(rng: np.random.Generat
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
     shapes = random_samples(rng, int(rng.integers(1, 40)))
-    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
+    assignment = assigned_in_chunks(shapes, layout, profile)
     check_assignment(assignment, MODEL, layout, shapes)
     items, llm = assignment.modules
     owner = shapes.item_sample[MODEL.modules[0].units(shapes)]
@@ -172,7 +172,7 @@ def test_what_a_generator_makes_waits_for_its_sample() -> None:
     assert [placed.dp for placed in layout.modules] == [4, 2, 4]
     assert np.array_equal(layout.modules[0].ranks, layout.modules[2].ranks)
     shapes = random_samples(np.random.default_rng(2), 48)
-    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
+    assignment = assigned_in_chunks(shapes, layout, profile)
     check_assignment(assignment, GENERATING, layout, shapes)
     _, llm, made = assignment.modules
     owner = shapes.item_sample[GENERATING.modules[2].units(shapes)]

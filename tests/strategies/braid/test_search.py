@@ -15,14 +15,14 @@ from entrain_bench_strategies.braid.scheduler import (
     improve,
     split_replicas,
 )
-from support.braid import BRAID, layout_of, profile_for, shape
+from support.braid import BRAID, assigned_in_chunks, layout_of, profile_for, shape
 
 
 def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
     shapes = profile.samples.draw(32)
-    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
+    assignment = assigned_in_chunks(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
     searches = [Search(replica, Rules(leads)) for replica in split_replicas(program, assignment, profile)]
     improve(searches, rollouts)
