@@ -162,7 +162,8 @@ class PostBalancing:
         *encoders, llm = layout.modules
         arrival, step = arrival_places(len(shapes), job.microbatch_size, llm.dp)
         # Node of each replica's first rank, numbered from 0.
-        node = np.unique(llm.ranks[:, 0, 0] // job.cluster.gpus_per_node, return_inverse=True)[1]
+        _, number = np.unique(llm.ranks[:, 0, 0] // job.cluster.gpus_per_node, return_inverse=True)
+        node = np.asarray(number, np.int64)
 
         def place(index: int, row: IntArray, home: IntArray, moved: IntArray) -> ModuleAssignment:
             module = job.model.modules[index]

@@ -71,7 +71,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
         size = min(2 + misses // 2, num_buckets)
         if high[fullest] <= bound:
             break
-        others = np.where(np.arange(num_buckets) == fullest, np.inf, high).argmin()
+        others = np.array([np.where(np.arange(num_buckets) == fullest, np.inf, high).argmin()])
         if misses:
             drawn = rng.choice(num_buckets - 1, size - 1, replace=False)
             others = drawn + (drawn >= fullest)

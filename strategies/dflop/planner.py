@@ -8,7 +8,7 @@ samples, and a plan has one number of microbatches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -424,16 +424,15 @@ class DflopPlanner:
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
         job = profile.job
+        theta = astuple(plan)
         islands = []
         for index, module in enumerate(job.model.modules):
+            tp, pp, dp = theta[:3] if module.is_encoder else theta[3:6]
+            count = job.global_batch / (plan.num_microbatches * dp)
+            tokens = shapes.sequence_tokens
             if module.is_encoder:
-                tp, pp, dp = plan.encoder_tp, plan.encoder_pp, plan.encoder_dp
                 count = shapes.items[index] * job.global_batch / (plan.num_microbatches * dp)
                 tokens = shapes.item_tokens[index]
-            else:
-                tp, pp, dp = plan.llm_tp, plan.llm_pp, plan.llm_dp
-                count = job.global_batch / (plan.num_microbatches * dp)
-                tokens = shapes.sequence_tokens
             layer_s = profile.layers.layer_s(module, np.full(max(1, round(count)), tokens), tp, 1)
             islands.append(Island(tp, 1, dp, partition_layers(layer_s, pp), recompute[not module.is_encoder]))
         unequal = self.communicator == "unequal_dp" and plan.encoder_dp != plan.llm_dp
