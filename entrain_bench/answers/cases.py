@@ -34,12 +34,11 @@ ABSENT = ()
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """All runs of one configuration, one per seed.
+    """All runs of one configuration, by seed.
 
     Attributes:
         labels: text of every label, by its heading; no two groups share all labels.
         job: the labels that define the job.
-        runs: records by seed.
     """
 
     labels: Mapping[str, str]
@@ -146,10 +145,10 @@ class Case:
 
     Attributes:
         job: labels that define the job, by heading.
-        groups: seed groups, fastest first; groups without a result come last.
+        groups: seed groups, the fastest first; groups without a result come last.
         comparison: their comparison, by the same names.
         baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
-        chances: P(fastest) and leads under posterior draws, the most probable first; empty without draws.
+        chances: under posterior draws, the most probable first; empty without draws.
     """
 
     job: Mapping[str, str]
@@ -239,7 +238,6 @@ def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mappin
 
 
 def _references(named: Mapping[GroupKey, SeedGroup], baseline: str) -> dict[GroupKey, GroupKey]:
-    """Return the baseline's group that each group's speedup refers to."""
     bases = sorted(
         (key for key, group in named.items() if group.strategy == baseline), key=lambda key: named[key].plainness
     )
@@ -287,11 +285,7 @@ def swept_paths(records: Sequence[Record]) -> list[str]:
 
 
 def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
-    """Return the labels of all records: their names, then the paths that distinguish them.
-
-    Returns:
-        By heading and configuration key, the text for every record.
-    """
+    """Return by heading and configuration key the text for every record: names, then paths that distinguish records."""
     leaves = [_leaves(record) for record in records]
     labels = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
     for path, heading in _headings(swept_paths(records)).items():

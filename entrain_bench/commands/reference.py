@@ -105,7 +105,7 @@ def changes(committed: Committed, wanted: Sequence[Output], study: Study) -> lis
         before = path.read_bytes() if path.exists() else b""
         if path.name == TABLE:
             after = read_file(content)
-            found += map(str, drifts(read_file(before) if before else after[:0], after))
+            found += drifts(read_file(before) if before else after[:0], after)
         elif path.suffix in (COMPARED, ".md") and before != content:
             found.append(f"{path}: {'differs' if before else 'new'}")
     return found

@@ -107,7 +107,7 @@ def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
 
 
 def _columns(path: Path) -> dict[str, FloatArray]:
-    """Sizes in a scanned trace, of the rows that have any; by name and unit."""
+    """Sizes in a scanned trace, of the rows that have any."""
     with pq.ParquetFile(path) as file:
         rows = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)])
         groups = range(min(int(np.searchsorted(rows, MAX_ROWS)) + 1, len(rows)))
@@ -131,7 +131,6 @@ def _columns(path: Path) -> dict[str, FloatArray]:
 
 
 def _quantiles(values: FloatArray) -> list[float]:
-    """Values that occur, at ``PROBABILITIES``."""
     return [float(value) for value in np.quantile(values, PROBABILITIES, method="inverted_cdf")]
 
 

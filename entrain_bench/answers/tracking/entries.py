@@ -75,7 +75,7 @@ class Entry:
         artifacts: by their paths in the run.
         table: all runs of a sweep.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
-        made_ms: when its first and last record were made, since 1970; empty if that is not recorded.
+        made_ms: time of its first and last record, since 1970; empty if that is not recorded.
     """
 
     case: str
@@ -179,7 +179,6 @@ def _entry(
 
 
 def _shared_configuration(record: Record, apart: Sequence[str]) -> str:
-    """Return a hash of a configuration without some keys."""
     return _hash({name: value for name, value in record.config.items() if name not in apart})
 
 
@@ -193,7 +192,6 @@ def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
 
 
 def _by_iteration(records: Sequence[Record]) -> dict[str, dict[int, float]]:
-    """Return means over seeds of what training measures in each iteration."""
     rows = [*zip_longest(*(record.iterations for record in records), fillvalue={})]
     values = {name: [[row[name] for row in same if name in row] for same in rows] for name in BY_ITERATION}
     means = {name: {step: _mean(own) for step, own in enumerate(lists) if own} for name, lists in values.items()}
@@ -222,7 +220,6 @@ def parameters(records: Sequence[Record]) -> dict[str, Any]:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """Return the defaults of plain keys."""
     return flatten(yaml.safe_load((config_tree() / "config.yaml").read_text()))
 
 
@@ -250,7 +247,6 @@ def _once(texts: Iterable[str]) -> str:
 
 @cache
 def _made_with() -> dict[str, str]:
-    """Return the tags by which MLflow knows program and user."""
     tags = {"mlflow.source.name": COMMAND, "mlflow.source.type": "LOCAL"}
     try:
         return {**tags, "mlflow.user": getpass.getuser()}
@@ -289,10 +285,6 @@ def _parent(
 
 
 def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[str, Artifact]:
-    """Return the answer as a page and as values, and its pictures.
-
-    Ranks are drawn of the fastest strategy and the baseline: of all strategies it takes as long as simulating them.
-    """
     root = str(results.root)
     standings = cache(partial(pictures.standings, answer)) if pictures else None
     page = cache(lambda: answer_report(answer, root, standings and standings()))
@@ -312,7 +304,6 @@ def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[
 
 
 def _made_ms(records: Sequence[Record]) -> list[int]:
-    """Return when the first and the last of some records were made; nothing if that is not recorded."""
     made = [round(1e3 * datetime.fromisoformat(one.made_at).timestamp()) for one in records if one.made_at]
     return [min(made), max(made)] if made else []
 

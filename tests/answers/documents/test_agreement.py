@@ -76,29 +76,6 @@ def test_what_the_cells_state_is_not_stated_again(stated: dict[str, Any]) -> Non
         claim(**stated)
 
 
-def test_what_cannot_be_as_published_is_said() -> None:
-    assert wrong(claim("cluster.num_nodes=8", differs={"gpus": "64 GPUs, for lack of a node"})) == []
-
-
-def test_claims_without_cells_have_nothing_to_differ_from() -> None:
-    assert mismatches((), (), claim().published, {}) == []
-
-
-def test_each_cell_of_a_pattern_is_a_claim() -> None:
-    sizes = ["model={model}", "cluster=h100x64", "cluster.num_nodes={nodes}"]
-    several = VALUES | {"claim": "{their_model}", "common": sizes, "of": ["a={cell}"], "each": ["H-a2-0[12]"]}
-    several = {key: value for key, value in several.items() if key not in ("cells", "to")}
-    several |= {"to": ["strategy=megatron"]}
-    found = [*parse_claims("many", several)]
-    assert [(one.name, one.group, one.claim) for one in found] == [
-        ("h_a2_01", "many", "1B+14B"),
-        ("h_a2_02", "many", found[1].cells[0].model),
-    ]
-    assert found[0].published.sweeps[0] == ("tuning=own", "model=vit1b_llm14b", *VALUES["common"][1:3], "a=H-a2-01")
-    (named,) = parse_claims("many", several | {"each": {"first": "H-a2-01"}, "group": "all"})
-    assert (named.name, named.group) == ("first", "all")
-
-
 def test_a_cluster_of_the_users_is_not_known_here() -> None:
     assert wrong(claim("cluster=mine")) == []
     with pytest.raises(UserError, match="cluster=mine: unknown"):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import Claim, cited, load_claims, parse_claim
+from entrain_bench.answers.documents.claim import cited, load_claims, parse_claim
 from entrain_bench.answers.documents.claim_pages import (
     claim_commands,
     claim_row,
     claim_text,
     claims_pages,
-    counts,
-    counts_sentence,
 )
 from entrain_bench.answers.documents.claims import judge_claim, read_claims, write_claims
 from entrain_bench.answers.documents.sides import ClaimSetting
-from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict
+from entrain_bench.answers.documents.verdict import Finding, Verdict
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
@@ -45,27 +42,15 @@ def test_every_claim_is_complete_and_cites_its_paper() -> None:
     ("change", "message"),
     [
         ({"unit": "h"}, "unit=h: must be one of x, %, GB, s, ms, stages"),
-        ({"fair": {"measure": {"metric": "time"}}}, "measure.metric=time: must be one of"),
         ({"fair": {"measure": {"by": "x"}}}, "measure: key=by: unknown"),
-        ({"unit": "GB"}, "to=given: must be empty for GB"),
-        ({"kind": "eye"}, "kind=eye: must be one of gain, order, level, limit"),
         ({"kind": "level", "value": None}, "kind=level: must be order without a number"),
-        ({"kind": "order"}, "kind=order: must be order without a number, and only then"),
-        ({"value": 1.0}, r"value=\[1.0\]: must be a gain"),
-        ({"value": None, "unit": "%"}, "unit=%: must be x for an order"),
-        ({"verdict": "reproduced"}, "key=verdict: unknown"),
-        ({"measure": {"metric": "mfu", "over": "median"}}, "measure.over=median: must be one of mean"),
         ({"measure": {}}, "measure: metric: missing"),
         ({"at": ["seed=1"]}, "against=None: must be given with at"),
-        ({"against": {"common": []}}, "against: key=common: unknown"),
-        ({"fair": {"choices": {}}}, "fair: key=choices: unknown"),
         (ALONE, "to=.*: must be given for a ratio"),
         ({"of": []}, "of=.*: must be the overrides of the runs in the numerator"),
         ({"fair": {"common": ["layout.tp=2"]}}, "fair.common=layout.tp=2: must be of the job"),
         ({"cells": ["DIP-T5-memory-tim"]}, "cells=DIP-T5-memory-tim: unknown .did you mean DIP-T5-memory-time"),
-        ({"choices": {"none": {}}}, "none={}: must be overrides that make"),
         ({"assumption": {"text": "a"}}, "assumption: otherwise: missing"),
-        ({"setting": "{gpus}"}, "field=gpus: unknown"),
     ],
 )
 def test_a_claim_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:
@@ -115,17 +100,6 @@ def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None
     assert row["fair_value"] == "2.00x (2.00 to 2.00x); 1 of 6 runs have no result (seeds left out: 1)"
     assert judged.published.verdict == Verdict.NOT_MEASURED
     assert row["published_verdict"] == "not measured: 3 of 3 runs have no result: not run"
-
-
-def test_where_plans_are_swept_a_plan_counts_as_a_seed(tmp_path: Path) -> None:
-    swept = [*TINY, "workload=chartqa", "planning_seed=0,1,2"]
-    claim, study = claim_with(common=swept), Study(Results(tmp_path))
-    assert claim.fair is not None
-    record_times(
-        study, claim.fair, lambda cell: 1.0 if strategy_of(cell) == "entrain" else 1.9 + 0.1 * cell.config.planning_seed
-    )
-    # Of the logarithms of 1.9, 2.0 and 2.1: 0.6923 +- 4.303 (Student's t, two degrees of freedom) x 0.0501 / sqrt(3).
-    assert claim_row(judge_claim(claim, study))["fair_value"] == "2.00x (1.76 to 2.26x)"
 
 
 @pytest.mark.wide
@@ -201,23 +175,6 @@ def test_findings_of_other_runs_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
-    choices = {"small": {"common": ["global_batch=32"]}, "large": {"common": ["global_batch=128"]}}
-    claim, study = claim_with(choices=choices), Study(Results(tmp_path))
-
-    def record(failing: tuple[int, ...]) -> str:
-        for setting in claim.settings:
-            record_times(study, setting, lambda cell: 0.0 if cell.config.global_batch in failing else 1.5)
-        row = claim_row(judge_claim(claim, study))
-        assert row["other_choices"].count("nothing (not measured: ") == len(failing)
-        return row["published_value"].partition("; ")[2]
-
-    assert record(()) == "1.00 to 1.00x under other choices"
-    assert record((128,)) == "1.00x under other choices (1 of 2 without result)"
-    assert record((32, 128)) == "nothing under other choices (2 of 2 without result)"
-
-
-@pytest.mark.wide
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     claim, study = claim_with(), Study(Results(tmp_path))
     output = Output("claims", claim.sweeps, lambda study: write_claims([claim], study))
@@ -260,41 +217,6 @@ def test_a_pasted_command_runs_the_cells_of_its_side(tmp_path: Path, monkeypatch
     assert {record.key for record in Results(Path("results")).records()} == keys
 
 
-def test_commands_of_their_claims_name_their_folder() -> None:
-    command, *_ = claim_commands(replace(claim_with(), config_dir="a folder"))
-    assert command.startswith("entrain-bench --multirun ")
-    assert command.endswith(" --config-dir 'a folder'")
-
-
-def judged_as(verdict: Verdict, name: str = "some", group: str = "", **choices: Finding) -> JudgedClaim:
-    claim = replace(claim_with(), name=name, group=group, title="Many cases")
-    return JudgedClaim(claim, Finding(verdict=verdict), Finding(verdict=Verdict.PARTLY), None, choices)
-
-
-def test_claims_of_a_group_share_a_row_and_a_section() -> None:
-    verdicts = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.REPRODUCED)
-    pages = claims_pages([judged_as(verdict, f"case_{number}", "many") for number, verdict in enumerate(verdicts)])
-    index = pages["claims.md"]
-    assert index.startswith("# 3 claims: as published 2 reproduced, 1 exceeds; fair 3 partly\n")
-    assert "| [Many cases (3 cells)](claims/paper.md#many) |" in index
-    assert "| 2 reproduced, 1 exceeds |  | 3 partly |" in index
-    page = pages["claims/paper.md"]
-    assert page.count("\n## ") == 1
-    assert all(f"| case_{number} |" in page for number in range(3))
-
-
-def test_counts_come_first_and_know_every_verdict() -> None:
-    other = Finding(verdict=Verdict.PARTLY, number=1.5)
-    verdicts = (Verdict.REPRODUCED, Verdict.NO_SOURCE, Verdict.NOT_MEASURED)
-    judged = [judged_as(Verdict.REPRODUCED, other=other), *map(judged_as, verdicts)]
-    assert claim_row(judged[0])["published_verdict"] == "reproduced; under other choices partly"
-    assert counts(judged) == "4 claims: as published 2 reproduced, 1 no source, 1 not measured; fair 4 partly"
-    assert counts_sentence(judged) == (
-        "4 claims of 1 paper. As published: 2 reproduced, 0 exceeds, 0 not reproduced, 2 in between or undecided. "
-        "Comparisons of speed under equal tuning: 0 reproduced, 0 exceeds, 0 not reproduced, 4 in between or undecided."
-    )
-
-
 def test_a_finding_is_the_same_after_json() -> None:
     finding = Finding(verdict=Verdict.EXCEEDS, number=1.5, low=1.25, high=1.75, num_runs=4, num_lost=1, lost_seeds=(3,))
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict()))) == finding
@@ -311,47 +233,3 @@ def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     table = pd.read_csv(root / "results" / "reference" / "claims.csv", dtype=str, keep_default_na=False)
     assert table.to_dict("records") == [claim_row(one) for one in judged]
     assert f"<!-- table: claims_counts -->\n\n{counted}" in (root / "README.md").read_text()
-    # Whether a claim calls open in words what its cells state.
-    assert [text for one in judged for text in wrongly_open(one.claim)] == []
-
-
-# How a text says that something is open, and by what word it names each part of a cell.
-OPEN = re.compile(r"not (?:been )?(?:stated|known|given|named)|unknown")
-PARTS = {
-    "gpus": r"\bGPUs\b",
-    "model": r"\bmodels?\b(?! size)",
-    "data": r"\bdata\b",
-    "global_batch": r"\bglobal batch\b",
-    "microbatch_size": r"\bmicrobatch size\b",
-    "tp": r"\bdegrees\b|\blayouts?\b",
-    "llm_tp": r"\bdegrees\b|\blayouts?\b",
-}
-
-
-def wrongly_open(claim: Claim) -> Iterator[str]:
-    stated = claim.paper_setting
-    for cell in (*claim.cells, *claim.per):
-        stated = stated.replace(cell.words, "")
-    for sentence in re.split(r"(?<=[.;])\s", f"{stated} {claim.published.words}"):
-        for key, pattern in PARTS.items() if OPEN.search(sentence) else ():
-            known = [cell.id for cell in claim.cells if getattr(cell, key, "") or key in cell.setting]
-            if known and re.search(pattern, sentence, re.IGNORECASE):
-                yield f"{sentence!r}: {known[0]} states {key}"
-
-
-def test_what_cells_state_is_not_called_open() -> None:
-    claim = next(one for one in load_claims() if one.cells and one.cells[0].id == "H-a2-01")
-    assert [*wrongly_open(claim)] == []
-    assert len([*wrongly_open(replace(claim, paper_setting="The global batch is not stated. Degrees: unknown."))]) == 2
-
-
-def test_a_claim_whose_runs_are_missing_is_not_measured_and_says_why(tmp_path: Path) -> None:
-    broken = claim_with(common=[VALUES["common"], "layout.pp=100"])
-    problem = write_claims([broken], Study(Results(tmp_path)))
-    assert "some (published): not measured: 2 of 2 runs have no result: not run" in problem.split("; ")
-    assert "not measured" in (tmp_path / "claims.md").read_text()
-
-
-def test_sources_without_an_arxiv_number_have_their_own_name() -> None:
-    assert cited("2605.27918") == "arXiv:2605.27918"
-    assert cited("GitHub NVIDIA/Megatron-LM") == "GitHub NVIDIA/Megatron-LM"
