@@ -48,13 +48,13 @@ measured: setup ## Train on 4 ranks of this machine; draw results/figures/measur
 	$(BENCH) figures measured_gantt
 
 preprocessing: setup ## Train with three kinds of input preprocessing; draw results/figures/preprocessing.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab.preprocessing
+	$(PYTHON) -m entrain_bench.lab preprocessing
 
 fidelity: setup ## Train and predict 63 programs on this machine (about an hour); draw results/figures/fidelity.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab.fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
+	$(PYTHON) -m entrain_bench.lab fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
 
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
-	$(PYTHON) -m entrain_bench.lab.gpu_check $(OPTIONS)
+	$(PYTHON) -m entrain_bench.lab gpu-check $(OPTIONS)
 
 claims: setup ## Execute missing runs; write results/claims.csv, results/claims.md and results/results.md
 	$(BENCH) figures$(FOLDER) claims results
@@ -79,11 +79,11 @@ test: setup ## Run the quick tests; WIDE=1: also tests that take seconds or repe
 test-slow: setup ## Run the slow tests; SEED=1 draws other combinations of parts
 	SEED=$(or $(SEED),0) $(PYTHON) -m pytest -q -m slow
 
-mutants: setup ## Run mutation testing on the core (300 mutants, about an hour, resumable)
-	PYTHONPATH=tests $(PYTHON) -m mutants
+mutants: setup ## Run mutation testing on the core (about an hour): SEED=0 COUNT=100
+	PYTHONPATH=tests $(PYTHON) -m mutants --seed $(or $(SEED),0) --count $(or $(COUNT),100)
 
-fuzz: setup ## Test 2000 random command lines, 500 broken traces and commands of 200 sweeps: SEED=0 COUNT=2000 (no traceback, at most 60 s each)
-	PYTHONPATH=tests $(PYTHON) -m fuzz --seed $(or $(SEED),0) --count $(or $(COUNT),2000)
+fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COUNT=1000 (no traceback, at most 60 s each)
+	COUNT=$(or $(COUNT),1000) $(PYTHON) -m pytest -q -n0 --timeout=0 --hypothesis-seed=$(or $(SEED),0) tests/test_fuzz.py
 
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
 	PYTHONPATH=tests $(PYTHON) -m tamper --seed $(or $(SEED),0) --count $(or $(N),500)
@@ -92,7 +92,7 @@ screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json
-	$(PYTHON) -m entrain_bench.lab.bench
+	$(PYTHON) -m entrain_bench.lab bench
 
 ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui

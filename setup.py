@@ -19,7 +19,7 @@ setup(
     package_data={
         "entrain_bench.answers.documents": ["templates/*"],
         "entrain_bench.answers": ["templates/*"],
-        "entrain_bench_experiments": ["**/*.yaml", "*.csv", "published/*", "ledger/*"],
+        "entrain_bench_experiments": ["**/*.yaml", "*.csv", "cluster/*.csv", "published/*", "ledger/*"],
         "entrain_bench_workloads": ["traces/*"],
     },
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import pandas as pd
 
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.tree import config_tree
 from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice
 
 # The column that holds what a strategy's YAML states as ``display_order``.
@@ -106,9 +109,15 @@ FITTED = "fitted"
 DERIVED = "derived"
 
 
+@cache
+def _fitted_devices() -> frozenset[str]:
+    """Names of the devices with constants that are fitted to published times."""
+    with (config_tree() / "cluster" / "sources.csv").open(newline="") as rows:
+        return frozenset(row["part"] for row in csv.DictReader(rows) if row["obtained"] == FITTED)
+
+
 def cost_source(cluster: Mapping[str, Any]) -> str:
     """Return the source of a cluster's constants: timed on a device, fitted to published times, or derived."""
     if ProfiledDevice.of(cluster):
         return PROFILED
-    provenance = {str(source).rpartition(";")[2].strip() for source in cluster["sources"].values()}
-    return FITTED if FITTED in provenance else DERIVED
+    return FITTED if cluster["device"].get("name") in _fitted_devices() else DERIVED

@@ -1,23 +1,28 @@
-"""Interleaved 1F1B: ranks hold several virtual stages each and run them in turn (arXiv:2104.04473, section 2.2)."""
+"""Schedules of a chain of stages: interleaved 1F1B (arXiv:2104.04473, 2.2), ZB-H1 and ZB-V (arXiv:2401.10241)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.rounds import rounds_program
 from entrain_bench.balancing.schedules import (
     backward_microbatch,
     chain_chunks,
+    chain_program,
     find_places,
+    learns,
     microbatches_per_replica,
     one_f_one_b,
+    stages_behind,
 )
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import Turns, ZeroBubbleH1, ZeroBubbleV, find_valley
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program
@@ -25,6 +30,204 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubble(Recomputation):
+    """Base of the two zero-bubble schedulers.
+
+    Attributes:
+        max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as many as the
+            schedule says, as far as memory allows.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    max_weight_delay: int | None = None
+
+    def __post_init__(self) -> None:
+        Recomputation.__post_init__(self)
+        check_least(self, "strategy.scheduler", 0, "max_weight_delay")
+
+    def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
+        """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
+
+        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
+        gives the program whose weight passes come so many microbatches after their backwards at most.
+        """
+        if self.max_weight_delay is not None:
+            return self.within_memory(make(min(self.max_weight_delay, longest)), profile)
+        recomputes = self.chooses_recomputation and profile.job.request.recompute is None
+
+        def fits(program: Program) -> bool:
+            frugal = recompute_all(program) if recomputes else program
+            return bool(profile.memory.peak_bytes(frugal).max() <= profile.job.planning_budget_bytes)
+
+        program = make(longest)
+        least = 0
+        if longest and not fits(program):
+            # Bisection: `least` fits, or is 0; `longest` does not fit.
+            program = make(0)
+            while longest - least > 1:
+                middle = (least + longest) // 2
+                shorter = make(middle)
+                if fits(shorter):
+                    program = shorter
+                    least = middle
+                else:
+                    longest = middle
+        return self.within_memory(program, profile)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleH1(ZeroBubble):
+    """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
+
+    A stage runs the weight pass of a microbatch after the backward of the one that comes as many later as there are
+    stages before it in the chain; those without such a backward run at the end. So every stage of an even pipeline
+    holds as many microbatches as 1F1B's first, and the bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """Return the program.
+
+        Raises:
+            IncompatibleError: if the modules do not form a chain of one stage a rank.
+        """
+        model = profile.job.model
+        behind = stages_behind(layout, model.llm_index)
+        last = max(int(stages.max()) for stages in behind)
+
+        def make(most: int) -> Program:
+            delay = [np.minimum(last - stages, most) for stages in behind]
+            return chain_program(model, shapes, layout, assignment, behind, weight_delay=delay)
+
+        return self.delayed(make, last, profile)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleV(ZeroBubble):
+    """ZB-V: two stages a rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """Return the program.
+
+        Raises:
+            IncompatibleError: if the stages do not go down the ranks and back.
+        """
+        valley = find_valley(profile.job.model, layout)
+        if valley is None:
+            raise IncompatibleError(
+                "schedule: ZB-V needs two stages per rank, down the ranks and back up. Set "
+                "strategy.planner.virtual_stages=2 strategy.planner.virtual_order=v"
+            )
+
+        def make(most: int) -> Program:
+            return _valley_program(profile.job.model, shapes, layout, assignment, valley, most)
+
+        return self.delayed(make, valley.num_ranks - 1, profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A pipeline whose stages go round its ranks several times.
+
+    Attributes:
+        num_ranks: ranks (blocks) of a replica.
+        turns: virtual stages of each.
+        places: place of each module's stages in the chain of all ``[stages]``.
+    """
+
+    num_ranks: int
+    turns: int
+    places: tuple[IntArray, ...]
+
+
+def find_valley(model: ModelSpec, layout: Layout) -> Turns | None:
+    """The V that a layout is, place i on rank i, and on 2p - 1 - i from the p-th on; None if it is none."""
+    # Where encoders end on the lowest rank the LLM may begin on its other place.
+    for chain in (find_places(model, layout, apart) for apart in (False, True)):
+        if chain is not None:
+            of_place, places = chain
+            num_ranks = len(np.unique(of_place))
+            if num_ranks > 1 and len(of_place) == 2 * num_ranks and np.array_equal(of_place, of_place[::-1]):
+                return Turns(num_ranks, 2, places)
+    return None
+
+
+def _valley_program(
+    model: ModelSpec,
+    shapes: SampleShapes,
+    layout: Layout,
+    assignment: Assignment,
+    valley: Turns,
+    max_weight_delay: int,
+) -> Program:
+    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
+    freed = backward_microbatch(model, shapes, assignment, chunks)
+    counts = microbatches_per_replica(layout, chunks, freed)
+    slots = []
+    for module, rows, last, per_replica, stage_places in zip(
+        model.modules, chunks, freed, counts, valley.places, strict=True
+    ):
+        count = per_replica[rows.replica]
+        ranks = valley.num_ranks
+        forward, backward, weight = zb_v_slots(rows.microbatch, last, count, ranks)
+        if max_weight_delay < ranks - 1:
+            # In the slot of a later backward of the same stage, unless it comes before that anyway.
+            _, later, _ = zb_v_slots(rows.microbatch, last + max_weight_delay, count, ranks)
+            weight = np.minimum(weight, later)
+        slots.append(
+            Slots(
+                forward[:, stage_places], backward[:, stage_places], weight[:, stage_places] if learns(module) else None
+            )
+        )
+    return build_program(model, layout, shapes, chunks, slots)
+
+
+def zb_v_slots(
+    microbatch: IntArray, last: IntArray, num_microbatches: IntArray, num_ranks: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Slots of forwards, backwards and weight passes at every place of the V ``[chunks, 2 ranks]``.
+
+    Chunks run forward by their position in the replica's order, backward in the place of position ``last``. The order
+    of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at least 2p
+    - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being its stages on
+    the way down and up, F, B and W its passes in order:
+
+    1. 2(p - i) - 1 times F0, then i times F1 F0, then p - i times F1 B1 W1;
+    2. F0 B0 W0 F1 B1 W1 in turn, without F0 where there is none left, until there is no F1;
+    3. i times B0 B1, then p - i times B0 W0, then all W1 that are left, then all W0.
+    """
+    p = num_ranks
+    i = np.arange(p)
+    n = np.maximum(num_microbatches, 2 * p - 1)[:, None]
+    f = microbatch[:, None]
+    b = last[:, None]
+    # Slots at which phases begin: the F1 F0, the F1 B1 W1, the steady state, B0 B1, B0 W0, W1 and W0.
+    mixed = 2 * (p - i) - 1
+    down = mixed + 2 * i
+    steady = down + 3 * (p - i)
+    up = steady + 6 * (n - p)
+    drain = up + 2 * i
+    rest_1 = drain + 2 * (p - i)
+    rest_0 = rest_1 + i
+    ahead = 2 * p - 1 - i  # F0 before the steady state
+    forward_0 = np.select([f < mixed, f < ahead], [f, 2 * f - mixed + 1], steady + 6 * (f - ahead))
+    forward_1 = np.select([f < i, f < p], [mixed + 2 * f, down + 3 * (f - i)], steady + 6 * (f - p) + 3)
+    backward_0 = np.select(
+        [b < n - p, b < n - p + i], [steady + 6 * b + 1, up + 2 * (b - n + p)], drain + 2 * (b - n + p - i)
+    )
+    backward_1 = np.select(
+        [b < p - i, b < n - i], [down + 3 * b + 1, steady + 6 * (b - p + i) + 4], up + 2 * (b - n + i) + 1
+    )
+    weight_0 = np.select([b < n - p, b < n - i], [steady + 6 * b + 2, drain + 2 * (b - n + p) + 1], rest_0 + b - n + i)
+    weight_1 = np.select([b < p - i, b < n - i], [down + 3 * b + 2, steady + 6 * (b - p + i) + 5], rest_1 + b - n + i)
+    return (
+        np.concatenate([forward_0, forward_1[:, ::-1]], axis=1),
+        np.concatenate([backward_0, backward_1[:, ::-1]], axis=1),
+        np.concatenate([weight_0, weight_1[:, ::-1]], axis=1),
+    )
 
 
 def interleaved_slots(

@@ -1,21 +1,283 @@
-"""Units dealt out to bins: longest first, into equal counts or row by row; or by largest differences, compiled.
+"""Units dealt out to bins, compiled: longest first, with exchanges, into equal counts, or by largest differences.
 
 The method of Karmarkar and Karp (UC Berkeley CSD-82-113, 1982) in its generalisation to k parts (Korf, IJCAI 2009,
 section 2.4): partial partitions are merged, the two with the largest differences first, the largest part of one with
-the smallest of the other.
+the smallest of the other. Buckets of two costs: LPT, then exchanges between the fullest one and others
+(arXiv:2603.25120).
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from entrain_bench.balancing.filling import deal
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import njit
+from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import require
+
+# This close to the trivial bound nothing is left to solve; a smaller gain is no gain.
+CLOSE = 1e-6
+# Sums that an exchange may look at, and how many of them looking at a node of its tree takes as long as: it ends after
+# some 0.2 s at the latest (x86-64, 2026-11), mostly by itself.
+EXCHANGE_STEPS = 10_000_000
+NODE_STEPS = 32
+# The tree over the buckets is sorted anew after so many items: an eighth of the buckets, or this many.
+SORTED_SHARE = 8
+SORTED_ITEMS = 64
+
+
+def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
+    """No assignment has a C_max below the mean of a bucket or the largest item of either cost ``[items, 2]``."""
+    if not len(cost):
+        return 0.0
+    return float(max(cost.sum(axis=0).max() / num_buckets, cost.max()))
+
+
+def by_falling(cost: FloatArray) -> IntArray:
+    """Items by falling max of their two costs ``[items, 2]``."""
+    return np.argsort(-cost.max(axis=1), kind="stable")
+
+
+def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
+    """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least.
+
+    Equal ones go to the bucket with the least sum of both, then to the first.
+    """
+    return np.asarray(_place(by_falling(cost), np.ascontiguousarray(cost, np.float64), num_buckets))
+
+
+def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
+    """LPT, then exchanges between the fullest bucket and others for as long as one of them lowers it.
+
+    The fullest bucket gives an item to another one, or swaps one with it, so that the fuller of the two is lowest;
+    the emptiest bucket that helps is taken.
+    """
+    bucket = longest_first(cost, num_buckets)
+    # The last item weighs nothing: swapping with it is giving.
+    padded = np.concatenate([cost, np.zeros((1, 2))])
+    enough = trivial_bound(cost, num_buckets) * (1 + CLOSE)
+    return np.asarray(_exchange(padded, np.append(bucket, -1), num_buckets, enough, EXCHANGE_STEPS)[:-1])
+
+
+@njit()
+def deal(order, group, cost, num_groups, num_bins):  # type: ignore[no-untyped-def]
+    """Bin of each item: in the given order, the least-loaded bin of its group (LPT inside every group)."""
+    # Equally loaded by rising index, which is a heap.
+    least = [[(0.0, one) for one in range(num_bins)] for _ in range(num_groups)]
+    chosen = np.empty(len(order), np.int64)
+    for item in order:
+        load, best = least[group[item]][0]
+        chosen[item] = best
+        heapreplace(least[group[item]], (load + cost[item], best))
+    return chosen
+
+
+@njit()
+def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
+    """LPT by a binary tree over the buckets whose nodes know the least of each sum below them.
+
+    The least larger sum below a node is at least the larger of the two least sums. That rules out most of the tree
+    where neighbours are alike: leaves are in order of the difference of their sums, for where it is above that of an
+    item's costs the first sum is the larger one, and the second where it is below.
+    """
+    load = np.zeros((num_buckets, 2))
+    width = 1
+    depth = 0
+    while width < num_buckets:
+        width = 2 * width
+        depth = depth + 1
+    # Of both sums, and their sum.
+    least = np.full((2 * width, 3), np.inf)
+    first = np.full(2 * width, num_buckets)
+    leaf = np.empty(num_buckets, np.int64)
+    stack = np.empty(depth + 2, np.int64)
+    bucket = np.empty(len(order), np.int64)
+    period = max(num_buckets // SORTED_SHARE, SORTED_ITEMS)
+    for place, item in enumerate(order):
+        if place % period == 0:
+            for position, one in enumerate(np.argsort(load[:, 0] - load[:, 1], kind="mergesort")):
+                leaf[one] = width + position
+                first[width + position] = one
+                _set_leaf(leaf[one], load[one], least)
+            for node in range(width - 1, 0, -1):
+                _join_children(node, least)
+                first[node] = min(first[2 * node], first[2 * node + 1])
+        best = _least_larger(cost[item], least, first, stack, width)
+        bucket[item] = best
+        load[best] += cost[item]
+        node = leaf[best]
+        _set_leaf(node, load[best], least)
+        while node > 1:
+            node //= 2
+            _join_children(node, least)
+    return bucket
+
+
+@inlined
+def _set_leaf(node, load, least):  # type: ignore[no-untyped-def]
+    least[node, 0], least[node, 1], least[node, 2] = load[0], load[1], load[0] + load[1]
+
+
+@inlined
+def _join_children(node, least):  # type: ignore[no-untyped-def]
+    for column in range(3):
+        least[node, column] = min(least[2 * node, column], least[2 * node + 1, column])
+
+
+@inlined
+def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-def]
+    """The bucket whose larger sum is least with an item, then the sum of both without it, then the index."""
+    best = len(first)
+    best_high = np.inf
+    best_sum = np.inf
+    stack[0] = 1
+    height = 1
+    while height > 0:
+        height -= 1
+        node = stack[height]
+        high = max(least[node, 0] + cost[0], least[node, 1] + cost[1])
+        worse_sum = least[node, 2] > best_sum or (least[node, 2] == best_sum and first[node] > best)
+        if high > best_high or (high == best_high and worse_sum):
+            continue
+        if node >= width:
+            best = first[node]
+            best_high = high
+            best_sum = least[node, 2]
+            continue
+        left = 2 * node
+        right = 2 * node + 1
+        left_high = max(least[left, 0] + cost[0], least[left, 1] + cost[1])
+        right_high = max(least[right, 0] + cost[0], least[right, 1] + cost[1])
+        # The better one is looked at first.
+        left_last = right_high < left_high
+        stack[height], stack[height + 1] = (left, right) if left_last else (right, left)
+        height += 2
+    return best
+
+
+@njit()
+def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no-untyped-def]
+    """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
+    load = np.zeros((num_buckets, 2))
+    members = _members(bucket, num_buckets)
+    for item in range(len(bucket) - 1):
+        load[bucket[item]] += cost[item]
+    width = 1
+    while width < num_buckets:
+        width *= 2
+    # Trees over the buckets: the least and the greatest larger sum below each node.
+    least = np.full(2 * width, np.inf)
+    most = np.full(2 * width, -np.inf)
+    for one in range(num_buckets):
+        _set_larger(width + one, load[one], least, most)
+    steps = 0
+    while steps < most_steps and most[1] > enough:
+        full = _fullest(most, width)
+        given = -1
+        taken = -1
+        other = -1
+        # From the emptiest bucket up: nodes by what is least below them, then by the first of their leaves.
+        waiting = [(least[1], 0, width)]
+        while given < 0 and len(waiting) > 0:
+            _, other, span = heappop(waiting)
+            steps += NODE_STEPS
+            if span > 1:
+                span //= 2
+                node = (width + other) // span
+                heappush(waiting, (least[node], other, span))
+                heappush(waiting, (least[node + 1], other + span, span))
+            elif other < num_buckets:
+                mine = members[full][:-1]
+                theirs = members[other]
+                given, taken = _best_swap(mine, theirs, load[full], load[other], cost, most[1] * (1 - CLOSE))
+                steps += len(mine) * len(theirs)
+        if given < 0:
+            break
+        load[full] += cost[taken] - cost[given]
+        load[other] += cost[given] - cost[taken]
+        members[full] = _exchanged(members[full], given, taken)
+        members[other] = _exchanged(members[other], taken, given)
+        bucket[given] = other
+        if taken != len(bucket) - 1:
+            bucket[taken] = full
+        _set_larger(width + full, load[full], least, most)
+        _set_larger(width + other, load[other], least, most)
+    return bucket
+
+
+@njit()
+def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
+    """Items of each bucket, rising; the last item is in each of them."""
+    size = np.ones(num_buckets, np.int64)
+    for item in range(len(bucket) - 1):
+        size[bucket[item]] += 1
+    members = [np.full(one, len(bucket) - 1) for one in size]
+    for item in range(len(bucket) - 2, -1, -1):
+        one = bucket[item]
+        size[one] -= 1
+        members[one][size[one] - 1] = item
+    return members
+
+
+@njit()
+def _exchanged(members, given, taken):  # type: ignore[no-untyped-def]
+    """A bucket's items without one and with another, rising; the last one, which is nothing, stays."""
+    nothing = members[-1]
+    missing = taken != members[-1]
+    result = np.empty(len(members) + 1, np.int64)
+    count = 0
+    for item in members:
+        if missing and taken < item:
+            result[count] = taken
+            count = count + 1
+            missing = False
+        if item != given or item == nothing:
+            result[count] = item
+            count = count + 1
+    return result[:count]
+
+
+@inlined
+def _set_larger(leaf, load, least, most):  # type: ignore[no-untyped-def]
+    """A bucket's larger sum, and what it changes above it."""
+    least[leaf] = most[leaf] = max(load[0], load[1])
+    node = leaf // 2
+    while node > 0:
+        least[node] = min(least[2 * node], least[2 * node + 1])
+        most[node] = max(most[2 * node], most[2 * node + 1])
+        node //= 2
+
+
+@inlined
+def _fullest(most, width):  # type: ignore[no-untyped-def]
+    """The bucket whose larger sum is greatest; of equal ones the first."""
+    node = 1
+    while node < width:
+        node *= 2
+        if most[node] < most[node // 2]:
+            node += 1
+    return node - width
+
+
+@njit()
+def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[no-untyped-def]
+    """The items of two buckets whose exchange makes the fuller one lowest, below a bound; -1 if there are none."""
+    best = below
+    given = -1
+    taken = -1
+    for one in mine:
+        for two in theirs:
+            first = cost[one, 0] - cost[two, 0]
+            second = cost[one, 1] - cost[two, 1]
+            left = max(my_load[0] - first, my_load[1] - second)
+            after = max(left, their_load[0] + first, their_load[1] + second)
+            if after < best:
+                best = after
+                given = one
+                taken = two
+    return given, taken
 
 
 def balanced_groups(

@@ -15,9 +15,15 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices, recompute_factor
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rounds import even_layers, plane_layout
+from entrain_bench.balancing.rounds import (
+    TENSOR_PARALLEL,
+    even_layers,
+    is_plane_fixed,
+    plane_degrees,
+    plane_layout,
+    without_stages,
+)
 from entrain_bench.balancing.tuning import Candidates, chosen_layout
-from entrain_bench.balancing.width_layouts import TENSOR_PARALLEL, is_plane_fixed, plane_degrees, without_stages
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program

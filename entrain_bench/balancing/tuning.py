@@ -15,9 +15,8 @@ from itertools import islice, product
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
-from entrain_bench.balancing.halving import DRAFTS, FAR, Trials, candidate_key, halved, tuning_batches
+from entrain_bench.balancing.halving import DRAFTS, FAR, Offer, Trials, by_turns, candidate_key, halved, tuning_batches
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.offers import Offer, by_turns
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
 from entrain_bench.answers.console_table import make_console
-from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
@@ -18,16 +18,19 @@ from entrain_bench.config.constants import draws_text
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.ledger import figure
-from entrain_bench.lab.ledger.book import Book, load_book
-from entrain_bench.lab.ledger.constants import FITTED
-from entrain_bench.lab.ledger.entries import Entry, Outcome, entries_of, outcomes_of
-from entrain_bench.lab.ledger.kernels import kernels_table, read_kernels
-from entrain_bench.lab.ledger.papers import of_papers
-from entrain_bench.lab.ledger.predict import Cases
-from entrain_bench.lab.ledger.products import kernel_table, read_products
-from entrain_bench.lab.ledger.report import frame_of, tables_of
+from entrain_bench.lab.ledger.jobs import Book, load_book
+from entrain_bench.lab.ledger.kernels import kernels_by_source_table, read_kernels, read_products
+from entrain_bench.lab.ledger.predict import Cases, Entry, make_entries, predict_entries
 from entrain_bench.lab.ledger.rows import read_rows
-from entrain_bench.lab.ledger.study import constants_table, ledger_with, posterior, study_of
+from entrain_bench.lab.ledger.study import (
+    FITTED,
+    complete_ledger,
+    constants_table,
+    fit_ledger,
+    fitted_kernels_table,
+    posterior,
+)
+from entrain_bench.lab.ledger.tables import COLUMNS, make_frame, make_tables
 
 NAME = "ledger"
 NUMBERS = "%.6g"
@@ -50,23 +53,26 @@ def main(request: Request[Keys]) -> int:
     book = load_book()
     composer = Composer()
     cases = Cases(composer)
+    console = make_console()
     keys = request.keys
-    mine = [Path(keys.ledger)] if keys.ledger else []
-    shown = _entries(mine or book.tables, book, cases)
-    papers = [] if mine else [*of_papers(load_claims(), composer)]
-    outcomes = outcomes_of([*shown, *papers])
-    write(Path(keys.results_dir), outcomes, book)
-    _show("", outcomes, book)
-    if not mine:
-        _print(make_console(), *kernel_table([*read_kernels(), *read_products(book.products)], composer))
+    names = {name: source.name for name, source in book.sources.items()}
+    users = _entries([Path(keys.ledger)], book, cases) if keys.ledger else []
+    committed = [] if users and not (keys.fit or keys.posterior) else _entries(book.tables, book, cases)
+    frame = make_frame(predict_entries(users or committed))
+    write(Path(keys.results_dir), frame, names)
+    for table in make_tables(frame, names):
+        _print(console, *table)
+    if not users:
+        kernels = [*read_kernels(), *read_products(book.products)]
+        _print(console, *kernels_by_source_table(kernels, composer))
     if keys.fit or keys.posterior:
-        entries = [*(_entries(book.tables, book, cases) if mine else ()), *shown]
-        ledger = ledger_with(entries, composer)
+        ledger = complete_ledger([*committed, *users], composer)
         say(f"fitting {len(FITTED)} constants a device")
-        study = study_of(ledger)
-        for table in (constants_table(study), kernels_table(composer)):
-            _print(make_console(), *table)
-        _show("Each source left out of the fit: ", study.left_out(ledger), book)
+        study = fit_ledger(ledger)
+        for table in (constants_table(study), fitted_kernels_table(composer)):
+            _print(console, *table)
+        for title, heading, rows in make_tables(make_frame(study.left_out(ledger)), names):
+            _print(console, f"Each source left out of the fit: {title}", heading, rows)
         if keys.posterior:
             draws = posterior(ledger, study.fit.error)
             write_atomically(Path(keys.posterior), draws_text(draws).encode())
@@ -75,28 +81,21 @@ def main(request: Request[Keys]) -> int:
 
 
 def _entries(paths: Iterable[Path], book: Book, cases: Cases) -> list[Entry]:
-    found = list[Entry]()
+    entries = list[Entry]()
     for path in paths:
-        own_entries = [*entries_of(read_rows(path), book, cases)]
-        usable = sum(not entry.reason for entry in own_entries)
-        say(f"{path.name}: {len(own_entries):,} rows, {usable:,} of them can be predicted")
-        found += own_entries
-    return found
+        of_table = [*make_entries(read_rows(path), book, cases)]
+        usable = sum(not entry.reason for entry in of_table)
+        say(f"{path.name}: {len(of_table):,} rows, {usable:,} of them can be predicted")
+        entries += of_table
+    return entries
 
 
-def _show(prefix: str, outcomes: Sequence[Outcome], book: Book) -> None:
-    console = make_console()
-    for title, heading, rows in tables_of(outcomes, book):
-        _print(console, prefix + title, heading, rows)
-
-
-def write(results: Path, outcomes: Sequence[Outcome], book: Book) -> None:
+def write(results: Path, frame: pd.DataFrame, names: Mapping[str, str]) -> None:
     """Write ``ledger.csv`` and ``figures/ledger.{pdf,png,csv}`` into the folder of results."""
-    frame = frame_of(outcomes)
-    text = frame.to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
+    written = frame[[*COLUMNS]]
+    text = written.to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
     write_atomically(results / f"{NAME}.csv", text.encode())
-    names = {name: source.name for name, source in book.sources.items()}
-    for suffix, content in render(lambda: figure.draw(frame, names)).items():
+    for suffix, content in render(lambda: figure.draw(written, names)).items():
         write_atomically(results / "figures" / f"{NAME}.{suffix}", content)
 
 

@@ -20,7 +20,8 @@ from entrain_bench.costs.profiled.profiled_cluster import fitted_link
 from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.variants import with_options
-from entrain_bench.train.profiling.settings import ProfileSettings, check_model
+from entrain_bench.train.profiling.settings import ProfileSettings
+from entrain_bench.train.settings import refuse_generators
 
 VERB = Verb(ProfileSettings, ("model",), examples=["model=tiny", "model=tiny tokens=[16,256] tp=[1]"])
 
@@ -34,7 +35,7 @@ def main(request: Request[ProfileSettings]) -> int:
     composer = Composer(request.config_dir)
     model = with_options(ModelSpec.from_config(composer.run(request.overrides).model), settings.framework)
     composer.save()
-    check_model(model)
+    refuse_generators(model, "entrain-bench profile")
     # What libraries have to say about themselves.
     warnings.simplefilter("ignore")
     if settings.device == "cpu":

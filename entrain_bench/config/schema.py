@@ -20,7 +20,7 @@ GROUP_KEYS = {
     "strategy": ("name", "planner", "assigner", "scheduler"),
     "workload": ("name", "_target_"),
     "model": ("name", "modules", "tokens"),
-    "cluster": ("name", "device", "tiers", "sources"),
+    "cluster": ("name", "device", "tiers"),
     "harness": ("label", "_target_"),
 }
 # What experiments/config.yaml calls the schema.

@@ -102,10 +102,10 @@ def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTi
     backward = np.zeros((num_stages + 1, len(shapes)))
     for module, encoder_times in zip(truth.model.encoders, alone, strict=False):
         owner = shapes.item_sample[module.units(shapes)]
-        np.maximum.at(forward[0], owner, (encoder_times.forward_s + encoder_times.forward_comm_s).sum(axis=1))
-        np.maximum.at(backward[0], owner, (encoder_times.backward_s + encoder_times.backward_comm_s).sum(axis=1))
-    forward[1:] = (times.forward_s + times.forward_comm_s).T
-    backward[1:] = (times.backward_s + times.backward_comm_s).T
+        np.maximum.at(forward[0], owner, encoder_times.ahead_s.sum(axis=1))
+        np.maximum.at(backward[0], owner, encoder_times.back_s.sum(axis=1))
+    forward[1:] = times.ahead_s.T
+    backward[1:] = times.back_s.T
     return forward.cumsum(axis=0), backward.cumsum(axis=0)
 
 
@@ -130,8 +130,8 @@ def _paths(
         if not len(units):
             paths.append((np.full(placed.pp, np.inf), np.full(placed.pp, np.inf)))
             continue
-        ahead = (times.forward_s + times.forward_comm_s).cumsum(axis=1)
-        back = (times.backward_s + times.backward_comm_s).cumsum(axis=1)
+        ahead = times.ahead_s.cumsum(axis=1)
+        back = times.back_s.cumsum(axis=1)
         # An item reaches an encoder at once, a generator through all of the LLM, and goes back the same way.
         owner = module.owners(shapes, units)
         first, last = (0.0, 0.0) if module.is_encoder else (forward[-1][owner, None], backward[-1][owner, None])

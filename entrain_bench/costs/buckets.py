@@ -33,13 +33,9 @@ def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> Float
 def _reached_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
 ) -> FloatArray:
-    """When a pass is through with the given numbers of parameters ``[passes, points]``.
+    """When a pass is through with the given ascending numbers of parameters ``[passes, points]``.
 
-    Args:
-        layer_s: time of each layer in the order of the pass ``[passes, layers]``.
-        layer_parameters: parameters of each layer in that order ``[layers]``.
-        parameters: ascending, at most all ``[points]``.
-        begins: when the next parameter begins instead, which layers without any (frozen ones) may precede.
+    With ``begins``, when the next parameter begins instead, which layers without any (frozen ones) may precede.
     """
     layer, inside = _points(layer_parameters.tobytes(), parameters.tobytes(), begins)
     before = np.cumsum(layer_s, axis=1) - layer_s
@@ -110,12 +106,8 @@ def delayed_s(
 ) -> FloatArray:
     """How long gathers that follow each other delay the first forwards of each lane ``[lanes]``.
 
-    Args:
-        lanes: those of every stage, in the order of a forward.
-        num_lanes: of the layout.
-        lead_s: from the start of a stage's gather to the earliest start of its forward ``[stages]``.
-        link_s: how long the gather occupies the links ``[stages]``.
-        forward_s: first forward of the stage ``[stages]``.
+    ``lanes`` are those of every stage, in the order of a forward. ``lead_s`` goes from the start of a stage's gather to
+    the earliest start of its first forward (``forward_s``); ``link_s`` of it occupies the links ``[stages]``.
     """
     launched, free, passed = np.zeros((3, num_lanes))
     for stage_lanes, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
@@ -131,12 +123,8 @@ def trailing_s(
 ) -> FloatArray:
     """How long synchronisations go on after the last backward of each lane ``[lanes]``; as ``place_steps`` queues them.
 
-    Args:
-        lanes: those of every stage, in the order of a forward.
-        num_lanes: of the layout.
-        lag_s: from the end of a stage's last backward to the end of its synchronisation, links free ``[stages]``.
-        link_s: how long the synchronisation occupies the links ``[stages]``.
-        backward_s: last backward of the stage ``[stages]``.
+    ``lag_s`` goes from the end of a stage's last backward (``backward_s``) to the end of its synchronisation, links
+    free; ``link_s`` of it occupies the links ``[stages]``. ``lanes`` as for ``delayed_s``.
     """
     left = np.zeros(num_lanes)
     ends_s = []

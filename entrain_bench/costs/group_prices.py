@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program.layout import ModuleLayout
@@ -48,17 +47,7 @@ def least_times(times: Sequence[PassTimes]) -> PassTimes:
 
 def _joined(times: Sequence[PassTimes], order: IntArray) -> PassTimes:
     """Return the rows of several times, one after the other, in the given order."""
-
-    def together(columns: Sequence[FloatArray]) -> FloatArray:
-        return np.concatenate(columns)[order]
-
-    first = times[0]
-    joined: dict[str, Any] = {
-        field.name: together([getattr(pass_times, field.name) for pass_times in times])
-        for field in fields(PassTimes)
-        if field.name != "remade_s" and getattr(first, field.name) is not None
-    }
-    if first.remade_s is None:
-        return replace(first, **joined)
-    again = tuple(together([(pass_times.remade_s or first.remade_s)[side] for pass_times in times]) for side in (0, 1))
-    return replace(first, **joined, remade_s=(again[0], again[1]))
+    columns = {field.name: [getattr(part, field.name) for part in times] for field in fields(PassTimes)}
+    return PassTimes(
+        **{name: None if parts[0] is None else np.concatenate(parts)[order] for name, parts in columns.items()}
+    )

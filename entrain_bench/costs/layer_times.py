@@ -27,8 +27,7 @@ class LayerTimes(Protocol):
     ) -> Loads:
         """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk.
 
-        ``labelled`` are those of their tokens that have a label, by default all ``[sequences]``; it counts for a
-        module whose head tells them apart (``Layer.labelled``).
+        ``labelled`` are their tokens with a label, by default all ``[sequences]``; only labelled heads count them.
         """
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
@@ -46,15 +45,9 @@ class LayerTimes(Protocol):
     ) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``.
 
-        Args:
-            module: the module.
-            loads: what the chunks carry.
-            counts: layers of each kind on every stage ``[stages, kinds]``.
-            tp: tensor-parallel degree.
-            cp: context-parallel degree.
-            recompute: whether backward runs what recomputation covers of each layer once more; or of how many layers of
-                each kind it does ``[chunks, stages, kinds]``.
-            split: whether weights' gradients are made in a pass of their own.
+        ``counts`` are layers of each kind on every stage ``[stages, kinds]``. ``recompute`` says whether backward runs
+        what recomputation covers of each layer once more, or of how many layers of each kind it does ``[chunks, stages,
+        kinds]``. With ``split`` weights' gradients are made in a pass of their own.
         """
 
     def work_s(

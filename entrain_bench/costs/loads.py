@@ -49,17 +49,11 @@ class Loads:
     @property
     def content(self) -> tuple[object, ...]:
         """All that the roofline reads of them."""
-        pack_arrays = self.packs
-        packs = (
-            ()
-            if pack_arrays is None
-            else (
-                pack_arrays.lengths,
-                pack_arrays.offsets,
-                *(() if pack_arrays.labelled is None else (pack_arrays.labelled,)),
-            )
-        )
-        columns = (self.tokens, *self.areas.values(), *packs)
+        columns: list[IntArray | FloatArray] = [self.tokens, *self.areas.values()]
+        if self.packs is not None:
+            columns += [self.packs.lengths, self.packs.offsets]
+            if self.packs.labelled is not None:
+                columns.append(self.packs.labelled)
         return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 
 

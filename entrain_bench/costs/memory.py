@@ -21,7 +21,6 @@ from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.module_layers import FUSED
 
 # Layouts whose states, and splits of a module whose bytes of a token are remembered.
 MAX_STATES = 16
@@ -133,13 +132,11 @@ class Memory:
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
 
-        Per parameter whose states it holds: an fp32 copy of a gradient in another type, and with an unfused optimizer
-        the fp32 root of the second moment and the denominator (PyTorch 2.0, ``optim/adamw.py``).
+        It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
         """
         framework = self.framework
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-        casts = self.gradient_bytes < FP32_BYTES and framework.copies_gradients(placed.sharded)
-        bytes_per_parameter = FP32_BYTES * (casts + 2 * (framework.optimizer_kernel != FUSED))
+        bytes_per_parameter = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
         sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
         shared = sharing if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
@@ -148,16 +145,10 @@ class Memory:
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on one rank of each stage ``[stages]``.
+        """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
 
-        Args:
-            module: the module.
-            placed: its layout.
-            remade: layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default all
-                that recomputation covers, or none, as the layout says.
-
-        Returns:
-            What is kept from forward to backward, and what exists only while a pass runs: the most that a layer needs.
+        ``remade`` are layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default
+        all that recomputation covers, or none, as the layout says.
         """
         if remade is None or placed.recompute:
             asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage

@@ -20,7 +20,6 @@ from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSE
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.module_layers import FUSED
 
 # Output tile of a matrix product.
 GEMM_TILE = 128
@@ -38,9 +37,8 @@ FLASH_RATES = {FLASH1: (0.5, 0.5), FLASH2: (1.0, 1.0), FLASH3: (1.75, 1.625)}
 # read. Each product runs twice more in backward.
 UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
-# Adam reads gradient, weight and moments, writes the latter and a bf16 weight. Its single operators: decay (2 values),
-# moments (3 + 5), root, correction and epsilon (2 each), update (4), cast.
-OPTIMIZER_TRAFFIC_BYTES = {FUSED: FP32_BYTES * 7 + BF16_BYTES, UNFUSED: FP32_BYTES * (20 + 1) + BF16_BYTES}
+# Adam reads gradient, weight and moments, and writes the latter and a bf16 weight.
+OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
 # Loads whose layer times are remembered, and chunks they may have.
 MAX_KNOWN = 512
 MAX_KNOWN_CHUNKS = 2048
@@ -53,7 +51,7 @@ class PassTimes:
     Attributes:
         weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
             the weights' gradients.
-        remade_s: of a layer, what recomputation runs of it once more and what that communicates; None: the forward.
+        remade_s, remade_comm_s: of what recomputation runs once more of a layer; None: the forward.
     """
 
     forward_s: FloatArray
@@ -61,17 +59,35 @@ class PassTimes:
     backward_s: FloatArray
     backward_comm_s: FloatArray
     weight_s: FloatArray | None = None
-    remade_s: tuple[FloatArray, FloatArray] | None = None
+    remade_s: FloatArray | None = None
+    remade_comm_s: FloatArray | None = None
+
+    @property
+    def ahead_s(self) -> FloatArray:
+        """Seconds of forwards with their communication."""
+        return self.forward_s + self.forward_comm_s
+
+    @property
+    def back_s(self) -> FloatArray:
+        """Seconds of backwards with their communication, without weight passes."""
+        return self.backward_s + self.backward_comm_s
+
+    @property
+    def again(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds and communication that recomputation adds to a backward of the layer."""
+        if self.remade_s is None or self.remade_comm_s is None:
+            return self.forward_s, self.forward_comm_s
+        return self.remade_s, self.remade_comm_s
 
     @property
     def again_s(self) -> FloatArray:
         """Seconds that recomputation adds to a backward of the layer, with its communication."""
-        ahead, comm = self.remade_s or (self.forward_s, self.forward_comm_s)
+        ahead, comm = self.again
         return ahead + comm
 
     @property
     def columns(self) -> tuple[FloatArray, ...]:
-        """The times in the order in which they are given, without a weight pass where there is none."""
+        """The times of passes, without a weight pass where there is none."""
         whole = self.forward_s, self.forward_comm_s, self.backward_s, self.backward_comm_s
         return whole if self.weight_s is None else (*whole, self.weight_s)
 
@@ -301,8 +317,8 @@ class Roofline:
         for index, layer in enumerate(module.kinds):
             if layer.remade is not None:
                 again = roofline.layer_s(layer.remade, loads, tp, cp)
-                times[index] = replace(times[index], remade_s=(again.forward_s, again.forward_comm_s))
-            freeze(*times[index].columns, *(times[index].remade_s or ()))
+                times[index] = replace(times[index], remade_s=again.forward_s, remade_comm_s=again.forward_comm_s)
+            freeze(*times[index].columns, *times[index].again)
         return times
 
     def of(self, module: ModuleSpec) -> Roofline:
@@ -339,7 +355,7 @@ class Roofline:
         """
         states = (BF16_BYTES * layer.hidden_size / cp) * tokens
         tier = self.cluster.group_tier(np.arange(tp))
-        overlaps = layer.learns and self.framework.overlaps_products
+        overlaps = layer.learns
         one = all_gather_s(states, tp, tier)
         both = all_reduce_s(states, tp, tier)
         if self.framework.sequence_parallel:
@@ -380,8 +396,7 @@ class Roofline:
             for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * counts[:, index]
             if layer.backward_share and again[..., index].any():
-                once_more = times.remade_s or (times.forward_s, times.forward_comm_s)
-                for total, column in zip(totals[2:4], once_more, strict=True):
+                for total, column in zip(totals[2:4], times.again, strict=True):
                     total += column[:, None] * again[..., index]
         return PassTimes(*totals)
 
@@ -405,5 +420,5 @@ class Roofline:
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
         bandwidth = self.cluster.device.memory_bandwidth_bytes_per_s * self.cluster.device.memory_efficiency
-        moved = OPTIMIZER_TRAFFIC_BYTES[self.framework.optimizer_kernel] + self.framework.cast_bytes
+        moved = OPTIMIZER_TRAFFIC_BYTES + self.framework.cast_bytes
         return np.asarray(parameters * (moved / bandwidth))

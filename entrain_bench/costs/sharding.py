@@ -1,15 +1,11 @@
 """Fully sharded weights (FSDP, ZeRO-3): the time and memory that gathering weights layer by layer adds.
 
-Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward. Its
-gradients are reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous
-layer's scatter run. Source: torch 2.13, ``torch.distributed.fsdp.fully_shard``, ``_fsdp_param_group.py``. There a
-separate stream issues all-gathers of the forward, those of the backward start when the layer before begins, and one
-reduce-scatter is in flight. So a layer takes the longer of its computation and the communication next to it. Each
-second of that communication costs the computation ``overlap_cost`` seconds. Layers follow each other through all
-modules of a micro-step, forward and backward. At its two ends nothing hides the gather of the first layer and the
-scatter of the last, because the root waits for both.
-
-The collectives need all replicas, so a pass starts on all replicas at the same time (``collective_passes``).
+Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, its
+gradients reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous layer's
+scatter run (torch 2.13, ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each
+second of communication. Layers follow each other through all modules of a micro-step; at its two ends nothing hides
+the first gather and the last scatter. The collectives need all replicas, so a pass starts on all of them at the same
+time (``collective_passes``).
 """
 
 from __future__ import annotations
@@ -23,8 +19,6 @@ from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.group_prices import priced_by_width
 from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
 from entrain_bench.costs.links import all_gather_s
-from entrain_bench.costs.loads import Loads
-from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_layers
@@ -209,15 +203,13 @@ def price_layers(program: Program, index: int, layer_times: LayerTimes) -> tuple
     kind = module.layer_kind
     loads = chunk_loads(layer_times, module, program.shapes, chunks.members, chunks.offsets)
 
-    def priced(placed_group: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
-        return layer_times.layers_s(module, part, placed_group.tp, placed_group.cp)
-
-    times = priced_by_width(placed, chunks.replica, loads, priced)
-    forward_s = np.stack([layer_times.forward_s + layer_times.forward_comm_s for layer_times in times], axis=1)[:, kind]
-    backward_s = np.stack([layer_times.backward_s + layer_times.backward_comm_s for layer_times in times], axis=1)[
-        :, kind
-    ]
-    again_s = np.stack([layer_times.again_s for layer_times in times], axis=1)[:, kind]
+    times = priced_by_width(
+        placed, chunks.replica, loads, lambda group, part, _: layer_times.layers_s(module, part, group.tp, group.cp)
+    )
+    forward_s, backward_s, again_s = (
+        np.stack(columns, axis=1)[:, kind]
+        for columns in zip(*((layer.ahead_s, layer.back_s, layer.again_s) for layer in times), strict=True)
+    )
     return forward_s, backward_s + again_s * remade_layers(program, index)
 
 
@@ -232,7 +224,7 @@ def price_passes(
     module = program.model.modules[index]
     placed = program.layout.modules[index]
     traffic = layer_traffic(module, placed, cluster, gradient_bytes)
-    (forward_s, backward_s) = layers_s
+    forward_s, backward_s = layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
     nothing = np.zeros(len(module.layers))
     forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, nothing)

@@ -15,7 +15,6 @@ from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_layers
@@ -147,14 +146,7 @@ class StepCosts:
     def exposed_beside(
         self, module: ModuleSpec, placed: ModuleLayout, forward_s: FloatArray, backward_s: FloatArray
     ) -> ExposedStep:
-        """Return the step that passes of known length do not hide: what outlasts their layers.
-
-        Args:
-            module: the module.
-            placed: its layout.
-            forward_s: of each layer in the first forward, which gathers go on beside ``[layers]``.
-            backward_s: of each layer in the last backward, which synchronisations go on beside ``[layers]``.
-        """
+        """Return the step that the layers of the first forward and the last backward ``[layers]`` do not hide."""
         framework = self.memory.framework
         least = self.exposed(module, placed)
         gather_s = least.gather_s.copy()
@@ -163,24 +155,27 @@ class StepCosts:
         passes = zip(np.split(forward_s, bounds), np.split(backward_s, bounds), strict=True)
         tied_s = np.zeros(placed.pp)
         tied_s[[0, -1]] += self.tied_s(module, placed)
-        for stage, (stage_traffic, (forward, backward)) in enumerate(
-            zip(self.traffic(module, placed), passes, strict=True)
-        ):
+        traffic = self.traffic(module, placed)
+        for stage, (stage_traffic, (forward, backward)) in enumerate(zip(traffic, passes, strict=True)):
             if len(stage_traffic.parameters) < 2:
                 # A single bucket hides nowhere.
                 continue
             if framework.overlap_grad_reduce and stage_traffic.sync_s.any():
-                lag_s = sync_lag_s(
-                    backward[None], stage_traffic.layer_parameters, stage_traffic.parameters, stage_traffic.sync_s
-                )
-                sync_s[stage] = self._slowed_s(lag_s, stage_traffic.sync_s)[0] + tied_s[stage]
+                sync_s[stage] = self._lag_s(backward[None], stage_traffic)[0] + tied_s[stage]
             if framework.overlap_param_gather and stage_traffic.gather_s.any():
-                waited_s = gather_lead_s if framework.align_param_gather else gather_stall_s
-                waits_s = waited_s(
-                    forward[None], stage_traffic.layer_parameters, stage_traffic.parameters, stage_traffic.gather_s
-                )
-                gather_s[stage] = self._slowed_s(waits_s, stage_traffic.gather_s)[0]
+                gather_s[stage] = self._wait_s(forward[None], stage_traffic)[0]
         return ExposedStep(gather_s, sync_s, least.optimizer_s)
+
+    def _lag_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
+        """From the end of backwards to the end of the synchronisation of their gradients, links free ``[passes]``."""
+        lag_s = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
+        return self._slowed_s(lag_s, traffic.sync_s)
+
+    def _wait_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
+        """From the launch of aligned gathers to the forward; of other gathers how long they stall it ``[passes]``."""
+        waited_s = gather_lead_s if self.memory.framework.align_param_gather else gather_stall_s
+        waits_s = waited_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.gather_s)
+        return self._slowed_s(waits_s, traffic.gather_s)
 
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
         """Seconds that buckets add to a pass: ``exposed_s`` do not fit beside it, the rest slows it ``[passes]``."""
@@ -191,7 +186,6 @@ class StepCosts:
         return self._of(module, placed)[1]
 
     def _of(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
-        """Traffic and exposed step of a module; planners and metrics ask for those of few layouts again and again."""
 
         def made() -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
             traffic = self._traffic(module, placed)
@@ -237,8 +231,7 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                moved = framework.scattered_bytes(self.memory.element_bytes)
-                sync_s = all_gather_s(moved * parameters, sharing, ring)
+                sync_s = all_gather_s(size * parameters, sharing, ring)
                 sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
@@ -250,7 +243,6 @@ class StepCosts:
         return stages_traffic
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
-        """As the cluster's; layouts that differ in layers alone have the same rings."""
         return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
     def ends(self, program: Program, index: int, loads: Loads) -> PassEnds:
@@ -260,17 +252,16 @@ class StepCosts:
         firsts = first_of_stages(program, index)
         lasts = last_of_stages(program, index)
         split = program.splits_backward(index)
-
-        def priced(placed_group: ModuleLayout, part: Loads, _rows: IntArray | slice) -> list[PassTimes]:
-            return self.layer_times.layers_s(module, part, placed_group.tp, placed_group.cp, split)
-
-        kinds = priced_by_width(placed, program.chunks[index].replica, loads, priced)
-        # [chunks, kinds]
-        forward_s = np.stack([times.forward_s + times.forward_comm_s for times in kinds], axis=1)
-        backward_s = np.stack(
-            [times.backward_s + times.backward_comm_s if times.weight_s is None else times.weight_s for times in kinds],
-            axis=1,
+        layers_s = self.layer_times.layers_s
+        kinds = priced_by_width(
+            placed,
+            program.chunks[index].replica,
+            loads,
+            lambda group, part, _: layers_s(module, part, group.tp, group.cp, split),
         )
+        # [chunks, kinds]
+        forward_s = np.stack([times.ahead_s for times in kinds], axis=1)
+        backward_s = np.stack([times.back_s if times.weight_s is None else times.weight_s for times in kinds], axis=1)
         _, traffic, exposed = self._of(module, placed)
         # What is recomputed is there for the weight pass.
         again_s = np.zeros_like(backward_s)
@@ -295,14 +286,7 @@ class StepCosts:
     def ends_of_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
     ) -> list[PassEnds]:
-        """As ``ends``, given how long passes take as a whole.
-
-        Args:
-            program: the program.
-            duration_s: of each action ``[actions]``.
-            layer_s: seconds of every layer of each module in forward and backward, in whose proportion the layers of a
-                stage share a pass ``[layers]``.
-        """
+        """As ``ends``, given seconds of whole passes ``[actions]``; layers share them in proportion to ``layer_s``."""
         module_ends = []
         for index, (placed, module_layer_s) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
             bounds = np.cumsum(placed.layers_per_stage[:-1])
@@ -329,8 +313,7 @@ class StepCosts:
             for traffic, layer_s in zip(module_ends.traffic, module_ends.backward_s, strict=True):
                 lags.append(np.zeros(len(layer_s)))
                 if framework.overlap_grad_reduce and traffic.sync_s.any():
-                    lag_s = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
-                    lags[-1] = self._slowed_s(lag_s, traffic.sync_s)
+                    lags[-1] = self._lag_s(layer_s, traffic)
             if seconds := self.tied_s(module, placed):
                 tied.append((first_stage, first_stage + placed.pp - 1, seconds))
             first_stage += placed.pp
@@ -364,14 +347,14 @@ class StepCosts:
             for stage, (traffic, firsts) in enumerate(zip(module_ends.traffic, module_ends.firsts, strict=True)):
                 if not traffic.gather_s.any():
                     continue
-                passes = module_ends.forward_s[stage], traffic.layer_parameters, traffic.parameters, traffic.gather_s
+                wait_s = self._wait_s(module_ends.forward_s[stage], traffic)
                 if framework.align_param_gather:
                     lanes = blocks.of_stage(stage)
                     begin = launched[lanes].max()
-                    release[firsts] = begin + self._slowed_s(gather_lead_s(*passes), traffic.gather_s)
+                    release[firsts] = begin + wait_s
                     launched[lanes] = begin + traffic.gather_s.sum()
                 else:
-                    stall[firsts] = self._slowed_s(gather_stall_s(*passes), traffic.gather_s)
+                    stall[firsts] = wait_s
         return release, stall
 
     def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
@@ -395,17 +378,15 @@ class StepCosts:
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:
     """The last backward, or weight pass, of every lane on each stage of a module, one array a stage."""
-    kind = Pass.WEIGHT if program.splits_backward(index) else Pass.BACKWARD
-    return _extreme(program, index, kind, slice(None))
+    return _last(program, index, Pass.WEIGHT if program.splits_backward(index) else Pass.BACKWARD, slice(None))
 
 
 def first_of_stages(program: Program, index: int) -> list[IntArray]:
     """The first forward of every lane on each stage of a module, one array a stage."""
-    return _extreme(program, index, Pass.FORWARD, slice(None, None, -1))
+    return _last(program, index, Pass.FORWARD, slice(None, None, -1))
 
 
-def _extreme(program: Program, index: int, kind: Pass, order: slice) -> list[IntArray]:
-    """Of a module's actions of a kind those that come last in the given order of the lanes, one array a stage."""
+def _last(program: Program, index: int, kind: Pass, order: slice) -> list[IntArray]:
     placed = program.layout.modules[index]
     actions = program.lane_actions[order]
     lanes = rows_of(program.lane_offsets)[order]

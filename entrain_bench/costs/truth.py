@@ -146,10 +146,9 @@ class CostTruth:
         remade: IntArray | None,
         split: bool,
     ) -> PassTimes:
-        """Return the times of chunks on their groups ``[chunks, stages]``."""
 
-        def priced(placed_group: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
-            return [self._stages_s(module, placed_group, part, None if remade is None else remade[rows], split)]
+        def priced(group: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
+            return [self._stages_s(module, group, part, None if remade is None else remade[rows], split)]
 
         return priced_by_width(placed, replica, loads, priced)[0]
 

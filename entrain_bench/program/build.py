@@ -196,9 +196,7 @@ def _dependencies(
         forward, backward, *weight = grid[index]
         tokens = np.add.reduceat(np.append(module.lengths(shapes, rows.members), 0), rows.offsets[:-1])
         split = layout.modules[index].layers_per_stage
-        hidden, gradient = (
-            np.outer(tokens, cut).ravel() for cut in (module.cut_bytes(split), module.gradient_cut_bytes(split))
-        )
+        hidden, gradient = (np.outer(tokens, cut).ravel() for cut in module.cut_bytes(split))
         waits += [forward[:, 1:].ravel(), backward[:, :-1].ravel()]
         needs += [forward[:, :-1].ravel(), backward[:, 1:].ravel()]
         sizes += [hidden, gradient]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.lanes import Blocks, find_lanes, stage_planes
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.parse import Count
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class ModuleLayout:
     """
 
     module: str
-    tp: int
-    cp: int
+    tp: Count
+    cp: Count
     layers_per_stage: tuple[int, ...]
     ranks: IntArray
     recompute: bool = False
@@ -143,7 +144,7 @@ class Layout:
     """
 
     modules: tuple[ModuleLayout, ...]
-    num_microbatches: int
+    num_microbatches: Count
     single_rank_boundary: bool = False
     split_backward: bool = False
     lane_width: IntArray = field(init=False, compare=False)
@@ -311,12 +312,6 @@ def layout_values(layout: Layout) -> dict[str, Any]:
     return {"modules": modules, **rest}
 
 
-def layout_of_values(values: Mapping[str, Any]) -> Layout:
-    """The layout that ``layout_values`` wrote."""
-    rest = {name: value for name, value in values.items() if name != "modules"}
-    return Layout(tuple(_module_layout(module) for module in values["modules"]), **rest)
-
-
 def layout_to_json(layout: Layout) -> str:
     """A layout as text, complete and comparable."""
     return json.dumps(layout_values(layout), sort_keys=True)
@@ -324,10 +319,9 @@ def layout_to_json(layout: Layout) -> str:
 
 def layout_from_json(text: str) -> Layout:
     """The layout that ``layout_to_json`` wrote."""
-    return layout_of_values(json.loads(text))
-
-
-def _module_layout(values: Mapping[str, Any]) -> ModuleLayout:
-    widths = tuple((tp, cp) for tp, cp in values.get("widths", ()))
-    arrays = {"layers_per_stage": tuple(values["layers_per_stage"]), "ranks": np.array(values["ranks"])}
-    return ModuleLayout(**{**values, **arrays, "widths": widths})
+    values = json.loads(text)
+    for module in values["modules"]:
+        module["layers_per_stage"] = tuple(module["layers_per_stage"])
+        module["ranks"] = np.array(module["ranks"])
+        module["widths"] = tuple(map(tuple, module.get("widths", ())))
+    return Layout(**{**values, "modules": tuple(ModuleLayout(**module) for module in values["modules"])})

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
-from entrain_bench.specs.parse import check_keys, parse
+from entrain_bench.specs.parse import Count, Range, Rate, check_keys, parse
 
 VERSION = 1
 # A plan of 200,000 ranks has less.
@@ -44,9 +44,9 @@ class PlannedJob:
     model: str
     workload: str
     cluster: str
-    global_batch: int
-    microbatch_size: int
-    seed: int
+    global_batch: Count
+    microbatch_size: Count
+    seed: Annotated[int, Range(0, 2**32 - 1, "in 0..2^32-1")]
     overrides: tuple[str, ...] = ()
 
 
@@ -60,9 +60,9 @@ class Expected:
         num_seeds: how many.
     """
 
-    iteration_time_s: float
-    low_s: float
-    high_s: float
+    iteration_time_s: Rate
+    low_s: Rate
+    high_s: Rate
     num_seeds: int
 
 
@@ -201,11 +201,6 @@ def _parsed(values: Any) -> TrainingPlan:
     file = parse(_File, values, "plan")
     job = parse(PlannedJob, file.job, "job")
     expected = parse(Expected, file.expected, "expected")
-    for name in ("global_batch", "microbatch_size"):
-        require(getattr(job, name) >= 1, f"job.{name}", getattr(job, name), "at least 1")
-    require(0 <= job.seed < 2**32, "job.seed", job.seed, "in 0..2^32-1")
-    for name in ("iteration_time_s", "low_s", "high_s"):
-        require(getattr(expected, name) > 0, f"expected.{name}", getattr(expected, name), "positive")
     for where, texts in (("options", file.options), ("job.overrides", job.overrides)):
         for text in texts:
             require("=" in text, where, text, "key=value")
@@ -217,16 +212,12 @@ def _layout(values: Mapping[str, Any]) -> Layout:
     modules = values["modules"]
     require(isinstance(modules, list) and bool(modules), "layout.modules", modules, "at least one")
     placed = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(modules)]
-    layout = parse(Layout, {**values, "modules": placed}, "layout")
-    require(layout.num_microbatches >= 1, "layout.num_microbatches", layout.num_microbatches, "at least 1")
-    return layout
+    return parse(Layout, {**values, "modules": placed}, "layout")
 
 
 def _module(values: Any, where: str) -> ModuleLayout:
     """A module's layout, its ranks whole numbers of the shape that its degrees ask for."""
     module = parse(ModuleLayout, values, where)
-    for name in ("tp", "cp"):
-        require(getattr(module, name) >= 1, f"{where}.{name}", getattr(module, name), "at least 1")
     stages = module.layers_per_stage
     for degrees in module.widths:
         pair = len(degrees) == 2 and min(degrees) >= 1

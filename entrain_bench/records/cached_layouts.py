@@ -1,7 +1,6 @@
-"""Plans that were made: planning takes most of a run's time, and runs that look alike to a planner share its result.
+"""Planned layouts that runs share if they look alike to a planner, since planning takes most of a run's time.
 
-Not files of ``program.plan_file``, though layouts have the same values: a key knows its job only as a hash, and YAML of
-16,384 ranks takes 0.7 s to read, JSON 2 ms (x86-64, 2026-11).
+They are JSON: YAML of 16,384 ranks takes 0.7 s to read, JSON 2 ms (x86-64, 2026-11).
 """
 
 from __future__ import annotations

@@ -33,27 +33,14 @@ class Cell:
 
     @classmethod
     def composed(cls, overrides: Sequence[str], composer: Composer, identifier: Identifier | None = None) -> Cell:
-        """The cell that overrides describe.
-
-        Args:
-            overrides: as given.
-            composer: composes them.
-            identifier: that of the sweep; None for one of the cell's own.
-
-        Raises:
-            UserError: for bad overrides, and data that cannot be read.
-        """
+        """The cell that overrides describe; ``UserError`` for bad ones, and for data that cannot be read."""
         return cls.of(overrides, composer.run(overrides), composer.config_dir or "", identifier)
 
     @classmethod
     def of(
         cls, overrides: Sequence[str], config: RunConfig, config_dir: str = "", identifier: Identifier | None = None
     ) -> Cell:
-        """The cell of a configuration.
-
-        Raises:
-            UserError: for data that cannot be read.
-        """
+        """The cell of a configuration; ``UserError`` for data that cannot be read."""
         try:
             return cls(tuple(overrides), config, *(identifier or Identifier())(config), config_dir)
         except UserError as error:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from entrain_bench.base.errors import OWN_PACKAGES, UserError
@@ -36,6 +36,7 @@ READING = {"entrain_bench.costs.bound", "entrain_bench.program.table"}
 # Modules whose code computes metrics.
 METRICS = {"entrain_bench.costs.bound", "entrain_bench.records.metrics", "entrain_bench.records.time_shares"}
 INIT = "__init__.py"
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -62,9 +63,7 @@ def metrics_version() -> str:
 
 @cache
 def code_version(targets: frozenset[str], folder: str = "") -> str:
-    """Hash of all code that decides the timeline of a run with these ``_target_``s, of this suite and of their authors.
-
-    Versions of Python and of the libraries that the code imports are in it.
+    """Hash of all code, and of library versions, that decide the timeline of a run with these ``_target_``s.
 
     Args:
         targets: of the run.
@@ -93,11 +92,11 @@ def planning_version(targets: frozenset[str]) -> str:
 def sources_of(
     modules: Collection[str], folder: str = "", counts: Callable[[str], bool] = lambda _: True
 ) -> dict[str, Source]:
-    """The modules that these import, and those import: of this suite, and of whoever wrote the first.
+    """These modules, those that they import, and so on: of this suite, and of whoever wrote the first.
 
     Args:
         modules: names to begin with.
-        folder: looked into before ``sys.path`` is; empty for none.
+        folder: searched before ``sys.path``; empty for none.
         counts: whether a module counts, and with it what it imports.
 
     Raises:
@@ -111,10 +110,9 @@ def sources_of(
             raise UserError(f"_target_: no module named {top or repr(module)}")
         # A lone module may import its neighbours; a package holds all it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
-    store = _store()
-    found = import_closure(modules, roots, store, counts)
-    store.save()
-    return found
+    sources = import_closure(modules, roots, counts)
+    _store().save()
+    return sources
 
 
 @cache
@@ -129,63 +127,45 @@ def hash_of(sources: Mapping[str, Source]) -> str:
 
 
 def import_closure(
-    modules: Iterable[str], roots: Mapping[str, Path], store: Store, counts: Callable[[str], bool] = lambda _: True
+    modules: Iterable[str], roots: Mapping[str, Path], counts: Callable[[str], bool] = lambda _: True
 ) -> dict[str, Source]:
-    """The modules, what they import, and so on.
-
-    Args:
-        modules: names to begin with.
-        roots: the top-level modules that are followed, by name: a package's folder, or a file.
-        store: remembers what files mean by what is in them.
-        counts: whether a module counts, and with it what it imports.
-
-    Raises:
-        UserError: for a file that is not Python.
-    """
-    found: dict[str, Source] = {}
+    """As ``sources_of``, from the top-level modules in ``roots``: a package's folder, or a file, by name."""
+    sources: dict[str, Source] = {}
     waiting = sorted(modules)
     while waiting:
         module = waiting.pop()
-        if module in found or not counts(module):
+        if module in sources or not counts(module):
             continue
-        path = _path_of(module, roots)
         top = module.partition(".")[0]
-        if path is None:
-            if top not in roots and (releases := releases_of(top)):
-                found[top] = Source(None, releases)
+        if top not in roots:
+            if releases := releases_of(top):
+                sources[top] = Source(None, releases)
             continue
-        # Strategies share most of what they import, and a sweep asks for all of them.
-        known = _own.get((module, path))
-        if known is None:
-            known = _read_module(module, path, store)
-            if top in OWN_PACKAGES:
-                _own[module, path] = known
-        found[module] = known[0]
-        waiting += known[1] - found.keys()
-    return found
+        read = _read_own_module if top in OWN_PACKAGES else _read_module
+        if known := read(module, roots[top]):
+            sources[module] = known[0]
+            waiting += known[1] - sources.keys()
+    return sources
 
 
-# Modules of the suite and the names that they import, with the packages that those are in; no process sees them change.
-_own: dict[tuple[str, Path], tuple[Source, frozenset[str]]] = {}
-
-
-def _read_module(module: str, path: Path, store: Store) -> tuple[Source, frozenset[str]]:
+def _read_module(module: str, root: Path) -> tuple[Source, frozenset[str]] | None:
+    """The source of a module and all that it imports, with the packages that those are in; None if it has no file."""
+    path = _file(root, *module.split(".")[1:])
+    if path is None:
+        return None
+    package = module if path.name == INIT else module.rpartition(".")[0]
     try:
-        meaning, imported = _read(path.read_bytes(), store)
+        meaning, imported = _read(path.read_bytes())
+        names = frozenset(name for one in imported for name in _with_parents(absolute(one, package)))
     except SyntaxError as error:
         raise UserError(f"{path}: line {error.lineno}: {error.msg}") from error
-    package = module if path.name == INIT else module.rpartition(".")[0]
-    names = frozenset(name for one in imported for name in _with_parents(absolute(one, package)))
+    except ImportError as error:
+        raise UserError(f"{path}: {error}") from error
     return Source(path, meaning), names
 
 
-def _path_of(module: str, roots: Mapping[str, Path]) -> Path | None:
-    """The file of a module; None if it does not count, or there is none."""
-    top, *inner = module.split(".")
-    root = roots.get(top)
-    if root is None:
-        return None
-    return _own_file(root, *inner) if top in OWN_PACKAGES else _file(root, *inner)
+# Strategies share most of what they import, and no process sees the suite's own modules change.
+_read_own_module = cache(_read_module)
 
 
 def _file(root: Path, *inner: str) -> Path | None:
@@ -195,20 +175,18 @@ def _file(root: Path, *inner: str) -> Path | None:
     return next((file for file in (place / INIT, place.with_suffix(".py")) if file.is_file()), None)
 
 
-_own_file = cache(_file)
-
-
-def _read(content: bytes, store: Store) -> tuple[str, list[str]]:
+def _read(content: bytes) -> tuple[str, list[str]]:
     """Hash of what a file does, and ``imported_names`` of it."""
     key = [hashlib.sha256(content).hexdigest()]
-    known = store.get(key)
+    known = _store().get(key)
     if known is None:
         tree = ast.parse(content)
         imported = sorted({name for node in import_statements(tree) for name in imported_names(node)})
         for node in ast.walk(tree):
-            _drop_docstring(node)
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
         known = [hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imported]
-        store.put(key, known)
+        _store().put(key, known)
     return known[0], known[1]
 
 
@@ -231,21 +209,9 @@ def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [base, *(f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names)]
 
 
-def _drop_docstring(node: ast.AST) -> None:
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        first = node.body[0] if node.body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            node.body = node.body[1:]
-
-
 def absolute(name: str, package: str) -> str:
-    """The absolute name of what a module of a package imports."""
-    rest = name.lstrip(".")
-    up = len(name) - len(rest)
-    if not up:
-        return name
-    parents = package.split(".")[: len(package.split(".")) - up + 1]
-    return ".".join([*parents, *([rest] if rest else [])])
+    """The absolute name of what a module of a package imports; ``ImportError`` if it is above all packages."""
+    return resolve_name(name, package) if package else name.lstrip(".")
 
 
 def _with_parents(module: str) -> list[str]:
@@ -257,7 +223,7 @@ def _with_parents(module: str) -> list[str]:
 def _root_of(top: str, folder: str = "") -> Path | None:
     """The folder of a package, or the file of a lone module."""
     try:
-        spec = (PathFinder.find_spec(top, [folder]) if folder else None) or importlib.util.find_spec(top)
+        spec = (PathFinder.find_spec(top, [folder]) if folder else None) or find_spec(top)
     except (ImportError, ValueError):
         spec = None
     if spec is None:

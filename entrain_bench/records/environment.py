@@ -30,12 +30,7 @@ GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit that the suite is at.
-
-    Attributes:
-        hash: empty outside of a repository.
-        dirty: whether tracked files differ from it.
-    """
+    """The commit that the suite is at, empty outside of a repository, and whether tracked files differ from it."""
 
     hash: str
     dirty: bool
@@ -52,10 +47,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def releases_of(module: str) -> str:
-    """Versions of the library that a top-level module belongs to, as keys hold them.
-
-    Empty for Python's own modules, for those that decide nothing, and for a library that is absent.
-    """
+    """Versions of a top-level module's library for keys; empty if it is Python's, decides nothing, or is absent."""
     if module in INDIFFERENT or module in sys.stdlib_module_names:
         return ""
     return " ".join(f"{name}=={one}" for name, one in _installed(DISTRIBUTIONS.get(module, (module,))).items())

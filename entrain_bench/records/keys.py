@@ -30,10 +30,7 @@ def identify(config: RunConfig) -> tuple[str, str]:
 
 
 class Identifier:
-    """``identify`` for the runs of a sweep: the files behind equal groups are read and hashed once.
-
-    It does not notice a file that changes while the sweep is composed.
-    """
+    """``identify`` for the runs of a sweep, with the files behind equal groups read and hashed once."""
 
     def __init__(self) -> None:
         self._fingerprints: dict[str, list[str]] = {}
@@ -106,11 +103,8 @@ def _decisive(node: Any) -> Any:
 def targets_of(node: Any) -> Iterable[str]:
     """Every ``_target_`` in a configuration."""
     if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == "_target_":
-                yield str(value)
-            else:
-                yield from targets_of(value)
-    elif isinstance(node, list):
+        yield from (str(value) for key, value in node.items() if key == "_target_")
+        node = [value for key, value in node.items() if key != "_target_"]
+    if isinstance(node, list):
         for value in node:
             yield from targets_of(value)

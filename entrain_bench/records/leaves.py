@@ -1,16 +1,26 @@
-"""Configurations as flat mappings."""
+"""Configurations as flat mappings: parameters as text, and what a run changes inside of its choices."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from entrain_bench.config.compose import compose
+from entrain_bench.config.tree import choices
 from entrain_bench.records.keys import COSMETIC_KEYS
 
 # Texts of a group's parameters that are held: a sweep's runs share most.
 MAX_TEXTS = 4096
+# The column of ``table.csv``.
+VARIANT = "variant"
+# Groups whose parameters have no column of their own.
+GROUPS = ("model", "cluster")
+# Of more changes than these, the last are counted.
+MAX_SHOWN = 4
+DIGEST_LETTERS = 6
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -42,3 +52,43 @@ def setting_text(value: Any) -> Any:
     if isinstance(value, Mapping):
         return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
     return "+".join(value) if isinstance(value, list) else value
+
+
+def variant_text(config: Mapping[str, Any]) -> str:
+    """Paths inside of model and cluster whose values are not those of the YAML of that name, with what they are.
+
+    Empty where nothing is changed, and where no YAML of the suite has the name: then it says so itself.
+
+    Args:
+        config: the resolved configuration of a run, as a record holds it.
+    """
+    changes = [text for group in GROUPS for text in _changes(group, json.dumps(config.get(group, {}), sort_keys=True))]
+    if len(changes) <= MAX_SHOWN:
+        return " ".join(changes)
+    rest = changes[MAX_SHOWN:]
+    digest = hashlib.sha256("\n".join(rest).encode()).hexdigest()[:DIGEST_LETTERS]
+    return f"{' '.join(changes[:MAX_SHOWN])} and {len(rest)} more ({digest})"
+
+
+@lru_cache(maxsize=1024)
+def _changes(group: str, text: str) -> tuple[str, ...]:
+    """The changed paths of a group, in the order of the YAML, and their values."""
+    values = json.loads(text)
+    name = str(values.get("name", "")) if isinstance(values, dict) else ""
+    if name not in choices(group):
+        return ()
+    own = flatten(values)
+    chosen = _chosen(group, name)
+    paths = [path for path in dict.fromkeys((*chosen, *own)) if COSMETIC_KEYS.isdisjoint(path.split("."))]
+    return tuple(
+        f"{group}.{path}={json.dumps(own[path]) if path in own else 'absent'}"
+        for path in paths
+        if (path in own) != (path in chosen) or own[path] != chosen[path]
+    )
+
+
+@lru_cache(maxsize=256)
+def _chosen(group: str, name: str) -> dict[str, Any]:
+    """The leaves of a choice as its YAML states them, as JSON would give them back."""
+    leaves: dict[str, Any] = flatten(json.loads(json.dumps(getattr(compose(f"{group}={name}"), group))))
+    return leaves

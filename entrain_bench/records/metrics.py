@@ -1,7 +1,7 @@
-"""Metrics of an executed iteration, each registered where it is defined; docs/metrics.md states each by formula.
+"""Metrics of an executed iteration; docs/metrics.md states each by formula.
 
-A metric that ``@metric`` defines here is a column of ``table.csv``, a number of records and MLflow, and has a range. A
-folder of the user's adds metrics in ``metrics/*.py``. The key of a run does not cover the code of metrics.
+A metric in ``SUITE`` is a column of ``table.csv``, a number of records and MLflow, and has a range. A folder of the
+user's adds metrics in ``metrics/*.py``. The key of a run does not cover the code of metrics.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from math import inf, isfinite
 from pathlib import Path
 
@@ -46,7 +46,6 @@ class Metric:
         compute: its value for an iteration; None if the executor or the run states it.
         least: smallest possible value; -inf: any float, also infinite or not a number.
         wall_time: whether it is a time of this machine, different in every run.
-        in_table: whether it is a column of ``table.csv``.
         per_iteration: whether every iteration has one.
     """
 
@@ -56,7 +55,6 @@ class Metric:
     compute: Callable[[ExecutedIteration], float] | None = None
     least: float = 0.0
     wall_time: bool = False
-    in_table: bool = True
     per_iteration: bool = True
 
 
@@ -69,14 +67,7 @@ def metric(
 
 @dataclass(frozen=True)
 class ExecutedIteration:
-    """An executed iteration as metrics read it.
-
-    Attributes:
-        timeline: start and end of every action, and memory.
-        truth: the cost model, with model and cluster.
-        host_time: seconds of assigning and scheduling.
-        need: GPU time and lower bound of the samples under any layout.
-    """
+    """An executed iteration as metrics read it: its timeline, the cost model, host time, and what its samples need."""
 
     timeline: Timeline
     truth: CostTruth
@@ -109,123 +100,68 @@ class ExecutedIteration:
         split = any(self.program.splits_backward(index) for index in range(len(self.program.chunks)))
         return self.need.lower_bound_s(self.truth, self.program.layout, self.program.shapes, split)
 
+    @property
+    def core_s(self) -> float:
+        """Seconds from the start of the first pass to the end of the last one."""
+        passes = self.program.is_pass
+        return float(self.timeline.end_s[passes].max() - self.timeline.start_s[passes].min())
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all actions, over all ranks."""
+        return rank_seconds(self.timeline, self.timeline.end_s - self.timeline.start_s)
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds of exposed communication, over all ranks."""
+        return rank_seconds(self.timeline, self.timeline.comm_s + self.timeline.transfer_wait_s)
+
+    @property
+    def encoders(self) -> list[int]:
+        """Indices of the encoders among the model's modules."""
+        return [index for index, module in enumerate(self.truth.model.modules) if module.is_encoder]
+
     @cached_property
     def shares(self) -> dict[str, float]:
         """Shares of GPU time, by ``TIME_SHARES``."""
         return time_shares(self.timeline, self.num_gpus, self.need.gpu_s, remade_share(self.truth, self.program))
 
 
-@metric("iteration_time_s", unit="s", better="low")
-def _iteration_time(run: ExecutedIteration) -> float:
-    return run.seconds
-
-
-_believed_time = Metric(BELIEVED, "s")
-
-
-@metric("core_time_s", unit="s", better="low")
-def _core_time(run: ExecutedIteration) -> float:
-    passes = run.program.is_pass
-    return float(run.timeline.end_s[passes].max() - run.timeline.start_s[passes].min())
-
-
-@metric("samples_per_s", unit="1/s", better="high")
-def _samples(run: ExecutedIteration) -> float:
-    return len(run.program.shapes) / run.seconds
-
-
-@metric("tokens_per_s", unit="1/s", better="high")
-def _tokens(run: ExecutedIteration) -> float:
-    return float(run.program.shapes.llm_tokens.sum()) / run.seconds
-
-
-@metric("tflops_per_gpu", unit="TFLOP/s", better="high")
-def _tflops(run: ExecutedIteration) -> float:
-    return run.flops_per_s / 1e12
-
-
-@metric("mfu", unit="1", better="high")
-def _mfu(run: ExecutedIteration) -> float:
-    return run.flops_per_s / run.truth.cluster.device.peak_bf16_flops
-
-
-@metric("bubble_ratio", unit="1", better="low", least=-1.0)
-def _bubble(run: ExecutedIteration) -> float:
-    busy_s = rank_seconds(run.timeline, run.timeline.end_s - run.timeline.start_s)
-    return 1.0 - busy_s / (run.num_gpus * run.seconds)
-
-
-@metric("encoder_forward_std_ms", unit="ms", better="low")
-def _encoder_forward_std(run: ExecutedIteration) -> float:
-    encoders = [index for index, module in enumerate(run.truth.model.modules) if module.is_encoder]
-    return forward_std_ms(run.timeline, encoders) if encoders else 0.0
-
-
-@metric("llm_forward_std_ms", unit="ms", better="low")
-def _llm_forward_std(run: ExecutedIteration) -> float:
-    return forward_std_ms(run.timeline, [run.truth.model.llm_index])
-
-
-@metric("peak_memory_bytes", unit="bytes", better="low")
-def _peak_memory(run: ExecutedIteration) -> float:
-    return float(run.timeline.peak_memory_bytes.max())
-
-
-@metric("exposed_comm_s", unit="s", better="low")
-def _exposed_comm(run: ExecutedIteration) -> float:
-    return rank_seconds(run.timeline, run.timeline.comm_s + run.timeline.transfer_wait_s) / run.num_gpus
-
-
-_planning_time = Metric("planning_time_s", "s", "low", wall_time=True, per_iteration=False)
-
-
-@metric("assignment_time_s", unit="s", better="low", wall_time=True)
-def _assignment_time(run: ExecutedIteration) -> float:
-    return run.host_time.total_s
-
-
-@metric("assignment_exposed_s", unit="s", better="low", wall_time=True)
-def _assignment_exposed(run: ExecutedIteration) -> float:
-    return run.host_time.exposed_s(run.seconds)
-
-
-@metric("lower_bound_s", unit="s")
-def _lower_bound(run: ExecutedIteration) -> float:
-    return run.bound_s
-
-
-@metric("gap_to_lower_bound", unit="1", better="low", least=-1.0)
-def _gap(run: ExecutedIteration) -> float:
-    return run.seconds / run.bound_s - 1.0
-
-
-@metric("cluster_bound_s", unit="s")
-def _cluster_bound(run: ExecutedIteration) -> float:
-    return run.need.bound_s
-
-
-def _share(name: str, run: ExecutedIteration) -> float:
-    return run.shares[name]
-
-
 # Metrics of every run, in the order of the table's columns.
 SUITE: tuple[Metric, ...] = (
-    *(value for value in [*globals().values()] if isinstance(value, Metric)),
-    *(Metric(name, "1", compute=partial(_share, name)) for name in TIME_SHARES),
+    Metric(TIME, "s", "low", lambda run: run.seconds),
+    Metric(BELIEVED, "s"),
+    Metric("core_time_s", "s", "low", lambda run: run.core_s),
+    Metric("samples_per_s", "1/s", "high", lambda run: len(run.program.shapes) / run.seconds),
+    Metric("tokens_per_s", "1/s", "high", lambda run: float(run.program.shapes.llm_tokens.sum()) / run.seconds),
+    Metric("tflops_per_gpu", "TFLOP/s", "high", lambda run: run.flops_per_s / 1e12),
+    Metric("mfu", "1", "high", lambda run: run.flops_per_s / run.truth.cluster.device.peak_bf16_flops),
+    Metric("bubble_ratio", "1", "low", lambda run: 1.0 - run.busy_s / (run.num_gpus * run.seconds), least=-1.0),
+    Metric("encoder_forward_std_ms", "ms", "low", lambda run: forward_std_ms(run.timeline, run.encoders)),
+    Metric("llm_forward_std_ms", "ms", "low", lambda run: forward_std_ms(run.timeline, [run.truth.model.llm_index])),
+    Metric("peak_memory_bytes", "bytes", "low", lambda run: float(run.timeline.peak_memory_bytes.max())),
+    Metric("exposed_comm_s", "s", "low", lambda run: run.waits_s / run.num_gpus),
+    Metric("planning_time_s", "s", "low", wall_time=True, per_iteration=False),
+    Metric("assignment_time_s", "s", "low", lambda run: run.host_time.total_s, wall_time=True),
+    Metric("assignment_exposed_s", "s", "low", lambda run: run.host_time.exposed_s(run.seconds), wall_time=True),
+    Metric("lower_bound_s", "s", compute=lambda run: run.bound_s),
+    Metric("gap_to_lower_bound", "1", "low", lambda run: run.seconds / run.bound_s - 1.0, least=-1.0),
+    Metric("cluster_bound_s", "s", compute=lambda run: run.need.bound_s),
+    *(Metric(name, "1", compute=lambda run, name=name: run.shares[name]) for name in TIME_SHARES),
 )
 # Metrics that training adds. A loss may be infinite or not a number.
 TRAINING = (
-    Metric("loss", "1", "low", least=-inf, in_table=False),
-    Metric("grad_norm", "1", least=-inf, in_table=False),
-    Metric("skipped_updates", "1", "low", in_table=False),
-    Metric("input_stall_s", "s", "low", in_table=False),
-    Metric("input_stall_mean_s", "s", "low", in_table=False),
+    Metric("loss", "1", "low", least=-inf),
+    Metric("grad_norm", "1", least=-inf),
+    Metric("skipped_updates", "1", "low"),
+    Metric("input_stall_s", "s", "low"),
+    Metric("input_stall_mean_s", "s", "low"),
 )
 KNOWN = {one.name: one for one in (*SUITE, *TRAINING)}
 
 
 def metrics_in(config_dir: str) -> tuple[Metric, ...]:
-    """Return the metrics that a folder of the user's defines in ``metrics/*.py``; none for an empty name.
+    """The metrics that a folder of the user's defines in ``metrics/*.py``; none for an empty name.
 
     Raises:
         UserError: for a file that cannot be imported, and a name that another metric has.
@@ -265,15 +201,7 @@ def measure(
     need: Need | None = None,
     added: Iterable[Metric] = (),
 ) -> dict[str, float]:
-    """Return the metrics of one iteration, by the column names of ``results/table.csv``.
-
-    Args:
-        timeline: the executed iteration.
-        truth: the cost model.
-        host_time: seconds of assigning and scheduling; None: left out.
-        need: what the samples need under any layout; None: computed here.
-        added: metrics of the user's (``metrics_in``).
-    """
+    """The metrics of one iteration, and those ``added`` of the user's (``metrics_in``), by their columns."""
     need = find_need(truth, timeline.program.shapes) if need is None else need
     run = ExecutedIteration(timeline, truth, host_time or HostTime(), need)
     return {one.name: one.compute(run) for one in (*SUITE, *added) if one.compute}
@@ -303,14 +231,11 @@ def check_results(
 
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:
-    """Forward time of every microbatch of the given modules together, summed over stages and parts.
+    """Replica and forward time of every microbatch, summed over the modules' stages and parts ``[microbatches]``.
 
     Sub-microbatches of an encoder count as the microbatch that they are parts of (``parent_microbatches``). A
-    microbatch that only has LLM work counts as zero for modules that share the LLM's replicas. If groups have several
+    microbatch with LLM work only counts as zero for modules that share the LLM's replicas. If groups have several
     widths, every rank of a stage counts as a replica, with the microbatches of all its groups.
-
-    Returns:
-        Replica of each microbatch and its seconds, by replica and microbatch ``[microbatches]``.
     """
     program = timeline.program
     llm = timeline.program.model.llm_index
@@ -318,20 +243,20 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntA
     placed = program.layout.modules
     grouped = any(len(placed[index].widths) > 1 for index in (*modules, llm))
 
-    def by_replica(index: int, microbatch: IntArray, seconds: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+    def by_replica(index: int) -> tuple[IntArray, IntArray, FloatArray]:
+        replica = program.chunks[index].replica
+        microbatch = parent_microbatches(program, index)
+        seconds = duration_s[program.forward_actions(index)].sum(axis=1)
         if not grouped:
-            return program.chunks[index].replica, microbatch, seconds
-        rows, place = _on_ranks(placed[index], program.chunks[index].replica)
+            return replica, microbatch, seconds
+        rows, place = _on_ranks(placed[index], replica)
         return place, microbatch[rows], seconds[rows]
 
-    own = [
-        by_replica(index, parent_microbatches(program, index), duration_s[program.forward_actions(index)].sum(axis=1))
-        for index in modules
-    ]
+    own = [by_replica(index) for index in modules]
     sizes = [each.plane.shape[1] if grouped else each.copies for each in placed]
     if all(sizes[index] == sizes[llm] for index in modules):
-        lacking = program.chunks[llm]
-        own.append(by_replica(llm, lacking.microbatch, np.zeros(len(lacking))))
+        replica, microbatch, seconds = by_replica(llm)
+        own.append((replica, microbatch, np.zeros_like(seconds)))
     replica, microbatch, seconds = (np.concatenate(column) for column in zip(*own, strict=True))
     places, place = np.unique(np.stack([replica, microbatch]), axis=1, return_inverse=True)
     return places[0], np.bincount(place.ravel(), weights=seconds, minlength=places.shape[1])

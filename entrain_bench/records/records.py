@@ -61,7 +61,8 @@ SETTINGS = (
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 RECOMPUTE = "layout_recompute"
-PARAMETERS = ("planner", "assigner", "scheduler", "strategy_parameters", "workload_parameters")
+PARTS = ("planner", "assigner", "scheduler")
+PARAMETERS = (*PARTS, "strategy_parameters", "workload_parameters")
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,13 @@ class Record:
         config: the resolved configuration.
         code_version: hash of the code that produced the result.
         host: the machine that planning and assignment times are of; empty for records older than it.
-        layout: short text a module.
-        degrees: ``tp``, ``cp``, ``pp`` and ``dp`` of each module.
-        metrics: means over iterations.
-        iterations: metrics of every iteration.
-        samples: how many samples the workload lists, and what the model's context made of them (``RunResult.samples``).
+        layout, degrees: short text, and ``tp``, ``cp``, ``pp`` and ``dp``, of each module.
+        metrics, iterations: means over iterations, and metrics of every one.
+        samples, execution, remarks: as in ``RunResult``.
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
         deaths: how many times in a row the process that ran it died.
         timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
         timeline_sha256: hash of the timeline's file; empty if none was kept.
-        execution: of a training run, what it ran with (``RunResult.execution``).
-        remarks: what a reader of its metrics should know, a line each.
         overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
         config_dir: the folder of the user's, as given, that they may choose from; empty for none.
         versions: of Python and of the libraries that decide, by name.
@@ -140,7 +137,7 @@ class Record:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings as a table shows them; None where the run is older than a setting."""
+        """Settings as a table shows them; None for one that the run is older than."""
         return {name: setting_text(self.config.get(name)) for name in SETTINGS}
 
     @property
@@ -153,7 +150,7 @@ class Record:
         return self._row
 
     @cached_property
-    def _row(self) -> dict[str, Any]:
+    def _row(self) -> Mapping[str, Any]:
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         recompute = self.config["layout"].get("recompute")
         return {
@@ -165,7 +162,7 @@ class Record:
             **degrees,
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
-            **{part: self.labels[part] for part in ("planner", "assigner", "scheduler")},
+            **{part: self.labels[part] for part in PARTS},
             "strategy_parameters": parameters_text(self.config["strategy"]),
             "workload_parameters": parameters_text(self.config["workload"]),
             "host": self.host,
@@ -196,16 +193,16 @@ def new_record(
             "remarks": outcome.remarks,
             "timeline": outcome.timeline is not None or (False if cell.timeline else None),
         }
-    labels = labels_of(cell.config)
-    content = cell.config.content()
     result |= {"settled": settled, "deaths": deaths, "overrides": cell.overrides, "config_dir": cell.config_dir}
-    result |= {"metrics_version": metrics_version(), **made_by()}
-    return Record(cell.key, status, reason, labels, content, cell.code_version, host_name(), **result)
+    made = {"host": host_name(), "metrics_version": metrics_version(), **made_by()}
+    return Record(
+        cell.key, status, reason, labels_of(cell.config), cell.config.content(), cell.code_version, **made, **result
+    )
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
     """Return the labels of a run in tables: names of its groups, its seed, and classes of its strategy's parts."""
-    parts = {part: str(config.strategy[part].get("_target_", "")) for part in ("planner", "assigner", "scheduler")}
+    targets = {part: str(config.strategy[part].get("_target_", "")) for part in PARTS}
     return {
         "strategy": str(config.strategy["name"]),
         "workload": workload_of(config).name,
@@ -213,7 +210,7 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
         "cluster": str(config.cluster["name"]),
         "harness": str(config.harness["label"]),
         "seed": config.seed,
-        **{part: target.rsplit(".", 1)[-1] for part, target in parts.items()},
+        **{part: target.rpartition(".")[2] for part, target in targets.items()},
     }
 
 
@@ -221,12 +218,8 @@ def labels_of(config: RunConfig) -> dict[str, Any]:
 class Results:
     """The results folder: runs, timelines, and the tables of all runs (results/README.md).
 
-    A record is read once, and again if its file changes. One that does not prove itself (``sealed``), or whose numbers
-    cannot be, is as if it were not there, and so is a timeline that is not that of its record.
-
-    Attributes:
-        root: the folder.
-        warn: told once of every file that is not believed, and why not.
+    A record is read once, and again if its file changes. One that was changed (``sealed``), or has impossible numbers,
+    counts as absent, and so does a timeline that is not that of its record; ``warn`` is told of each once.
     """
 
     root: Path
@@ -295,16 +288,12 @@ class Results:
         return sorted(path.stem for path in (self.root / "runs").glob("*/*.json"))
 
     def kept(self, cell: Cell, retry_failed: bool = False) -> Record | None:
-        """Return the record that spares a cell its run, with the timeline if that is wanted; None: the cell must run.
-
-        ``retry_failed``: every failed cell must run.
-        """
+        """The record that spares a cell its run, with its timeline if that is wanted; None: the cell must run."""
         record = self.read(cell.key)
         if record is None or not record.is_left_alone(retry_failed):
             return None
-        if cell.timeline and record.status == "ok" and not self.has_timeline(record):
-            return None
-        return record
+        lacks_timeline = cell.timeline and record.status == "ok" and not self.has_timeline(record)
+        return None if lacks_timeline else record
 
     def has_timeline(self, record: Record) -> bool:
         """Whether the timeline of a record is there, as it was written; also if there was none to keep."""
@@ -319,18 +308,17 @@ class Results:
         path = self.timeline_path(record.key)
         try:
             content = path.read_bytes() if record.timeline else None
+            if content is not None and sha256(content).hexdigest() != record.timeline_sha256:
+                raise ValueError("it is not that of its run")
+            return content
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._name(path, error, "it is made again when it is asked for")
             return None
-        if content is not None and sha256(content).hexdigest() != record.timeline_sha256:
-            self._name(path, ValueError("it is not that of its run"), "it is made again when it is asked for")
-            return None
-        return content
 
     def write(self, record: Record, timeline: pd.DataFrame | None) -> Record:
-        """Store a run: its timeline first, so that a record always finds it; returns the record with its hash.
+        """Store a run, its timeline first; returns the record with its hash.
 
         Raises:
             UnwritableError: if the folder cannot be written to.

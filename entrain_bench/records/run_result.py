@@ -20,9 +20,8 @@ class RunResult:
         metrics: means over iterations by table column.
         iterations: the metrics of each iteration.
         timeline: the first iteration's timeline as a table; None if it is too large to keep.
-        samples: of a workload that lists its samples their number (``listed``), and how many more or less the model's
-            context made of them (``truncated``, ``dropped``); of a mixture the same by component, with its ``share``
-            of the samples; else empty.
+        samples: of a workload that lists its samples their number (``listed``), and how many the model's context
+            changed (``truncated``, ``dropped``); of a mixture the same by component, with its ``share``; else empty.
         execution: of a training run, what it ran with by name: device, dtype, kernels, versions of packages.
         remarks: what a reader of its metrics should know, a line each.
     """

@@ -1,7 +1,6 @@
-"""Files that prove themselves: JSON that holds the key it belongs to and the SHA-256 of all that it says.
+"""JSON files with the key that they belong to and the SHA-256 of their content.
 
-The hash is no signature: it shows accidents and edits, not somebody who makes the hash anew. ``entrain-bench verify``
-shows those, for it computes results again.
+The hash shows accidents and edits; it is no signature. ``entrain-bench verify`` computes results again.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ def sealed(key: str, values: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(content: bytes, key: str) -> dict[str, Any]:
-    """Return the values in the file of a key, without the hash.
-
-    Raises:
-        ValueError: for a file that is none, that was changed, or that is of another key.
-    """
+    """The values in the file of a key; ``ValueError`` if it is none, was changed, or belongs to another key."""
     values = json.loads(content)
     if not isinstance(values, dict) or not isinstance(seal := values.pop(SEAL, None), str):
         raise ValueError("it has no hash of its content")

@@ -20,13 +20,7 @@ KEY_LETTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class PlannedSweep:
-    """The cells of a sweep.
-
-    Attributes:
-        name: what it is called.
-        cells: overrides of each cell that it came to, as one text, by its key.
-        unbegun: those of the cells that it did not come to, because it was ended.
-    """
+    """A sweep's name, overrides of each cell that it came to by key, and those of cells that it did not come to."""
 
     name: str
     cells: Mapping[str, str]

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from entrain_bench.base.files import write_atomically
+from entrain_bench.records.leaves import VARIANT, variant_text
 from entrain_bench.records.records import DEGREES, METRICS, PER_ITERATION, Record, Results
-from entrain_bench.records.variants import VARIANT, variant_text
 
 LOCK_TIMEOUT_S = 60.0
 # Of zstd; higher ones save a thirtieth and take ten times as long.

@@ -32,21 +32,11 @@ TIME_SHARES = (
 def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: FloatArray) -> dict[str, float]:
     """Shares of the GPU time of an iteration, by ``TIME_SHARES``; none is negative, and together they are 1.
 
-    A rank is occupied by its passes and by what it waits for transfers alone, between the first start and the last end
-    of any pass; all before and after is the step. What ranks lack of the most occupied one is split in two: stages
-    whose ranks have less than those of another on average, and a rank that has more than the average of the fullest
-    stage. The rest is what the most occupied rank itself waits: as long as filling and draining the pipeline takes with
-    mean chunks, for whichever rank that and its own occupation end last (``fill_and_drain_s``), and beyond that.
-
-    Args:
-        timeline: what was executed.
-        num_ranks: of the cluster, unused ones included.
-        least_gpu_s: GPU time that the samples need at least (``costs.bound.least_gpu_s``); of more than there is
-            computation all of that counts as work.
-        remade: share of the computation of each action that runs a forward once more ``[actions]``.
+    docs/metrics.md defines them. ``num_ranks`` includes unused ones, ``least_gpu_s`` is of ``costs.bound``, and
+    ``remade`` is the share of each action's computation that runs a forward once more ``[actions]``.
     """
     program = timeline.program
-    width = timeline.program.layout.lane_width
+    width = program.layout.lane_width
     begin_s = float(timeline.start_s[program.is_pass].min())
     core_s = float(timeline.end_s[program.is_pass].max()) - begin_s
     kinds_s = _occupied_s(timeline, remade)
@@ -96,12 +86,11 @@ def remade_share(truth: CostTruth, program: Program) -> FloatArray:
 def fill_and_drain_s(timeline: Timeline) -> FloatArray:
     """How long a mean chunk of its replica takes to reach the ranks of every lane and to return from them ``[lanes]``.
 
-    Through the stages before: of its own module, of all of the LLM for a generator, and of the slowest encoder; of a
-    module with another DP its replicas' mean. Of the stages that a rank holds the one reached first counts, so that of
-    the first stages it is 0.
+    It passes the stages before: of its own module, of the LLM for a generator, and of the slowest encoder; of a module
+    with another DP their mean over replicas. A rank counts by the stage that is reached first.
     """
     program = timeline.program
-    llm = timeline.program.model.llm_index
+    llm = program.model.llm_index
     modules = [_mean_passes_s(timeline, index) for index in range(len(program.chunks))]
     lead_s = np.full(program.layout.num_lanes, np.inf)
     for index, (own_s, blocks) in enumerate(zip(modules, program.layout.blocks, strict=True)):
@@ -133,12 +122,9 @@ def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
 
 
 def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
-    """Seconds that a rank of each lane is occupied between the first and the last pass of any ``[4, lanes]``.
-
-    Computation, that of recomputation, communication, and synchronisation of gradients after the lane's last pass.
-    """
+    """Computation, recomputation, communication and gradient synchronisation after the last pass ``[4, lanes]`` (s)."""
     program = timeline.program
-    lanes = timeline.program.layout.num_lanes
+    lanes = program.layout.num_lanes
     lane = rows_of(program.lane_offsets)
     action = program.lane_actions
     passes = program.is_pass[action]

@@ -26,9 +26,7 @@ OTHER_PROGRAM = "timeline: recorded for a different program than this configurat
 
 
 def with_added_metrics(cell: Cell, record: Record, results: Results) -> Record:
-    """Return the record with the metrics of the cell's folder, as far as its kept timeline has them, and store it.
-
-    The timeline is that of the first iteration; a remark says so if the run has several.
+    """Add the metrics of the cell's folder to a record, as far as its kept timeline has them, and store it.
 
     Raises:
         UserError: for metrics that cannot be imported or computed, and a timeline of another program.

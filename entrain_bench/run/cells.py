@@ -8,13 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from time import perf_counter
 from typing import Any
 
 import pandas as pd
-from hydra.utils import get_class
 
 from entrain_bench.base.errors import (
     TRACEBACK_VARIABLE,
@@ -27,6 +24,7 @@ from entrain_bench.base.errors import (
 )
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.targets import class_of
 from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
@@ -45,7 +43,7 @@ class Done:
         cell: the cell.
         record: its record; None if it could not be written.
         problem: why it could not be written.
-        seconds: wall time; None for a record that was there, so that the cell did not run.
+        seconds: wall time; None if the record was there before.
         ends: whether no other record could be written either.
     """
 
@@ -71,13 +69,7 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
 
 
 def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lambda _: None) -> Record:
-    """Run a cell here; bad input raises and leaves nothing behind.
-
-    Args:
-        cell: what to run.
-        results: where its record goes.
-        progress: called with the number of finished iterations.
-    """
+    """Run a cell here, telling ``progress`` of each finished iteration; bad input raises and leaves nothing behind."""
     added = metrics_in(cell.config_dir)
     plans = CachedLayouts(results.root)
     outcome = run_experiment(cell.config, progress, plans=plans, keep_timeline=cell.timeline, added=added)
@@ -87,9 +79,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
 
 def _merged(known: Record | None, new: Record) -> Record:
     """The record of a run that was made again for its timeline: the known one, if the same came out."""
-    if known is None or known.computed != new.computed:
-        return new
-    return replace(known, timeline=new.timeline)
+    return replace(known, timeline=new.timeline) if known and known.computed == new.computed else new
 
 
 def run_cells(
@@ -101,14 +91,13 @@ def run_cells(
 ) -> Iterator[Done]:
     """Run the cells that have no record yet; yield every cell, in the order in which they are done.
 
-    A thread takes the cells ahead, so composing them costs no time. If a cell cannot be composed, the error is raised
-    as soon as it is known, and no other cell starts. A cell whose process dies gets a record that says so.
+    All cells are composed before the first one starts. A cell whose process dies gets a record that says so.
 
     Args:
         cells: what to run.
         results: where records go.
         processes: number of cells at a time, each in a process that may die; 0: run them in this process.
-        cluster: run on Ray instead of this machine; None: on this machine.
+        cluster: run on Ray; None: on this machine.
         retry_failed: whether every failed cell is run again.
 
     Raises:
@@ -117,7 +106,8 @@ def run_cells(
     kept = deque[Done]()
 
     def missing() -> Iterator[Cell]:
-        for cell in _ahead(cells):
+        # All are composed before one runs, so that a wrong one costs no run.
+        for cell in [*cells]:
             # Metrics of the user's that cannot be imported are named before a run.
             metrics_in(cell.config_dir)
             if record := results.kept(cell, retry_failed):
@@ -126,11 +116,9 @@ def run_cells(
                 yield cell
 
     run = partial(attempt, results=results)
+    here = ((cell, run(cell)) for cell in missing())
     attempts: Iterator[tuple[Cell, Done | Died]]
-    if processes:
-        attempts = run_parallel(run, missing(), processes, cluster)
-    else:
-        attempts = ((cell, run(cell)) for cell in missing())
+    attempts = run_parallel(run, missing(), processes, cluster) if processes else here
     for cell, result in attempts:
         while kept:
             yield kept.popleft()
@@ -170,19 +158,18 @@ def attempt(cell: Cell, results: Results) -> Done:
 
 def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.DataFrame | None]:
     """Run a cell and return its record, not yet written, and its timeline if one is kept."""
-    make = partial(new_record, cell)
     try:
         added = metrics_in(cell.config_dir)
         outcome = run_experiment(cell.config, plans=plans, keep_timeline=cell.timeline, added=added)
     except IncompatibleError as error:
-        return make("skipped", str(error)), None
+        return new_record(cell, "skipped", str(error)), None
     except (UserError, ExecutionError) as error:
-        return make("failed", str(error), settled=is_settled(cell, error)), None
+        return new_record(cell, "failed", str(error), settled=is_settled(cell, error)), None
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
-        return make("failed", explain(error)), None
-    return make("ok", outcome=outcome), outcome.timeline
+        return new_record(cell, "failed", explain(error)), None
+    return new_record(cell, "ok", outcome=outcome), outcome.timeline
 
 
 def is_settled(cell: Cell, error: Exception) -> bool:
@@ -192,7 +179,7 @@ def is_settled(cell: Cell, error: Exception) -> bool:
 
 def is_simulated(cell: Cell) -> bool:
     """Whether a cell comes out the same on every machine."""
-    executor: type[Any] = get_class(cell.config.harness["_target_"])
+    executor: Any = class_of(cell.config.harness["_target_"])
     return not executor.trains
 
 
@@ -200,23 +187,3 @@ def is_beside(config: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs do the same job at the same seed, as far as the choices of the groups say."""
     names = ("workload", "model", "cluster", "harness", "seed")
     return all(getattr(config, name) == getattr(other, name) for name in names)
-
-
-def _ahead(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """The same cells, taken by a thread; what taking them raises comes before cells that wait."""
-    taken = SimpleQueue[Cell | None]()
-    problems = list[BaseException]()
-
-    def take() -> None:
-        try:
-            for cell in cells:
-                taken.put(cell)
-        except BaseException as error:
-            problems.append(error)
-        taken.put(None)
-
-    Thread(target=take, name="compose", daemon=True).start()
-    while (cell := taken.get()) is not None and not problems:
-        yield cell
-    if problems:
-        raise problems[0]

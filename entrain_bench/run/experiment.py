@@ -73,14 +73,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """A job with its truth and its samples.
-
-    Attributes:
-        job: the job.
-        truth: what its actions cost.
-        workload: where its samples are from.
-        source: its samples.
-    """
+    """A job, what its actions cost, where its samples are from, and its samples."""
 
     job: Job
     truth: CostTruth
@@ -90,11 +83,7 @@ class SharedJob:
     _needs: dict[tuple[int, int], Need] = field(default_factory=dict, repr=False, compare=False)
 
     def batch(self, iteration: int, seed: int) -> SampleShapes:
-        """The samples of an iteration.
-
-        Raises:
-            UserError: for a sample that the model cannot take.
-        """
+        """The samples of an iteration; ``UserError`` for one that the model cannot take."""
 
         def drawn() -> SampleShapes:
             shapes = self.source.batch(iteration, self.job.global_batch, seed)
@@ -154,11 +143,7 @@ class RunContext:
 
 
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
-    """Build the objects of a run from its configuration.
-
-    Args:
-        config: the run.
-        source: samples to use instead of the configured workload's.
+    """Build the objects of a run; ``source``: samples to use instead of the configured workload's.
 
     Raises:
         UserError: if the configuration or the data is invalid; the error names the field.
@@ -184,15 +169,7 @@ _jobs: dict[str, SharedJob] = {}
 
 
 def shared_job(config: RunConfig, source: ShapeSource | None = None) -> SharedJob:
-    """The job of a run.
-
-    Args:
-        config: the run.
-        source: samples instead of the configured workload's.
-
-    Raises:
-        UserError: naming what is wrong in the configuration or the data.
-    """
+    """The job of a run; arguments and errors as for ``prepare``."""
     if source is not None:
         return _made(config, source)
     content = {name: value for name, value in config.content().items() if name not in OWN}
@@ -225,14 +202,7 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
 
 @dataclass(slots=True)
 class Feed:
-    """Makes the programs of a run, each while the iteration before it is executed.
-
-    Attributes:
-        setting: the run.
-        layout: the planned layout.
-        seed: of the batches.
-        strategy: the strategy, with what it has learnt.
-    """
+    """Makes the programs of a run, by its strategy with what that has learnt."""
 
     setting: RunContext
     layout: Layout
@@ -244,11 +214,7 @@ class Feed:
         self.strategy = self.setting.strategy
 
     def batch(self, iteration: int) -> SampleShapes:
-        """The samples of an iteration.
-
-        Raises:
-            UserError: for a sample that the model cannot take.
-        """
+        """The samples of an iteration; ``UserError`` for one that the model cannot take."""
         return self.setting.shared.batch(iteration, self.seed)
 
     def program(self, shapes: SampleShapes) -> tuple[Program, HostTime]:
@@ -288,10 +254,7 @@ _warm: set[tuple[type, ...]] = set()
 
 
 def warm_up(strategy: Strategy, layout: Layout, profile: Profile) -> None:
-    """Make a program that nobody asked for, once in a process: the first call loads what later ones only run.
-
-    Nothing else depends on it: neither later draws nor what is wrong with its batch.
-    """
+    """Make a program once in a process, which loads compiled loops; nothing else depends on it."""
     parts = type(strategy.assigner), type(strategy.scheduler)
     if parts not in _warm:
         place = profile.samples.state

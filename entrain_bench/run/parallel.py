@@ -28,8 +28,6 @@ MAX_PROCESSES = 8
 IDLE_S = 60.0
 # How often a process looks whether the process that started it is alive.
 WATCH_S = 0.5
-# Start of the line in loky's message that has the exit code of a process that died.
-EXIT_CODES = "The exit codes of the workers are"
 # Ray's own address for a new cluster on this machine.
 NEW_CLUSTER = "local"
 # Results are small; Ray's default is a third of the memory.
@@ -41,26 +39,17 @@ _idle: list[ProcessPoolExecutor] = []
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Returned instead of a result if the worker process died during a task.
+    """Returned instead of a result if the worker process died during a task."""
 
-    Attributes:
-        cause: exit code or signal, or what Ray says; empty if unknown.
-    """
-
-    cause: str = ""
+    reason: str = "the process that ran it died"
 
     def __str__(self) -> str:
-        return f"the process that ran it died ({self.cause})" if self.cause else "the process that ran it died"
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Where tasks run on Ray.
-
-    Attributes:
-        address: host and port of the head of a running cluster; None: a new cluster on this machine.
-        field: the user's name for the choice of Ray, in errors.
-    """
+    """Host and port of a running Ray cluster (None: a new one on this machine), and its field in errors."""
 
     address: str | None = None
     field: str = "hydra/launcher=ray"
@@ -79,7 +68,7 @@ def run_parallel[Task, Result](
     Args:
         function: called in the processes; function, tasks and results are pickled.
         tasks: taken one by one, as processes become free.
-        processes: largest number of tasks at a time, at least 1; on Ray -1: as many as the cluster has CPUs.
+        processes: most tasks at a time; on Ray -1: as many as the cluster has CPUs.
         cluster: run on Ray; None: in processes of this machine.
 
     Raises:
@@ -111,8 +100,8 @@ def _on_this_machine[Task, Result](
             executor = used.pop(future)
             try:
                 result = future.result()
-            except BrokenExecutor as error:
-                yield task, Died(_exit_code(error))
+            except BrokenExecutor:
+                yield task, Died()
             else:
                 _idle.append(executor)
                 yield task, result
@@ -159,31 +148,27 @@ def _one_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, timeout=IDLE_S, initializer=_end_with, initargs=(os.getpid(),), env=threads)
 
 
-def _exit_code(error: BrokenExecutor) -> str:
-    """The line of loky's message that has the exit code, shortened; empty if there is none."""
-    lines = [line for line in str(error).splitlines() if line.startswith(EXIT_CODES)]
-    return lines[0].removeprefix(EXIT_CODES).strip(" {}") if lines else ""
-
-
 def _end_with(parent: int) -> None:
     """End this process soon after its parent, which may be killed; and ignore Ctrl-C, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def watch() -> None:
+    def wait_for_parent() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_S)
-        os._exit(1)
 
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+    _exit_after(wait_for_parent)
 
 
 def end_with_parent() -> None:
     """End this process of ``multiprocessing`` as soon as the one that started it is gone, killed or not."""
+    parent = parent_process()
+    assert parent
+    _exit_after(parent.join)
 
+
+def _exit_after(wait_for_parent: Callable[[], object]) -> None:
     def watch() -> None:
-        parent = parent_process()
-        assert parent
-        parent.join()
+        wait_for_parent()
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
@@ -205,7 +190,12 @@ def _on_ray[Task, Result](
     function: Callable[[Task], Result], tasks: Iterable[Task], processes: int, cluster: RayCluster
 ) -> Iterator[tuple[Task, Result | Died]]:
     # joblib's backend of Ray returns no result before the last one, so these are Ray's own tasks and futures.
-    ray = _import_ray(cluster)
+    # It reads its environment when it is imported.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"{cluster.field}: not installed. Run pip install -e '.[ray]'") from error
     waiting = iter(tasks)
     # Ray takes seconds to start, so it starts only if there is a task.
     for first in waiting:
@@ -227,7 +217,7 @@ def _ray_result(ray: Any, future: Future[Any], cluster: RayCluster) -> Any:
     try:
         return future.result()
     except errors.OutOfMemoryError:
-        return Died("killed by Ray, because its machine ran out of memory")
+        return Died("Ray killed the process that ran it, because its machine ran out of memory")
     except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
         return Died()
     except errors.RayError as error:
@@ -237,7 +227,7 @@ def _ray_result(ray: Any, future: Future[Any], cluster: RayCluster) -> Any:
 @contextmanager
 def _connected(ray: Any, processes: int, cluster: RayCluster) -> Iterator[int]:
     """Connect to a cluster, or start one; yield how many tasks run at a time."""
-    wanted = processes if processes > 0 else None
+    wanted = max(processes, 0) or None
     own = {"num_cpus": wanted, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     try:
         with uninterrupted():
@@ -250,16 +240,6 @@ def _connected(ray: Any, processes: int, cluster: RayCluster) -> Iterator[int]:
         yield wanted or int(ray.cluster_resources().get("CPU", 1))
     finally:
         ray.shutdown()
-
-
-def _import_ray(cluster: RayCluster) -> Any:
-    """Import Ray, which reads its environment at that time."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError(f"{cluster.field}: not installed. Run pip install -e '.[ray]'") from error
-    return ray
 
 
 def _last_line(error: Exception) -> str:

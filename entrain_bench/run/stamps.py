@@ -18,12 +18,7 @@ from entrain_bench.records.records import Results
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Hashes of an output's inputs and files, kept in ``stamps/<name>.json``.
-
-    Attributes:
-        inputs: hash of all that the files depend on.
-        files: hash of every file, by its path in the folder of results.
-    """
+    """Hash of an output's inputs, and of its files by their paths, kept in ``stamps/<name>.json``."""
 
     inputs: str
     files: dict[str, str]
@@ -84,7 +79,7 @@ def hash_of_inputs(
 
 
 def templates_of(modules: Iterable[str]) -> list[Path]:
-    """Return the files in folders ``templates`` next to some modules, which word what these write."""
+    """Return the files in folders ``templates`` next to some modules."""
     root = Path(__file__).parents[2]
     folders = {root.joinpath(*module.split(".")[:-1], "templates") for module in modules}
     return [file for folder in sorted(folders) for file in sorted(folder.glob("*"))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.cells import Cell
@@ -16,12 +17,7 @@ type SweepOverrides = tuple[str, ...]
 
 
 class Study:
-    """Sweeps over one folder of results; each is composed once.
-
-    Args:
-        results: where records are.
-        config_dir: a folder of the user's with further choices; None for none.
-    """
+    """Sweeps over one folder of results, with the choices of a user's folder; each is composed once."""
 
     def __init__(self, results: Results, config_dir: str | None = None) -> None:
         self.results = results
@@ -61,13 +57,13 @@ class Output:
         name: what it is called.
         sweeps: those whose cells must have run.
         write: brings its files up to date and returns what is missing from it, if anything.
-        committed: of its files those that are kept with the code, by their paths in the folder of results.
+        committed: files that are kept with the code, by their paths in the folder of results.
         timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
-        files: of its files the others, by their paths; an output without any file is always written.
+        files: other files; an output without any file is always written.
         reads: further sweeps, of which it reads configurations alone.
-        further: sweeps that follow from results of ``sweeps`` and of each other, as far as they are known.
-        needs_further: whether their cells must have run, too; if not, those that are there are read.
-        module: whose code writes it, besides that of ``write``; where it cannot be found it is always written.
+        further: sweeps that follow from results of ``sweeps``, as far as they are known.
+        needs_further: whether their cells must have run, too.
+        module: whose code writes it, besides that of ``write``.
         details: whatever else its files depend on.
     """
 
@@ -111,9 +107,9 @@ class Output:
 def by_strategy(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells in groups of one strategy, workload, model and harness."""
     groups: dict[tuple[str, ...], list[Cell]] = {}
+    name_of = itemgetter("strategy", "workload", "model", "harness")
     for cell in cells:
-        labels = labels_of(cell.config)
-        groups.setdefault(tuple(labels[name] for name in ("strategy", "workload", "model", "harness")), []).append(cell)
+        groups.setdefault(name_of(labels_of(cell.config)), []).append(cell)
     return [*groups.values()]
 
 
@@ -134,17 +130,9 @@ def bring_up_to_date(
     watch: Callable[[Done, int], None],
     retry_failed: bool = False,
 ) -> Iterator[tuple[Output, str]]:
-    """Run the cells that outputs lack, each once, and write every output as soon as its cells have run.
+    """Run the cells that outputs lack, each once; yield every output once it is written, and what is missing from it.
 
-    Args:
-        outputs: figures and documents to write.
-        study: the sweeps.
-        processes: number of cells that run at a time (``run_cells``).
-        watch: called with every cell that ran, and with the number of cells known so far.
-        retry_failed: whether every failed cell is run again.
-
-    Yields:
-        Each output once it is written, and what is missing from it.
+    ``watch`` is told of every cell that ran, and of the number of cells known so far; for the others see ``run_cells``.
     """
     waiting = [*outputs]
     tried = dict[str, bool]()
@@ -180,14 +168,9 @@ def _union(groups: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
 def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[str, bool]) -> dict[str, Cell]:
     """The cells that must run before an output can be written, by their keys.
 
-    A cell keeps its timeline if the output reads it, or if its ranks are worth a picture. Of a group whose first cell
-    has no timeline, because it failed or is too large, the next one is asked, once that is known.
-
-    Args:
-        output: what is wanted.
-        study: the sweeps.
-        retry_failed: whether every failed cell is run again.
-        tried: the keys of cells that were run already, and whether their timelines were asked for.
+    A cell keeps its timeline if the output reads it, or if its ranks are worth a picture. If a group's first cell has
+    none, because it failed or is too large, the next one is asked. ``tried`` has the keys of cells that were run
+    already, and whether their timelines were asked for.
     """
     results = study.results
     cells = study.cells_by_key(output.needed(study))

@@ -27,16 +27,8 @@ def place_actions(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Earliest start and end of every action, and how long each waited for transfers alone ``[actions]``.
 
-    Args:
-        program: what to place.
-        duration_s: of each action ``[actions]``.
-        delay_s: of each dependency, from the end of the action or transfer that its data come with ``[dependencies]``.
-        transfers: those that queue for links.
-        hold_s: how long an action's lanes are held after it ``[actions]``; not at all if None.
-        release_s: its earliest start ``[actions]``; 0 if None.
-        stall_s: how long it waits once all else is ready ``[actions]``; not at all if None.
-        together: number of the group of actions that begin when the lanes of all of them are free, -1 for those that
-            wait for no others ``[actions]``; their inputs they wait for after that. None if there are no groups.
+    Arguments are as ``Prices`` has them; None for what takes no time or is not there. Actions of a group (``together``)
+    wait until the lanes of all of them are free, then for their inputs.
 
     Raises:
         DeadlockError: naming the cycle of lanes that wait for each other.

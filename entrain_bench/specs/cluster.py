@@ -1,19 +1,18 @@
-"""Clusters: devices, links between them, and where every constant comes from."""
+"""Clusters: devices and the links between them. ``experiments/cluster/sources.csv`` says where constants come from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import UserError, require, unknown_choice
-from entrain_bench.specs.parse import check_keys, check_mapping, parse
+from entrain_bench.specs.parse import Count, Range, Rate, Share, check_keys, check_mapping, parse
 
-# Sizes at which efficiencies are half of their large-size limit.
-SIZES = frozenset({"gemm_half_flops", "attention_half_tokens", "attention_half_head_dim"})
+Extra = Annotated[float, Range(0, words="0 or more (0: no matter how small)")]
 # Ranks of a cluster: a layout lists those of every module.
 MAX_RANKS = 2**17
 SLOWEST = 1e-6
@@ -66,25 +65,25 @@ class DeviceSpec:
     """
 
     name: str
-    peak_bf16_flops: float
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    gemm_efficiency: float
-    attention_forward_efficiency: float
-    attention_backward_efficiency: float
-    memory_efficiency: float
-    kernel_launch_s: float
-    host_bandwidth_bytes_per_s: float
-    sustained_fraction: float
-    gemm_half_flops: float
-    attention_half_tokens: float
-    attention_half_head_dim: float
-    gemm_half_width: float = 0.0
-    elementwise_efficiency: float = 1.0
-    overlap_cost: float = 0.0
-    host_launch_s: float = 0.0
+    peak_bf16_flops: Rate
+    memory_bytes: Count
+    memory_bandwidth_bytes_per_s: Rate
+    gemm_efficiency: Share
+    attention_forward_efficiency: Share
+    attention_backward_efficiency: Share
+    memory_efficiency: Share
+    kernel_launch_s: Rate
+    host_bandwidth_bytes_per_s: Rate
+    sustained_fraction: Share
+    gemm_half_flops: Extra
+    attention_half_tokens: Extra
+    attention_half_head_dim: Extra
+    gemm_half_width: Extra = 0.0
+    elementwise_efficiency: Share = 1.0
+    overlap_cost: Annotated[float, Range(0, 1)] = 0.0
+    host_launch_s: Extra = 0.0
     attention_kernel: str = FLASH2
-    allocator_reserve: float = 0.0
+    allocator_reserve: Extra = 0.0
     peak_dtype: str = "bfloat16"
 
 
@@ -99,11 +98,11 @@ class LinkTier:
     """
 
     name: str
-    num_ranks: int
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    collective_efficiency: float = 1.0
-    collective_start_s: float = 0.0
+    num_ranks: Count
+    bandwidth_bytes_per_s: Rate
+    latency_s: Rate
+    collective_efficiency: Share = 1.0
+    collective_start_s: Extra = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,6 @@ class ClusterSpec:
     gpus_per_node: int
     device: DeviceSpec
     tiers: tuple[LinkTier, ...]
-    sources: Mapping[str, str]
 
     @property
     def num_ranks(self) -> int:
@@ -228,18 +226,15 @@ class ClusterSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
-        """Parse a cluster YAML; ``UserError`` for wrong values and for a constant without a source."""
+        """Parse a cluster YAML; ``UserError`` for wrong values. A key ``sources`` may say where constants are from."""
+        config = {key: value for key, value in config.items() if key != "sources"}
         check_keys(cls, config, "cluster")
         if not isinstance(config["tiers"], list):
             raise UserError(f"cluster.tiers={config['tiers']}: must be a list")
-        for key in ("device", "sources"):
-            check_mapping(config[key], f"cluster.{key}")
         device = parse(DeviceSpec, config["device"], "cluster.device")
         size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
         nodes = size.num_nodes
         width = size.gpus_per_node
-        require(width >= 1, "cluster.gpus_per_node", width, "at least 1")
-        require(nodes >= 1, "cluster.num_nodes", nodes, "at least 1")
         most = MAX_RANKS // width
         require(nodes <= most, "cluster.num_nodes", nodes, f"at most {most}, {MAX_RANKS} ranks of {width} a node")
         tiers = tuple(
@@ -256,30 +251,13 @@ class ClusterSpec:
         require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {nodes * width} ranks")
         if device.attention_kernel not in ATTENTION_KERNELS:
             raise unknown_choice("cluster.device.attention_kernel", device.attention_kernel, ATTENTION_KERNELS)
-        sources = {str(key): str(value) for key, value in config["sources"].items()}
-        for spec, prefix in [(device, "device")] + [(tier, f"tiers.{tier.name}") for tier in tiers]:
-            for field in fields(spec):
-                value = getattr(spec, field.name)
-                if isinstance(value, str):
-                    continue
-                if field.default is not MISSING and value == field.default:
-                    # The effect is off.
-                    continue
-                if field.name in SIZES or field.default == 0:
-                    require(value >= 0, f"cluster.{prefix}.{field.name}", value, "0 or more (0: no matter how small)")
-                else:
-                    require(value > 0, f"cluster.{prefix}.{field.name}", value, "positive")
-                if field.name.endswith(("efficiency", "fraction", "overlap_cost")):
-                    require(value <= 1, f"cluster.{prefix}.{field.name}", value, "in (0, 1]")
-                if field.name != "num_ranks" and f"{prefix}.{field.name}" not in sources:
-                    raise UserError(f"cluster.sources.{prefix}.{field.name}: missing; say where the constant is from")
-        return cls(str(config["name"]), nodes, width, device, tiers, sources)
+        return cls(str(config["name"]), nodes, width, device, tiers)
 
 
 @dataclass(frozen=True, slots=True)
 class _ClusterSize:
-    num_nodes: int
-    gpus_per_node: int
+    num_nodes: Count
+    gpus_per_node: Count
 
 
 def _first_of_blocks(rings: IntArray, size: int) -> BoolArray:

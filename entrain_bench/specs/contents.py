@@ -36,15 +36,12 @@ class Samples(Protocol):
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""
-        ...
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
         """A segment of a sound: one channel at ``SOUND_HZ``, from -1 to 1 ``[samples]``."""
-        ...
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Token ids of a sample's text ``[text tokens]``, int64."""
-        ...
 
 
 @runtime_checkable
@@ -53,4 +50,3 @@ class Readable(Protocol):
 
     def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
         """The workload's samples; ``UserError`` if data is missing or changed, or only shapes are known."""
-        ...

@@ -11,14 +11,12 @@ from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
-from entrain_bench.specs.module_layers import CROSS_ENTROPIES, FUSED, UNFUSED
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
-KERNELS = (FUSED, UNFUSED)
-OPERATORS = ("norm_kernel", "gate_kernel", "optimizer_kernel")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
@@ -55,10 +53,6 @@ class FrameworkOptions:
         recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
             ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
         attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
-        norm_kernel: ``fused``: one kernel a norm; ``unfused``: an RMSNorm as eager PyTorch runs it, in fp32
-            (``Layer.with_unfused_norms``).
-        gate_kernel: the same of activations in gated MLPs (``Layer.with_unfused_gates``).
-        optimizer_kernel: the same of Adam (``Memory.optimizer_bytes``).
         tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
         grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
             fp32).
@@ -80,9 +74,6 @@ class FrameworkOptions:
     encoder_optimizers: int = 1
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
-    norm_kernel: str = FUSED
-    gate_kernel: str = FUSED
-    optimizer_kernel: str = FUSED
     tp_overlap: float = 0.0
     grad_dtype: str = FP32
     cross_entropy: str = UNFUSED
@@ -103,9 +94,6 @@ class FrameworkOptions:
             raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
         if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
             raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
-        for name in OPERATORS:
-            if getattr(self, name) not in KERNELS:
-                raise unknown_choice(name, getattr(self, name), KERNELS)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
         instances = self.encoder_optimizers
         require(instances >= 1, "encoder_optimizers", instances, "at least 1")
@@ -123,19 +111,6 @@ class FrameworkOptions:
     def cast_bytes(self) -> int:
         """Bytes of a parameter that its optimizer step moves for the gradient's cast to fp32."""
         return BF16_BYTES + FP32_BYTES if self.grad_dtype == BF16 else 0
-
-    def copies_gradients(self, sharded: bool) -> bool:
-        """Whether the optimizer step holds an fp32 copy of gradients in another type; those of shards are fp32."""
-        return not sharded
-
-    def scattered_bytes(self, element_bytes: int) -> int:
-        """Bytes that the reduction of a gradient moves, as those of a reduce-scatter over the distributed optimizer."""
-        return self.gradient_bytes(element_bytes)
-
-    @property
-    def overlaps_products(self) -> bool:
-        """Whether communication in a backward runs beside column-parallel products, as in megatron-core."""
-        return True
 
     def of(self, module: ModuleSpec) -> FrameworkOptions:
         """Return the settings with the module's own sequence parallelism."""
@@ -182,16 +157,11 @@ class FrameworkOptions:
                 f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
                 "harness=simulate prices the others"
             )
-        for key, stock in (
-            ("attention_kernel", None),
-            ("norm_kernel", FUSED),
-            ("gate_kernel", FUSED),
-            ("optimizer_kernel", FUSED),
-        ):
-            if (value := getattr(self, key)) != stock:
-                raise IncompatibleError(
-                    f"{key}={value}: harness={harness} runs the kernels of this machine; harness=simulate prices others"
-                )
+        if self.attention_kernel is not None:
+            raise IncompatibleError(
+                f"attention_kernel={self.attention_kernel}: harness={harness} runs the kernels of this machine; "
+                "harness=simulate prices others"
+            )
         if module.is_encoder and self.encoder_optimizers > 1:
             raise IncompatibleError(
                 f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "

@@ -7,14 +7,15 @@ Marker tokens, such as a row's end, are text that a processor adds around an ima
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from entrain_bench.base.errors import require, unknown_choice
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.parse import Range, check_mapping, parse
 
 # Sides, tokens and tiles of an image, at most: products of three stay below 2**53.
 MAX_RULE = 2**17
+Size = Annotated[int, Range(1, MAX_RULE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class FixedSize:
         llm_tokens: tokens of an image in the LLM.
     """
 
-    encoder_tokens: int
-    llm_tokens: int
+    encoder_tokens: Size
+    llm_tokens: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,12 @@ class AnyResolution:
         single_only: whether only the sole image of a sample is cut; several are one tile and a marker each.
     """
 
-    pixels: int
-    side: int
-    encoder_tokens: int
-    overview_tokens: int
+    pixels: Size
+    side: Size
+    encoder_tokens: Size
+    overview_tokens: Size
     grids: tuple[tuple[int, ...], ...]
-    max_tiles: int = 0
+    max_tiles: Annotated[int, Range(0, MAX_RULE)] = 0
     single_only: bool = False
 
 
@@ -69,11 +70,11 @@ class NearestGrid:
         markers: marker tokens of an image.
     """
 
-    pixels: int
-    max_tiles: int
-    encoder_tokens: int
-    llm_tokens: int
-    markers: int = 2
+    pixels: Size
+    max_tiles: Annotated[int, Range(0, MAX_RULE)]
+    encoder_tokens: Size
+    llm_tokens: Size
+    markers: Annotated[int, Range(0, MAX_RULE)] = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ class LongestEdge:
         llm_tokens: tokens of a tile in the LLM, without its two markers.
     """
 
-    pixels: int
-    longest_edge: int
-    encoder_tokens: int
-    llm_tokens: int
+    pixels: Size
+    longest_edge: Size
+    encoder_tokens: Size
+    llm_tokens: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,9 @@ class NativeSize:
         merge: patches on a side of that square.
     """
 
-    pixels: int
-    longest_edge: int
-    merge: int = 1
+    pixels: Size
+    longest_edge: Size
+    merge: Size = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,10 @@ class Resampled:
         quarters: whether the four quarters of an image are encoded, too.
     """
 
-    pixels: int
-    shortest_edge: int
-    longest_edge: int
-    llm_tokens: int
+    pixels: Size
+    shortest_edge: Size
+    longest_edge: Size
+    llm_tokens: Size
     quarters: bool = False
 
 
@@ -136,9 +137,9 @@ class PaddedGrid:
         max_tiles: tiles of a grid at most; larger images take the grid with the nearest aspect ratio.
     """
 
-    pixels: int
-    patch_pixels: int
-    max_tiles: int
+    pixels: Size
+    patch_pixels: Size
+    max_tiles: Size
 
 
 type ImageRules = FixedSize | AnyResolution | NearestGrid | LongestEdge | NativeSize | Resampled | PaddedGrid
@@ -164,11 +165,6 @@ def parse_images(values: Any, where: str) -> ImageRules:
     if kind not in KINDS:
         raise unknown_choice(f"{where}.kind", kind, KINDS)
     rules: ImageRules = parse(KINDS[kind], given, where)
-    for field in fields(rules):
-        value = getattr(rules, field.name)
-        least = 0 if field.name in ("max_tiles", "markers") and isinstance(rules, AnyResolution | NearestGrid) else 1
-        if isinstance(value, int) and not isinstance(value, bool):
-            require(least <= value <= MAX_RULE, f"{where}.{field.name}", value, f"from {least} to {MAX_RULE}")
     if isinstance(rules, AnyResolution):
         grids = [*map(list, rules.grids)]
         fits = all(len(grid) == 2 and min(grid) >= 1 and max(grid) <= MAX_RULE for grid in grids)

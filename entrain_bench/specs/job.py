@@ -154,7 +154,11 @@ class Job:
         heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]
         tps = [asked.tp] if asked.tp else [t for t in divisors(node) if all(size % t == 0 for size in heads)]
         cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
-        dps = [asked.dp] if asked.dp else [d for d in divisors(ranks) if self._divides(d)]
+        dps = (
+            [asked.dp]
+            if asked.dp
+            else [d for d in divisors(ranks) if not self.global_batch % (d * self.microbatch_size)]
+        )
         self.check_request()
         is_met = False
         for tp, cp, dp in product(tps, cps, dps):
@@ -175,9 +179,6 @@ class Job:
     def max_stages(self) -> int:
         """Stages of a replica at one layer each."""
         return sum(max(len(self.model.modules[i].layers) for i in unit) for unit in self.model.module_groups)
-
-    def _divides(self, dp: int) -> bool:
-        return self.global_batch % (dp * self.microbatch_size) == 0
 
 
 def divisors(number: int) -> list[int]:

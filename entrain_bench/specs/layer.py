@@ -10,12 +10,6 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-# An RMSNorm in eager PyTorch, as LLaMA's code has it: cast to fp32, square, mean, reciprocal root, product, cast back,
-# product with the weight. Bytes that these read and write of a value, less those of one fused kernel. Forward: 6 + 8 +
-# 4 + 0 + 8 + 6 + 4 - 4, for roots are one value a token. Backward: the weight's gradient 8 and product 4, cast 6, both
-# gradients of the product 8 + 16, the mean's 4, the square's 20, their sum 12, cast 6, less 8.
-UNFUSED_NORM_KERNELS = 7
-UNFUSED_NORM_BYTES = (32, 76)
 # Labelled positions whose logits exist at a time, where a head has those of labelled positions only.
 LOGIT_CHUNK_TOKENS = 1024
 
@@ -78,8 +72,6 @@ class Layer:
         parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
-        normed_values_per_token: values of hidden states that go through an RMSNorm.
-        gated_values_per_token: values that a gated MLP's activation makes.
         tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
             all of it and share out its sequences (fractions of one included).
         replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
@@ -112,8 +104,6 @@ class Layer:
     parameters: int = 0
     activation_bytes_per_token: float = 0.0
     input_bytes_per_token: float = 0.0
-    normed_values_per_token: float = 0.0
-    gated_values_per_token: float = 0.0
     tensor_parallel: bool = True
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
@@ -161,41 +151,6 @@ class Layer:
             replicated_bytes_per_token=0.0,
             whole_bytes_per_token=0.0,
             fp32_bytes_per_token=0.0,
-        )
-
-    def with_unfused_gates(self) -> Layer:
-        """The layer with gates of two kernels, activation and product, which keep what passes between them."""
-        moved = 2 * BF16_BYTES * self.gated_values_per_token
-        back = self.backward_elementwise_bytes_per_token
-        return replace(
-            self,
-            elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
-            backward_elementwise_bytes_per_token=None if back is None else back + 2 * moved,
-            num_elementwise_kernels=self.num_elementwise_kernels + (self.gated_values_per_token > 0),
-            activation_bytes_per_token=self.activation_bytes_per_token + moved / 2 * (self.backward_share > 0),
-            remade=self.remade and self.remade.with_unfused_gates(),
-        )
-
-    def with_unfused_norms(self) -> Layer:
-        """The layer with RMSNorms of single kernels in fp32; a layer without backward keeps nothing for one."""
-        values = self.normed_values_per_token
-        if not values:
-            return self
-        returned = self.backward_elementwise_bytes_per_token
-        if returned is None:
-            returned = 2 * self.elementwise_bytes_per_token
-        moved, moved_back = (num_bytes * values for num_bytes in UNFUSED_NORM_BYTES)
-        kept = FP32_BYTES * values * (self.backward_share > 0)
-        return replace(
-            self,
-            elementwise_bytes_per_token=self.elementwise_bytes_per_token + moved,
-            backward_elementwise_bytes_per_token=returned + moved_back,
-            replicated_elementwise_bytes_per_token=self.replicated_elementwise_bytes_per_token + moved,
-            num_elementwise_kernels=self.num_elementwise_kernels
-            + (UNFUSED_NORM_KERNELS - 1) * round(values / max(self.hidden_size, 1)),
-            activation_bytes_per_token=self.activation_bytes_per_token + kept,
-            replicated_bytes_per_token=self.replicated_bytes_per_token + kept,
-            remade=self.remade and self.remade.with_unfused_norms(),
         )
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.parse import Range, Rate, check_mapping, parse
 
 
 class Role(StrEnum):
@@ -50,7 +50,7 @@ class ModuleConfig:
     qkv_bias: bool = False
     linear_bias: bool = False
     modalities: tuple[str, ...] = ()
-    window_tokens: int = 0
+    window_tokens: Annotated[int, Range(0)] = 0  # 0: full attention
     full_attention_layers: tuple[int, ...] = ()
     embed_gemms: tuple[Mapping[str, float], ...] = ()
     head_gemms: tuple[Mapping[str, float], ...] = ()
@@ -60,13 +60,13 @@ class ModuleConfig:
     context_tokens: int = 0
     item_tokens: int = 0
     unet: Mapping[str, Any] | None = None
-    rope_theta: float = 10_000.0  # arXiv:2104.09864, section 3.2.2
+    rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
     rope_scaling: Mapping[str, Any] | None = None
     mrope_sections: tuple[int, ...] = ()
-    mrope_frame_step: float = 0.0
-    norm_epsilon: float = 1e-5  # torch.nn.LayerNorm's
+    mrope_frame_step: Annotated[float, Range(0)] = 0.0
+    norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
     activation: str = ""
-    learned_positions: int = 0
+    learned_positions: Annotated[int, Range(0)] = 0
     checkpoint: str = ""
 
 
@@ -113,8 +113,6 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
         num_elementwise_kernels=2,
         num_gathers=1,
         hidden_size=h,
-        normed_values_per_token=0 if config.norm_bias else h,
-        gated_values_per_token=f if config.gated_mlp else 0,
         # The norm's input is what comes in.
         activation_bytes_per_token=BF16_BYTES * (h + up + f),
         input_bytes_per_token=BF16_BYTES * h,
@@ -147,8 +145,6 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
         num_gathers=2,
         num_scatters=2,
         hidden_size=h,
-        normed_values_per_token=0 if config.norm_bias else 2 * h,
-        gated_values_per_token=f if config.gated_mlp else 0,
         parameters=h * (q + 2 * kv) + q * h + h * up + f * h + norms + biases,
         activation_bytes_per_token=kept + fp32,
         input_bytes_per_token=BF16_BYTES * h,
@@ -206,7 +202,6 @@ def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
         num_gathers=1,
         gathered_width=vocab * gathered,
         hidden_size=h,
-        normed_values_per_token=0 if config.norm_bias else h,
         parameters=h * vocab + norm,
         activation_bytes_per_token=hidden + (kept + fp32) * vocab,
         input_bytes_per_token=BF16_BYTES * h,
@@ -257,7 +252,6 @@ def _projector(config: ModuleConfig) -> Layer:
         num_gathers=1,
         num_scatters=1,
         hidden_size=h,
-        normed_values_per_token=h if config.head_norm and not config.norm_bias else 0,
         parameters=norm + sum(gemm.k * gemm.n + gemm.n for gemm in gemms),
         activation_bytes_per_token=normed + inputs + 2 * BF16_BYTES * middle,
         input_bytes_per_token=BF16_BYTES * h,

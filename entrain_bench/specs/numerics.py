@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.parse import Count, Rate, check_mapping, parse
 
 if TYPE_CHECKING:
     from entrain_bench.specs.module_layers import ModuleConfig
@@ -25,10 +25,10 @@ class RopeScaling:
     than ``original_context_tokens / high_freq_factor`` stay, and in between the two are mixed.
     """
 
-    factor: float
-    low_freq_factor: float
+    factor: Rate
+    low_freq_factor: Rate
     high_freq_factor: float
-    original_context_tokens: int
+    original_context_tokens: Count
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> RopeScaling | None:
@@ -36,8 +36,6 @@ class RopeScaling:
         if values is None:
             return None
         scaling = parse(cls, check_mapping(values, where), where)
-        for name in ("factor", "low_freq_factor", "original_context_tokens"):
-            require(getattr(scaling, name) > 0, f"{where}.{name}", getattr(scaling, name), "positive")
         low = scaling.low_freq_factor
         high = scaling.high_freq_factor
         require(high > low, f"{where}.high_freq_factor", high, f"above low_freq_factor={low}")
@@ -51,18 +49,14 @@ def find_activation(config: ModuleConfig) -> str:
 
 def check_numerics(config: ModuleConfig, where: str) -> None:
     """Raise ``UserError`` for values that no architecture has."""
-    for name in ("rope_theta", "norm_epsilon"):
-        require(getattr(config, name) > 0, f"{where}.{name}", getattr(config, name), "positive")
     if find_activation(config) not in ACTIVATIONS:
         raise unknown_choice(f"{where}.activation", config.activation, ACTIVATIONS)
     if config.checkpoint and config.checkpoint not in CHECKPOINTS:
         raise unknown_choice(f"{where}.checkpoint", config.checkpoint, CHECKPOINTS)
     RopeScaling.of(config.rope_scaling, f"{where}.rope_scaling")
-    require(config.learned_positions >= 0, f"{where}.learned_positions", config.learned_positions, "at least 0")
     sections = [*config.mrope_sections]
     if sections and (len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != config.head_dim):
         raise UserError(
             f"{where}.mrope_sections={sections}: must be three counts of frequencies that sum to head_dim / 2="
             f"{config.head_dim // 2}"
         )
-    require(config.mrope_frame_step >= 0, f"{where}.mrope_frame_step", config.mrope_frame_step, "at least 0")

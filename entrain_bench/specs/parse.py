@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from math import inf
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
@@ -14,6 +14,25 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 LEAST = 1e-30
 MOST = 1e30
 SCALARS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that a field may have: ``Annotated[int, Range(1)]``; ``words`` name them in errors."""
+
+    least: float
+    most: float = inf
+    words: str = ""
+
+    def check(self, value: float, where: str) -> None:
+        """Raise ``UserError`` for a value out of range."""
+        words = f"at least {self.least}" if self.most == inf else f"from {self.least} to {self.most}"
+        require(self.least <= value <= self.most, where, value, self.words or words)
+
+
+Count = Annotated[int, Range(1)]
+Rate = Annotated[float, Range(LEAST, words="positive")]
+Share = Annotated[float, Range(LEAST, 1, "in (0, 1]")]
 
 
 def check_mapping(values: Any, where: str) -> Mapping[str, Any]:
@@ -48,14 +67,18 @@ def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, 
 
 
 def parse[T](cls: type[T], values: Any, where: str) -> T:
-    """An instance of a flat dataclass: keys and types checked, whole numbers given as ``1e9`` accepted as integers."""
+    """An instance of a flat dataclass: keys, types and ranges checked; whole numbers such as ``1e9`` are integers."""
     check_keys(cls, values, where)
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     options = get_args(hint)
+    if get_origin(hint) is Annotated:
+        converted = _convert(options[0], value, where)
+        options[1].check(converted, where)
+        return converted
     if NoneType in options:
         if value is None:
             return None

@@ -1,11 +1,18 @@
 """How a model turns pixels, seconds and characters into tokens."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from entrain_bench.specs.image_rules import ImageRules
+from entrain_bench.specs.parse import Range
 
 # Tokens of a sequence or of an item, at most.
 MAX_TOKENS = 2**30
+Size = Annotated[int, Range(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
+Amount = Annotated[float, Range(1 / MAX_TOKENS, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
+# Tiles on a side of a grid: every grid is tried on every image.
+MAX_GRID = 32
+MAX_DYNAMIC = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +31,13 @@ class TileRules:
             ``max_grid`` and ``max_llm_tiles`` decide nothing.
     """
 
-    pixels: int
-    encoder_side: int
-    llm_side: int
-    max_grid: int
-    max_llm_tiles: int
-    max_frames: int
-    dynamic_tiles: int | None = None
+    pixels: Size
+    encoder_side: Size
+    llm_side: Size
+    max_grid: Annotated[int, Range(1, MAX_GRID)]
+    max_llm_tiles: Size
+    max_frames: Size
+    dynamic_tiles: Annotated[int, Range(1, MAX_DYNAMIC)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +50,9 @@ class FrameRules:
         max_frames: frames of a video at most; longer ones are sampled evenly.
     """
 
-    encoder_tokens: int
-    llm_tokens: int
-    max_frames: int
+    encoder_tokens: Size
+    llm_tokens: Size
+    max_frames: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +71,10 @@ class AudioRules:
         pads_llm: whether the LLM gets the tokens of full segments.
     """
 
-    frames_per_s: float
+    frames_per_s: Amount
     encoder_steps: tuple[tuple[int, ...], ...]
     llm_steps: tuple[tuple[int, ...], ...]
-    window_s: float = 0.0
+    window_s: Annotated[float, Range(0, 1)] = 0.0
     pads_encoder: bool = False
     pads_llm: bool = False
 
@@ -93,18 +100,18 @@ class TokenRules:
         audio: another rule for audio than ``audio_frames_per_s`` and ``audio_merge_frames``.
     """
 
-    patch_pixels: int
-    merge_patches: int
-    min_image_tokens: int
-    temporal_patch_frames: int
-    video_frames_per_s: float
-    audio_frames_per_s: float
-    audio_merge_frames: int
-    audio_segment_s: float
-    text_chars_per_token: float
-    context_tokens: int | None = None
+    patch_pixels: Size
+    merge_patches: Size
+    min_image_tokens: Size
+    temporal_patch_frames: Size
+    video_frames_per_s: Amount
+    audio_frames_per_s: Amount
+    audio_merge_frames: Size
+    audio_segment_s: Amount
+    text_chars_per_token: Amount
+    context_tokens: Size | None = None
     tiles: TileRules | None = None
-    max_image_tokens: float | None = None
+    max_image_tokens: Amount | None = None
     images: ImageRules | None = None
     frames: FrameRules | None = None
     audio: AudioRules | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import parse
+from entrain_bench.specs.parse import Count, parse
 
 # A 3 x 3 convolution; with stride 2 each value is read for a quarter of the taps.
 TAPS = 9
@@ -35,24 +35,20 @@ class UNetConfig:
         context_tokens: context tokens an image is conditioned on.
     """
 
-    in_channels: int
-    block_out_channels: tuple[int, ...]
+    in_channels: Count
+    block_out_channels: tuple[Count, ...]
     attention_levels: tuple[int, ...]
-    layers_per_block: int
-    cross_attention_dim: int
-    context_tokens: int
+    layers_per_block: Count
+    cross_attention_dim: Count
+    context_tokens: Count
 
 
 def parse_unet(values: Mapping[str, Any], where: str) -> UNetConfig:
     """A checked configuration; ``UserError`` names a wrong key and what is allowed."""
     config = parse(UNetConfig, values, where)
-    for key in ("in_channels", "layers_per_block", "cross_attention_dim", "context_tokens"):
-        require(getattr(config, key) >= 1, f"{where}.{key}", getattr(config, key), "at least 1")
     channels = config.block_out_channels
     levels = config.attention_levels
-    require(
-        bool(channels) and min(channels) >= 1, f"{where}.block_out_channels", [*channels], "one or more, at least 1"
-    )
+    require(bool(channels), f"{where}.block_out_channels", [*channels], "one or more")
     inside = all(0 <= level < len(channels) for level in levels)
     require(inside, f"{where}.attention_levels", [*levels], f"levels in 0..{len(channels) - 1}")
     return config

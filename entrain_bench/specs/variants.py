@@ -1,22 +1,20 @@
-"""Models whose head, norms or gates run otherwise than by default, as the framework's options say."""
+"""Models whose head runs otherwise than by default, as the framework's options say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from entrain_bench.specs.framework import LABELLED, FrameworkOptions
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.module_layers import FUSED, UNFUSED, language_head
+from entrain_bench.specs.module_layers import UNFUSED, language_head
 
 
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
-    """The model with the head, norms and gates that the framework runs, what it recomputes, and what it freezes."""
+    """The model with the head that the framework runs, what it recomputes, and what it freezes."""
     model = with_cross_entropy(model, framework.cross_entropy)
     model = with_labelled_head(model) if framework.head_tokens == LABELLED else model
     model = model.with_recomputation(framework.recompute_granularity)
-    model = with_gate_kernel(with_norm_kernel(model, framework.norm_kernel), framework.gate_kernel)
     return model.with_frozen(framework.freeze)
 
 
@@ -30,21 +28,6 @@ def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
         head = head.frozen(passes_gradients=llm.layers[-1].backward_share > 0)
     changed = replace(llm, layers=(*llm.layers[:-1], head))
     return replace(model, modules=tuple(changed if module is llm else module for module in model.modules))
-
-
-def with_norm_kernel(model: ModelSpec, kernel: str) -> ModelSpec:
-    """The model with norms as ``FrameworkOptions.norm_kernel`` says."""
-    return model if kernel == FUSED else _with_layers(model, Layer.with_unfused_norms)
-
-
-def with_gate_kernel(model: ModelSpec, kernel: str) -> ModelSpec:
-    """The model with the activations of gated MLPs as ``FrameworkOptions.gate_kernel`` says."""
-    return model if kernel == FUSED else _with_layers(model, Layer.with_unfused_gates)
-
-
-def _with_layers(model: ModelSpec, changed: Callable[[Layer], Layer]) -> ModelSpec:
-    modules = (replace(module, layers=tuple(map(changed, module.layers))) for module in model.modules)
-    return replace(model, modules=tuple(modules))
 
 
 def with_labelled_head(model: ModelSpec) -> ModelSpec:

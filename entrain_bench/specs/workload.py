@@ -19,11 +19,9 @@ class ShapeSource(Protocol):
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Return samples of the training stream; the same arguments always give the same samples."""
-        ...
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
         """Draw independent samples (with replacement) for profiling."""
-        ...
 
 
 def counts_of(source: ShapeSource) -> Counts:
@@ -38,12 +36,9 @@ class Workload(Protocol):
     @property
     def name(self) -> str:
         """Name of the workload in tables."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a hash of the workload's data file, so that records notice a change; empty without a file."""
-        ...
 
     def source(self, rules: TokenRules) -> ShapeSource:
         """Return the samples as a model sees them; ``UserError`` names file, row and column of invalid data."""
-        ...

@@ -55,10 +55,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, without waiting for what the device still has to do.
-
-    A copy out of pageable memory would stop the host until all queued kernels are through; pinned memory does not.
-    """
+    """The tensor on the device, through pinned memory: the host does not wait for queued kernels."""
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)

@@ -1,19 +1,8 @@
-"""Replacements that megatron-core needs to run without a GPU.
+"""Replacements that megatron-core needs to run without a GPU, and for ranks with different numbers of stages.
 
-megatron-core names CUDA devices literally in the parts the training runtime uses. Where no GPU is present, this file
-puts the CPU in their place, inside megatron's own modules only:
-
-- ``MODULES`` see a ``torch`` whose ``torch.cuda.current_device`` is the CPU, whose current stream is nothing, and whose
-  tensor factories take ``device="cuda"`` as the CPU; where they make groups over NCCL by name, the default backend's.
-- ``Tensor.type()`` called by megatron's optimizer answers as for a CUDA tensor of the same element type; that is how
-  it tells half from full precision.
-
-And with or without one: ``megatron.core.optimizer`` aligns the parameter groups of all ranks, by a collective, for
-every optimizer it makes, in case its own checkpoints want it. Ranks here hold different numbers of stages, so that
-would hang: each rank keeps to its own groups, which those with the same stage have alike. The buffer that gathered
-hidden states share is megatron's global one, made here since its global groups are not. Its Adam is torch's, be other
-packages installed or not: theirs count steps where no checkpoint of this suite finds them. Its fused functions are
-compiled on a GPU only: on a CPU that would need a C++ compiler.
+Without a GPU, ``MODULES`` see a ``torch`` whose current CUDA device is the CPU, and ``Tensor.type()`` called by
+megatron's optimizer answers as for a CUDA tensor. Always: ``megatron.core.optimizer`` does not gather the parameter
+groups of all ranks, which would hang; Adam is torch's, whose steps checkpoints find.
 """
 
 from __future__ import annotations
@@ -45,8 +34,6 @@ _original_type: Callable[..., Any] = torch.Tensor.type
 
 
 class _Overlay:
-    """A namespace with some of its names replaced."""
-
     def __init__(self, base: Any, **names: Any) -> None:
         self.__dict__.update(names)
         self._base = base
@@ -85,10 +72,7 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
 
 @contextmanager
 def rank_of_many(num_ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of ``num_ranks``; collectives return at once, with shapes as from all ranks.
-
-    So a stage is built and run as its shard is in training; communication costs a copy of its result at most.
-    """
+    """Make this process rank 0 of ``num_ranks``; collectives return at once, with shapes as from all ranks."""
     # PyTorch keeps its communication without partners, for tests of its own, under this name.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -104,7 +88,6 @@ def rank_of_many(num_ranks: int) -> Iterator[None]:
 
 
 def _gather_own(gathered: list[Any], own: Any) -> None:
-    """``all_gather_object`` as if all ranks had the same."""
     gathered[:] = [own] * len(gathered)
 
 
@@ -118,8 +101,6 @@ def _type(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
 
 
 def _replacing(function: Callable[..., Any], option: str, value: str, instead: str | None) -> Callable[..., Any]:
-    """The function, given ``instead`` where it is called with that value of an option."""
-
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         if options.get(option) == value:

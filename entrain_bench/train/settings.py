@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import cos, pi
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.specs.model import ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
-PER_CHANNEL, ONE = P2P_GROUPS = ("per_channel", "one")
 PREPROCESSING = ("inline", "thread", "processes")
 # What samples hold: numbers made up of the seed, or what the workload's files hold.
 MADE_UP, FILES = DATA = ("made_up", "files")
@@ -24,7 +25,6 @@ CHOICES = {
     "data": DATA,
     "learning_rate_decay": DECAYS,
     "preprocessing": PREPROCESSING,
-    "p2p_groups": P2P_GROUPS,
     "on_non_finite": NON_FINITE,
 }
 
@@ -54,7 +54,6 @@ class TrainSettings:
     clip_grad: float = 1.0
     weights: str | None = None
     save_weights: str | None = None
-    p2p_groups: str = PER_CHANNEL
     timeout_s: float = 120.0
     planning_timeout_s: float = 1800.0
     on_non_finite: str = "stop"
@@ -91,11 +90,7 @@ class TrainSettings:
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
         require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
-        if generators := self.truth.model.generators:
-            raise IncompatibleError(
-                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=train does "
-                "not support. Use harness=simulate"
-            )
+        refuse_generators(self.truth.model, "harness=train")
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:
             raise UserError(
@@ -103,11 +98,7 @@ class TrainSettings:
             )
 
     def rate_at(self, iteration: int, num_iterations: int) -> float:
-        """The learning rate of an iteration of a run, counted from 0.
-
-        It rises in equal steps to ``learning_rate``, which the last of the warm-up has. A decay along half a cosine is
-        that of arXiv:1608.03983, equation 5, without restarts.
-        """
+        """The learning rate of an iteration from 0: linear warm-up, then decay (cosine: arXiv:1608.03983, eq. 5)."""
         peak = self.learning_rate
         least = self.min_learning_rate
         warmup = self.warmup_iterations
@@ -120,3 +111,32 @@ class TrainSettings:
         done = min(1.0, (iteration - top) / max(1, last - top))
         left = 1.0 - done if self.learning_rate_decay == "linear" else (1.0 + cos(pi * done)) / 2
         return least + (peak - least) * left
+
+
+# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
+# CUDA programming guide's table of environment variables, which was not read for this.
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_CONNECTIONS = 32
+# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def refuse_generators(model: ModelSpec, who: str) -> None:
+    """Raise ``IncompatibleError`` for a model whose layers the training runtime does not have."""
+    if model.generators:
+        raise IncompatibleError(
+            f"model={model.name}: has a generator ({model.generators[0].name}), which {who} does not support. "
+            "Use harness=simulate"
+        )
+
+
+def connections_unless_given(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable at its most, if the environment does not have it; CUDA reads it when it starts."""
+    return {} if VARIABLE in environment else {VARIABLE: str(MOST_CONNECTIONS)}
+
+
+def check_connections(environment: Mapping[str, str]) -> None:
+    """Raise ``UserError`` for a number of queues that measures something else, or that CUDA does not have."""
+    given = environment.get(VARIABLE, str(MOST_CONNECTIONS))
+    fits = given.isdecimal() and 2 <= int(given) <= MOST_CONNECTIONS
+    require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}; with 1, messages block computation")

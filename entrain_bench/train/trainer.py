@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.train.connections import ON_LOOPBACK, check_connections, connections_unless_given
-from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings, check_connections, connections_unless_given
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Braid, this project's own: encoders and LLM on all ranks of a replica, encoder work where the LLM leaves time.
 
-Layouts (``layout``, ``planner``), balance in two dimensions and levelled encoder work (``assigner``, ``work``), what
-the list scheduler orders (``replicas``) and the search over orders of microbatches (``scheduler``).
+Layouts (``braid_layouts``, ``planner``), balance in two dimensions and levelled encoder work (``assigner``, ``work``),
+packs on groups of several widths (``packs``) and the search over orders of microbatches (``scheduler``).
 """
 
 from .assigner import BraidAssigner

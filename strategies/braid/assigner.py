@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.filling import lpt_with_exchange
+from entrain_bench.balancing.lpt import lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray

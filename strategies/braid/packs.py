@@ -1,25 +1,412 @@
-"""Packs of samples on groups of several widths: the deal that ends first, its packs, and labels of units."""
+"""Packs of samples on groups of several widths: the deal that ends first, its packs, and labels of units.
+
+A pack is what a group of ranks takes through encoder, LLM and back before it goes on. Wide packs come first, so that
+narrower groups nest inside them and all ranks are busy to the end. Inside a pack every module chooses a width of its
+own, at most the pack's, and deals its units out over so many narrower groups.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 
 import numpy as np
 
-from entrain_bench.balancing.chunk_estimates import packed_iteration_s
-from entrain_bench.balancing.filling import lpt_with_exchange
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s, packed_units_s
+from entrain_bench.balancing.lpt import lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import room_bytes, step_assignment
-from entrain_bench.balancing.width_layouts import group_widths, packed_program
-from entrain_bench.base.arithmetic import decisive
+from entrain_bench.balancing.rounds import group_widths, packed_program
+from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .deal import Deal, UnitWork, binned, dealt, estimate_work, labelled, priced
+# Exchanges with the busiest rank, at most.
+EXCHANGES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWork:
+    """Estimated times and bytes of all modules' units at every width, in module order.
+
+    Attributes:
+        width: ranks of a group at each degree ``[degrees]``, all modules' degrees one after the other.
+        first_degree: first degree of each module ``[modules + 1]``.
+        seconds: both passes that a unit adds to a pack at a degree ``[degrees, units]``; only a module's own count.
+        chunk_s: what a pack costs besides ``[degrees]``.
+        again_s: what recomputation adds to its backward ``[degrees, units]``.
+        bytes_: what it keeps on each rank of its group from forward to backward ``[degrees, units]``.
+        lean_bytes: likewise if all that can be is recomputed ``[degrees, units]``.
+        running_bytes: what it needs besides while a pass of it runs, recomputation included ``[degrees, units]``.
+        first_unit: first unit of each module ``[modules + 1]``.
+        offsets, units: units of each sample and module, CSR ``[samples * modules + 1]``.
+    """
+
+    width: IntArray
+    first_degree: IntArray
+    seconds: FloatArray
+    chunk_s: FloatArray
+    again_s: FloatArray
+    bytes_: FloatArray
+    lean_bytes: FloatArray
+    running_bytes: FloatArray
+    first_unit: IntArray
+    offsets: IntArray
+    units: IntArray
+
+
+def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> UnitWork:
+    """Believed work of a batch at all widths of a layout, by the profile's estimates."""
+    modules = profile.job.model.modules
+    num_samples = len(shapes)
+    llm = profile.job.model.llm_index
+    asked = profile.job.request.recompute is not None
+    hidden_bytes = 2.0 * profile.job.model.llm.config.hidden_size
+    counts = [len(module.units(shapes)) for module in modules]
+    first_unit = offsets_from_counts(np.array(counts))
+    first_degree = offsets_from_counts(np.array([len(placed.degrees) for placed in layout.modules]))
+    seconds, again_s, bytes_, lean, running = np.zeros((5, int(first_degree[-1]), int(first_unit[-1])))
+    chunk_s = np.zeros(int(first_degree[-1]))
+    width = np.zeros(int(first_degree[-1]), np.int64)
+    owners = []
+    for index, (module, placed) in enumerate(zip(modules, layout.modules, strict=True)):
+        units = module.units(shapes)
+        mine = slice(int(first_unit[index]), int(first_unit[index + 1]))
+        lengths = module.lengths(shapes, units)
+        owners.append(module.owners(shapes, units))
+        kinds = module.kind_counts(placed.layers_per_stage)[0]
+        for degree, (tp, cp) in enumerate(placed.degrees):
+            row = int(first_degree[index]) + degree
+            width[row] = tp * cp
+            forward, backward = packed_units_s(module, shapes, tp, cp, profile)
+            again = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
+            seconds[row, mine] = matmul(forward + backward, kinds) + placed.recompute * again
+            again_s[row, mine] = again * (not asked)
+            chunk_s[row] = float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
+            for held, recompute in ((bytes_, placed.recompute), (lean, placed.recompute or not asked)):
+                kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
+                held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
+            running[row, mine] = lengths * (float(extra[0]) + (index == llm) * 2 * hidden_bytes)
+    key = np.concatenate([owner * len(modules) + index for index, owner in enumerate(owners)])
+    order = np.argsort(key, kind="stable")
+    offsets = offsets_from_counts(np.bincount(key, minlength=num_samples * len(modules)))
+    return UnitWork(width, first_degree, seconds, chunk_s, again_s, bytes_, lean, running, first_unit, offsets, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Where samples go.
+
+    Attributes:
+        width: of each sample's group ``[samples]``.
+        first: first rank of its group, among those of a stage ``[samples]``.
+        end_s: when the last rank is done, by belief.
+    """
+
+    width: IntArray
+    first: IntArray
+    end_s: float
+
+
+def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
+    """Seconds, bytes kept and bytes of running passes of each sample as a pack on each width ``[widths, samples]``.
+
+    It recomputes the share of its layers that ``room_bytes`` have no room for; bytes above that say that it fits not
+    even if it recomputes all.
+    """
+    units = work.seconds, work.again_s, work.bytes_, work.lean_bytes, work.running_bytes
+    columns = np.ascontiguousarray(np.stack(units))
+    rows = work.first_degree, work.offsets, work.units
+    seconds, again_s, held, lean, running = _priced(work.width, work.chunk_s, columns, *rows, widths, num_samples)
+    share = np.clip((held + running - room_bytes) / np.maximum(held - lean, 1.0), 0.0, 1.0)
+    return seconds + share * again_s, held - share * (held - lean), running
+
+
+def dealt(
+    seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room_bytes: float, limit_s: float
+) -> Deal:
+    """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
+
+    Args:
+        seconds: of each sample on each width ``[widths, samples]``.
+        bytes_: that it needs on a rank there ``[widths, samples]``.
+        widths: narrow to wide ``[widths]``.
+        num_ranks: of a stage.
+        room_bytes: for what a rank keeps.
+        limit_s: of a sample.
+    """
+    cost = decisive(seconds * widths[:, None])
+    good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
+    level = np.where(good, cost, np.inf).argmin(axis=0)
+    fits = np.where(bytes_ <= room_bytes, decisive(seconds), np.inf)
+    fallback = np.where(np.isfinite(fits).any(axis=0), fits.argmin(axis=0), len(widths) - 1)
+    level = np.where(good.any(axis=0), level, fallback)
+    mine = decisive(seconds[level, np.arange(seconds.shape[1])])
+    order = np.lexsort((np.arange(len(mine)), -mine, -level))
+    first, load = _placed(order, level, mine, widths, num_ranks)
+    narrow = np.flatnonzero(level == 0)
+    groups = num_ranks // int(widths[0])
+    narrow_group = first[narrow] // int(widths[0])
+    start = load.reshape(groups, -1).max(axis=1) - np.bincount(narrow_group, mine[narrow], groups)
+    narrow_group, end_s = _exchanged(narrow_group, mine[narrow], start, EXCHANGES)
+    first[narrow] = narrow_group * int(widths[0])
+    return Deal(widths[level], first, float(end_s))
+
+
+def labelled(
+    work: UnitWork, order: IntArray, offsets: IntArray, deal: Deal, place: IntArray, first_group: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Group and pack of every unit ``[units]``, all modules' one after the other.
+
+    A pack's units of a module take the degree that is through first, of those at most as wide as the pack.
+
+    Args:
+        work: of the batch.
+        order: samples, pack after pack.
+        offsets: where each pack begins, and their number ``[packs + 1]``.
+        deal: groups of the samples.
+        place: of each pack in the order of packs ``[packs]``.
+        first_group: number of the first group of each degree ``[degrees]``.
+    """
+    columns = work.seconds, work.chunk_s, work.width, work.first_degree, work.offsets, work.units
+    labels = _labelled(*columns, order, offsets, deal.width, deal.first, place, first_group)
+    return np.asarray(labels[0]), np.asarray(labels[1])
+
+
+@njit()
+def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
+    """Busiest of so many groups if units go, longest first, to the least loaded; their groups go to ``place``."""
+    if count == 1 or len(units) == 1:
+        place[: len(units)] = 0
+        total = 0.0
+        for unit in units:
+            total += seconds[unit]
+        return total
+    load = np.zeros(min(count, len(units)))
+    falling = np.empty(len(units))
+    for index in range(len(units)):
+        falling[index] = -seconds[units[index]]
+    for index in np.argsort(falling, kind="mergesort"):  # type: ignore[assignment]
+        group = load.argmin()
+        place[index] = group
+        load[group] += seconds[units[index]]
+    return load.max()
+
+
+@njit()
+def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def]
+    best = -1
+    best_s = np.inf
+    chosen = np.zeros(len(units), np.int64)
+    place = np.zeros(len(units), np.int64)
+    for degree in range(len(width)):
+        if width[degree] > most:
+            continue
+        span = _span(units, seconds[degree], most // width[degree], place) + chunk_s[degree]
+        if span < best_s * (1 - 1e-9):
+            best = degree
+            best_s = span
+            chosen[:] = place
+    return best, chosen
+
+
+@njit()
+def _labelled(  # type: ignore[no-untyped-def]
+    seconds, chunk_s, degree_width, first_degree, rows, units, order, offsets, width, first, place, first_group
+):
+    replica = np.zeros(len(units), np.int64)
+    number = np.zeros(len(units), np.int64)
+    members = np.empty(len(units), np.int64)
+    modules = len(first_degree) - 1
+    for pack in range(len(place)):
+        some = order[offsets[pack]]
+        for module in range(modules):
+            count = 0
+            for spot in range(offsets[pack], offsets[pack + 1]):
+                row = order[spot] * modules + module
+                for unit in units[rows[row] : rows[row + 1]]:
+                    members[count] = unit
+                    count += 1
+            if count == 0:
+                continue
+            low = first_degree[module]
+            high = first_degree[module + 1]
+            best, where = _split(
+                members[:count], seconds[low:high], chunk_s[low:high], degree_width[low:high], width[some]
+            )
+            group = first_group[low + best] + first[some] // degree_width[low + best]
+            for index in range(count):
+                replica[members[index]] = group + where[index]
+                number[members[index]] = place[pack]
+    return replica, number
+
+
+@njit()
+def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
+    """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
+
+    Samples come group after group. Arguments are their order, group and bytes ``[samples]``, the room of a group's bins
+    and the number of bins at least; there are at most as many as the group has samples ``[groups]``.
+    """
+    chosen = np.zeros(len(order), np.int64)
+    low = 0
+    while low < len(order):
+        current = group[order[low]]
+        high = low
+        while high < len(order) and group[order[high]] == current:
+            high += 1
+        bins = count[current]
+        while True:
+            filled = np.zeros(bins)
+            for sample in order[low:high]:
+                least = filled.argmin()
+                chosen[sample] = least
+                filled[least] += bytes_[sample]
+            if bins >= high - low or filled.max() <= room[current]:
+                break
+            bins += 1
+        low = high
+    return chosen
+
+
+@njit()
+def _priced(width, chunk_s, columns, first_degree, offsets, units, widths, num_samples):  # type: ignore[no-untyped-def]
+    """Of each sample on each width ``[5, widths, samples]``, of columns of units ``[5, degrees, units]``.
+
+    Seconds, seconds of recomputation, bytes kept and kept at least add up over modules, bytes of running passes do not.
+    """
+    seconds = columns[0]
+    modules = len(first_degree) - 1
+    totals = np.zeros((5, len(widths), num_samples))
+    place = np.zeros(len(units) + 1, np.int64)
+    for level in range(len(widths)):
+        for sample in range(num_samples):
+            for module in range(modules):
+                row = sample * modules + module
+                sample_units = units[offsets[row] : offsets[row + 1]]
+                if not len(sample_units):
+                    continue
+                best = np.full(5, np.inf)
+                for degree in range(first_degree[module], first_degree[module + 1]):
+                    if width[degree] > widths[level]:
+                        continue
+                    count = widths[level] // width[degree]
+                    span = _span(sample_units, seconds[degree], count, place)
+                    if level == 0:
+                        # Many share a pack, which groups of a narrower width share evenly.
+                        span = 0.0
+                        for unit in sample_units:
+                            span += seconds[degree, unit] / count
+                    else:
+                        span += chunk_s[degree]
+                    if span < best[0] * (1 - 1e-9):
+                        best[0] = span
+                        load = np.zeros((5, count))
+                        for index in range(len(sample_units)):
+                            load[:, place[index]] += columns[:, degree, sample_units[index]]
+                        for column in range(1, 5):
+                            best[column] = load[column].max()
+                totals[:4, level, sample] += best[:4]
+                totals[4, level, sample] = max(totals[4, level, sample], best[4])
+    return totals
+
+
+@njit()
+def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untyped-def]
+    """First rank of each sample's group, and the load of each rank: every sample on the least loaded of its width.
+
+    Samples of one width follow each other in the order.
+    """
+    load = np.zeros(num_ranks)
+    first = np.zeros(len(order), np.int64)
+    before = -1
+    least = [(0.0, 0)]
+    for sample in order:
+        width = widths[level[sample]]
+        if level[sample] != before:
+            before = level[sample]
+            least = [(load[start : start + width].max(), start) for start in range(0, num_ranks - width + 1, width)]
+            heapify(least)
+        best_s, best = least[0]
+        heapreplace(least, (best_s + seconds[sample], best))
+        first[sample] = best
+        load[best : best + width] = best_s + seconds[sample]
+    return first, load
+
+
+@njit()
+def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def]
+    """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
+    group_of = group_of.copy()
+    load = start.copy()
+    # A group's samples are linked: its first one, and the next of each; -1: none.
+    head = np.full(len(load), -1)
+    after = np.full(len(group_of), -1)
+    for sample in range(len(group_of) - 1, -1, -1):
+        load[group_of[sample]] += seconds[sample]
+        after[sample] = head[group_of[sample]]
+        head[group_of[sample]] = sample
+    for _ in range(rounds):
+        top = load.argmax()
+        low = load.argmin()
+        gain = 1e-9 * load[top]
+        one = -1
+        other = -1
+        sample = head[top]
+        while sample >= 0:
+            less = load[top] - max(load[top] - seconds[sample], load[low] + seconds[sample])
+            if less > gain * (1 + 1e-9):
+                gain = less
+                one = sample
+            sample = after[sample]
+        for turn in range(-1, len(load)):
+            # The idlest group first: a swap gains half of the difference at most, which rules out most others.
+            group = low if turn < 0 else turn
+            room = load[top] - load[group]
+            if room < 2 * gain * (1 - 1e-6):
+                continue
+            sample = head[top]
+            while sample >= 0:
+                partner = head[group]
+                while partner >= 0:
+                    less = seconds[sample] - seconds[partner]
+                    if min(less, room - less) > gain * (1 + 1e-9):
+                        gain = min(less, room - less)
+                        one = sample
+                        other = partner
+                    partner = after[partner]
+                sample = after[sample]
+        if one < 0:
+            break
+        goal = low if other < 0 else group_of[other]
+        _relink(one, goal, group_of, load, seconds, head, after)
+        if other >= 0:
+            _relink(other, top, group_of, load, seconds, head, after)
+    return group_of, load.max()
+
+
+@inlined
+def _relink(sample, goal, group_of, load, seconds, head, after):  # type: ignore[no-untyped-def]
+    """Move a sample to another group, with its load and links."""
+    source = group_of[sample]
+    before = head[source]
+    if before == sample:
+        head[source] = after[sample]
+    else:
+        while after[before] != sample:
+            before = after[before]
+        after[before] = after[sample]
+    after[sample] = head[goal]
+    head[goal] = sample
+    group_of[sample] = goal
+    load[source] -= seconds[sample]
+    load[goal] += seconds[sample]
+
 
 # Limits of a sample's time, as shares of what an even deal takes.
 LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)

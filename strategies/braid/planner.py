@@ -16,8 +16,8 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import chain_bytes, recompute_choices
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.balancing.tuning import Candidates, default_job, tuned
-from entrain_bench.balancing.width_layouts import layouts_with_widths
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout

@@ -1,11 +1,10 @@
 """DIP (arXiv:2504.14145; formerly PipeWeaver): every module on every rank of a replica, images cut finer than the LLM.
 
-Modality-aware partitioner (``partitioner``), sub-microbatches (``assigner``) and the search over segment priorities
-(``scheduler``, ``search``), whose greedy dual-queue interleaver is ``entrain_bench.balancing.listing``.
+Modality-aware partitioner and sub-microbatches (``partitioner``), and the search over segment priorities
+(``scheduler``), whose greedy dual-queue interleaver is ``entrain_bench.balancing.listing``.
 """
 
-from .assigner import DipAssigner
-from .partitioner import DipPlanner
+from .partitioner import DipAssigner, DipPlanner
 from .scheduler import DipScheduler
 
 __all__ = ["DipAssigner", "DipPlanner", "DipScheduler"]

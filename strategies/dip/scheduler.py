@@ -1,25 +1,404 @@
-"""DIP's schedule: segments of all modules interleaved on every rank, by believed durations (arXiv:2504.14145)."""
+"""DIP's schedule: segments of all modules interleaved on every rank, in an order that a tree search finds.
+
+A compiled Monte-Carlo tree search, UCT (Kocsis and Szepesvari, ECML 2006) over orders of microbatches, scored by the
+list scheduler. A node is the beginning of an order, a move puts one of the remaining elements next, a rollout completes
+the order and scores it. Scores do not vary: a node counts as good as its best rollout, and finished subtrees are left
+alone. Rollouts stay near the best order so far (MOVED), and nodes widen slowly (as in Coulom, CG 2006).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from time import perf_counter
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_durations, stages_s
+from entrain_bench.balancing.chunk_groups import (
+    chunk_groups,
+    components,
+    list_lanes,
+    reverse_dependencies,
+    split_by_label,
+)
+from entrain_bench.balancing.listing import ListedActions, Wish, list_schedule, room_for, single_lane_actions
 from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all, recompute_by_chunk
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
-from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arithmetic import LN_2, decisive, log2
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
+from entrain_bench.base.compiled import in_threads, njit
 from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.program import Program
-from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.assignment import Assignment, Chunks
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .search import best_slots
-from .segments import believed_s, build_segments
+
+def chunk_s(
+    module: ModuleSpec,
+    placed: ModuleLayout,
+    shapes: SampleShapes,
+    chunks: Chunks,
+    profile: Profile,
+    remade: IntArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Estimated seconds of forward and backward of each chunk on each stage ``[chunks, stages]``.
+
+    A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
+    A backward takes two forwards, and one more if activations are recomputed; less where layers are frozen. Of layers
+    that chunks recompute one by one (``remade``), the backward takes one more forward of these.
+    """
+    forward, share = stages_s(module, placed, shapes, chunks, profile)
+    backward = forward * (3.0 * recompute_factor(placed.recompute) - 1.0) * share
+    if remade is not None and not placed.recompute:
+        backward = backward + remade * covered_layer_s(module, placed, shapes, chunks, profile)
+    return forward, backward
+
+
+def believed_s(profile: Profile, program: Program) -> float:
+    """Believed time of a program up to its last backward, without transfers, seconds."""
+    duration = np.zeros(program.num_actions)
+    duration[: program.first_action[-1]] = packed_durations(program, profile, chunk_s)
+    return float(profile.programs.simulate(program, duration).max())
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSegments:
+    """The actions of a program, what they wait for, and the groups that the search puts in order.
+
+    A *segment* is a forward or backward of a chunk through one stage on each rank (arXiv:2504.14145). Chunks that
+    depend on each other are a *group*: a microbatch with the sub-microbatches of its encoders and generators. Lanes
+    whose actions depend on each other are a *set*: a replica.
+
+    Attributes:
+        actions: of all sets.
+        lane_set: set of each lane ``[lanes]``.
+        group: group of each action, counted in its set by arrival ``[actions]``.
+        element: what the search orders as one, counted likewise: the group, or the group's part of one module, of which
+            ``per_group`` follow each other ``[actions]``.
+        rank: place of each action's chunk in its group, of its pass ``[actions]``: forwards go by the first LLM
+            microbatch they serve, then along the chain, backwards by the last, then against the chain.
+        num_groups: groups of each set ``[sets]``.
+    """
+
+    actions: ListedActions
+    lane_set: IntArray
+    group: IntArray
+    element: IntArray
+    rank: IntArray
+    num_groups: IntArray
+    per_group: int
+
+
+def build_segments(draft: Program, assignment: Assignment, profile: Profile, by_module: bool = False) -> ChunkSegments:
+    """The segments of a program, whatever its own order; ``by_module``: a group's modules are elements of their own."""
+    memory = profile.memory
+    count = int(draft.first_action[-1])
+    # Every block is one lane.
+    _, lane = list_lanes(draft)
+    change, working = (values[:count] for values in memory.action_bytes(draft))
+    extra = np.zeros(draft.layout.num_lanes)
+    np.maximum.at(extra, lane, working)
+    extra += memory.posted_bytes(draft)
+    room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
+    wait = rows_of(draft.dep_offsets)
+    need = draft.dep_actions
+    lane_set = components(draft.layout.num_lanes, lane[wait], lane[need])
+    groups = chunk_groups(draft, assignment, lane_set[lane], 1 + int(lane_set.max()))
+    chunk = groups.chunk
+    first_group = groups.first_group
+    is_backward = draft.kind[:count].astype(np.int64)
+    own_group = (groups.group - first_group[groups.chunk_set])[chunk]
+    per_group = len(draft.model.modules) if by_module else 1
+    actions = single_lane_actions(
+        lane,
+        is_backward,
+        packed_durations(draft, profile, chunk_s),
+        np.ceil(np.abs(change)).astype(np.int64),
+        np.diff(draft.dep_offsets)[:count],
+        *reverse_dependencies(draft)[:2],
+        np.floor(room).astype(np.int64),
+    )
+    return ChunkSegments(
+        actions,
+        lane_set,
+        own_group,
+        own_group * per_group + (draft.module[:count] if by_module else 0),
+        groups.rank[is_backward, chunk],
+        np.diff(first_group),
+        per_group,
+    )
+
+
+# Weight of exploration for scores scaled to [0, 1].
+EXPLORATION = 0.2
+# Elements that a rollout takes out of the best order and puts elsewhere, on average.
+MOVED = 8.0
+TINY = np.finfo(np.float64).tiny
+ROOT = 0
+NONE = -1
+
+
+class Tree(NamedTuple):
+    """The search for the order of some elements with the least score, one proposal at a time.
+
+    Attributes:
+        order: the best order so far, at first 0, 1, 2, ... ``[elements]``.
+        proposed: the order to score ``[elements]``.
+        scores: of the best order and of the worst one so far, infinite before the first ``[2]``.
+        lengths: nodes, and nodes on the path to the proposal ``[2]``.
+        path: nodes from the root to where the proposal was completed ``[elements + 1]``.
+        move: element that a node puts next ``[nodes]``.
+        first_child, last_child, next_sibling: children in the order in which they were found ``[nodes]``.
+        num_children: their number ``[nodes]``.
+        visits: proposals that went through a node ``[nodes]``.
+        best: least score of those ``[nodes]``.
+        finished: whether all orders below it were scored ``[nodes]``.
+        spread: exploration of a node's children by the node's visits ``[proposals + 1]``.
+    """
+
+    order: IntArray
+    proposed: IntArray
+    scores: FloatArray
+    lengths: IntArray
+    path: IntArray
+    move: IntArray
+    first_child: IntArray
+    last_child: IntArray
+    next_sibling: IntArray
+    num_children: IntArray
+    visits: IntArray
+    best: FloatArray
+    finished: BoolArray
+    spread: FloatArray
+
+
+def exploration(num_proposals: int) -> FloatArray:
+    """``spread`` of trees that take so many proposals ``[proposals + 1]``."""
+    visits = np.maximum(np.arange(num_proposals + 1), 1)
+    return EXPLORATION * np.sqrt(log2(visits) * LN_2)
+
+
+def new_tree(num_elements: int, spread: FloatArray) -> Tree:
+    """A tree before its first proposal; ``spread`` says how many it takes."""
+    num_nodes = len(spread)
+    finished = np.zeros(num_nodes, np.bool_)
+    finished[ROOT] = num_elements == 0
+    return Tree(
+        order=np.arange(num_elements),
+        proposed=np.arange(num_elements),
+        scores=np.array([np.inf, -np.inf]),
+        lengths=np.array([1, 1]),
+        path=np.zeros(num_elements + 1, np.int64),
+        move=np.full(num_nodes, NONE),
+        first_child=np.full(num_nodes, NONE),
+        last_child=np.full(num_nodes, NONE),
+        next_sibling=np.full(num_nodes, NONE),
+        num_children=np.zeros(num_nodes, np.int64),
+        visits=np.zeros(num_nodes, np.int64),
+        best=np.full(num_nodes, np.inf),
+        finished=finished,
+        spread=spread,
+    )
+
+
+@njit(nogil=True)
+def propose(tree, rng):  # type: ignore[no-untyped-def]
+    """Make the next proposal: the order 0, 1, 2, ... first, and the best one again once all orders are scored."""
+    tree.proposed[:] = tree.order
+    node = ROOT
+    depth = 0
+    while tree.visits[node] > 0 and not tree.finished[ROOT]:
+        place = _select(tree, node, depth, rng)
+        move = tree.proposed[place]
+        _put(tree.proposed, place, depth)
+        node = _child(tree, node, move)
+        depth += 1
+        tree.path[depth] = node
+    tree.lengths[1] = depth + 1
+    num_left = len(tree.proposed) - depth
+    if depth > 0 and num_left > 1:
+        for _ in range(rng.poisson(MOVED)):
+            place = depth + rng.integers(0, num_left)
+            _put(tree.proposed, place, depth + rng.integers(0, num_left))
+
+
+@njit()
+def _put(order, place, goal):  # type: ignore[no-untyped-def]
+    """Take out what is at one place of an order and put it in at another."""
+    element = order[place]
+    step = 1 if goal > place else -1
+    while place != goal:
+        order[place] = order[place + step]
+        place += step
+    order[goal] = element
+
+
+@njit()
+def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
+    """Where in the proposal the next element is: a child's, or a new one's when the node is due for it.
+
+    Of the unfinished children it is that of the highest upper confidence bound.
+    """
+    num_fresh = len(tree.proposed) - depth - tree.num_children[node]
+    chosen = NONE
+    chosen_bound = -np.inf
+    span = max(tree.scores[1] - tree.scores[0], TINY)
+    spread = tree.spread[tree.visits[node]]
+    child = tree.first_child[node]
+    while child != NONE:
+        if not tree.finished[child]:
+            bound = (tree.scores[1] - tree.best[child]) / span + spread / np.sqrt(tree.visits[child])
+            if chosen == NONE or bound > chosen_bound:
+                chosen = child
+                chosen_bound = bound
+        child = tree.next_sibling[child]
+    if num_fresh > 0 and (chosen == NONE or tree.num_children[node] < np.sqrt(tree.visits[node] + 1)):
+        # What comes next in the best order is tried before all others.
+        skipped = rng.integers(0, num_fresh) if tree.num_children[node] > 0 else 0
+        for place in range(depth, len(tree.proposed)):
+            if _find(tree, node, tree.proposed[place]) == NONE:
+                if skipped == 0:
+                    return place
+                skipped -= 1
+    for place in range(depth, len(tree.proposed)):
+        if tree.proposed[place] == tree.move[chosen]:
+            return place
+    return depth
+
+
+@njit()
+def _find(tree, node, move):  # type: ignore[no-untyped-def]
+    """The child of a node by a move, if there is one."""
+    child = tree.first_child[node]
+    while child != NONE and tree.move[child] != move:
+        child = tree.next_sibling[child]
+    return child
+
+
+@njit()
+def _child(tree, node, move):  # type: ignore[no-untyped-def]
+    """The child of a node by a move, a new one if there was none."""
+    child = _find(tree, node, move)
+    if child == NONE:
+        child = tree.lengths[0]
+        tree.lengths[0] += 1
+        tree.move[child] = move
+        if tree.num_children[node] == 0:
+            tree.first_child[node] = child
+        else:
+            tree.next_sibling[tree.last_child[node]] = child
+        tree.last_child[node] = child
+        tree.num_children[node] += 1
+    return child
+
+
+@njit(nogil=True)
+def learn(tree, score):  # type: ignore[no-untyped-def]
+    """Take the score of the last proposal; returns whether it is the best so far."""
+    better = score < tree.scores[0]
+    if better:
+        tree.order[:] = tree.proposed
+        tree.scores[0] = score
+    tree.scores[1] = max(tree.scores[1], score)
+    for depth in range(tree.lengths[1] - 1, -1, -1):
+        node = tree.path[depth]
+        tree.visits[node] += 1
+        tree.best[node] = min(tree.best[node], score)
+        tree.finished[node] = _is_finished(tree, node, len(tree.order) - depth)
+    return better
+
+
+@njit()
+def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
+    """Whether all orders of the elements that a node leaves were scored."""
+    if num_left <= 1:
+        return True
+    child = tree.first_child[node]
+    while child != NONE and tree.finished[child]:
+        child = tree.next_sibling[child]
+    return child == NONE and tree.num_children[node] == num_left
+
+
+def best_slots(segments: ChunkSegments, rounds: int, seconds: float | None = None) -> IntArray:
+    """Slot of every action in the best believed order found, set by set ``[actions]``.
+
+    A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that; ``rounds``
+    more follow, none of which starts after so many ``seconds`` of wall time.
+    """
+    started = perf_counter()
+    num_sets = len(segments.num_groups)
+    num_actions = len(segments.actions.lanes)
+    set_actions = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
+    actions = [
+        segments.actions.of(members, np.flatnonzero(segments.lane_set == one))
+        for one, members in enumerate(set_actions)
+    ]
+    states = [room_for(set_list, count) for set_list, count in zip(actions, segments.num_groups.tolist(), strict=True)]
+    spread = exploration(rounds + 1)
+    trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
+    # The same moves in every iteration: the same batch always gets the same order.
+    rngs = [np.random.default_rng(one) for one in range(num_sets)]
+    labels = [(segments.group[members], segments.element[members], segments.rank[members]) for members in set_actions]
+    places = [np.zeros(len(members), np.int64) for members in set_actions]
+
+    def search(num_rollouts: int) -> None:
+        def search_one(one: int) -> None:
+            of_set = labels[one], actions[one], states[one], places[one]
+            search_set(num_rollouts, trees[one], rngs[one], segments.per_group, float(num_actions), *of_set)
+
+        in_threads(search_one, num_sets)
+
+    if seconds is None:
+        search(rounds + 1)
+    else:
+        search(1)
+        for _ in range(rounds):
+            if perf_counter() - started >= seconds:
+                break
+            search(1)
+    slot = np.zeros(num_actions, np.int64)
+    for members, place in zip(set_actions, places, strict=True):
+        slot[members] = place
+    return slot
+
+
+@njit(nogil=True)
+def search_set(  # type: ignore[no-untyped-def]
+    num_rollouts, tree, rng, per_group, spread, labels, actions, state, best_place
+):
+    """More rollouts of one set, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
+
+    The place of its element in the proposed order is a segment's priority, then its rank in the group, which is below
+    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``ChunkSegments``).
+    """
+    group, element, rank = labels
+    place = np.empty(len(tree.order), np.int64)
+    group_place = np.empty(len(tree.order) // per_group, np.int64)
+    turn = np.empty_like(best_place)
+    held = np.zeros_like(best_place)
+    for _ in range(num_rollouts):
+        propose(tree, rng)
+        num_seen = 0
+        group_place[:] = -1
+        for index in range(len(place)):
+            place[tree.proposed[index]] = index
+            its_group = tree.proposed[index] // per_group
+            if group_place[its_group] < 0:
+                group_place[its_group] = num_seen
+                num_seen += 1
+        wish = Wish(group_place[group], place[element] * spread + rank, held, True, False)
+        end_s, _ = list_schedule(actions, wish, state, turn)
+        if learn(tree, end_s):
+            best_place[:] = turn
+        if tree.finished[ROOT]:
+            break
+
 
 PRIORITIES = ("microbatch", "modality")
 # Every rollout is a node in the tree of every set of lanes, some 60 bytes each.

@@ -3,26 +3,300 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
-from typing import ClassVar
+from itertools import count, islice, product
+from math import ceil
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.planning import (
+    Island,
+    partitions,
+    place_islands,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.shapes import SampleShapes
 
-from .orchestration import Point
-from .orchestrations import Orchestration, SubProblem
+from .orchestration import GroupLoads, Options, Point, best_integers, iteration_s, solve
+
+# What is worked out once for all sub-problems.
+LOOKED_UP = ("layer_s", "splits", "stage_s", "unit_s", "dps", "options", "state_bytes", "held_bytes", "needed_gpus")
+
+
+class SubProblem(NamedTuple):
+    """Choices before GPUs are divided: DP of the backbone, TP and recomputation of each group."""
+
+    backbone_dp: int
+    tps: tuple[int, ...]
+    again: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Orchestration:
+    """The planner's problem: groups of modules (the paper's parallelism units), their costs, and what may be chosen.
+
+    The backbone is the group that holds the LLM. What is asked for again and again is looked up: costs are measured
+    once and layers split once for all numbers of stages.
+
+    Attributes:
+        profile: for the job, whose requested degrees hold for the backbone.
+        samples: behind the cost functions.
+        bound: requested degrees that hold for the other groups; None: those of the job.
+    """
+
+    profile: Profile
+    samples: SampleShapes
+    bound: LayoutRequest | None = None
+    groups: tuple[tuple[int, ...], ...] = field(init=False)
+    backbone: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        model = self.profile.job.model
+        object.__setattr__(self, "groups", model.module_groups)
+        object.__setattr__(self, "backbone", model.module_groups.index((model.llm_index,)))
+        for name in LOOKED_UP:
+            object.__setattr__(self, name, cache(getattr(self, name)))
+
+    @property
+    def cp(self) -> int:
+        """DistTrain does not choose CP; a requested one holds for all groups."""
+        return self.profile.job.request.cp or 1
+
+    def layer_s(self, module: int, tp: int) -> FloatArray:
+        """Forward and backward seconds a sample spends in each layer ``[layers]``: C_u, by layer.
+
+        Measured on microbatches filled with the profiled samples in turn, linear in the number of samples.
+        """
+        job = self.profile.job
+        spec = self.profile.job.model.modules[module]
+        count = -(-len(self.samples) // job.microbatch_size)
+        batches = np.resize(np.arange(len(self.samples)), (count, job.microbatch_size))
+        seconds = np.zeros(len(spec.kinds))
+        for batch in batches:
+            shapes = self.samples.take(batch)
+            lengths = spec.lengths(shapes, spec.units(shapes))
+            if len(lengths):
+                times = self.profile.layers.measure(spec, lengths, tp, self.cp)
+                seconds += [float(t.total_s[0]) for t in times]
+        return np.asarray(seconds[spec.layer_kind] / batches.size)
+
+    def unit_s(self, group: int, tp: int) -> float:
+        """Forward and backward seconds a sample spends in a group of modules: C_u."""
+        return sum(float(self.layer_s(module, tp).sum()) for module in self.groups[group])
+
+    def splits(self, module: int, tp: int) -> list[tuple[int, ...]]:
+        """Layers of each stage, for 1, 2, ... stages."""
+        return partitions(self.layer_s(module, tp))
+
+    def stage_s(self, group: int, tp: int) -> FloatArray:
+        """Seconds of a sample at all stages of a group, and at its slowest, for 1, 2, ... stages ``[2, stages]``."""
+        slowest = []
+        for pp in range(self.most_stages(group)):
+            sums = [stage_sums(self.layer_s(m, tp), self.splits(m, tp)[pp]) for m in self.groups[group]]
+            stages = np.sum(sums, axis=0)
+            slowest.append((stages.sum(), stages.max()))
+        return np.array(slowest).T
+
+    def most_stages(self, group: int) -> int:
+        """Stages of a group at one layer each."""
+        return min(len(self.profile.job.model.modules[m].layers) for m in self.groups[group])
+
+    def _requested(self, group: int) -> LayoutRequest:
+        """Degrees that are requested of a group."""
+        request = self.profile.job.request
+        return request if group == self.backbone or self.bound is None else self.bound
+
+    def tps(self, group: int) -> list[int]:
+        """TP a group may have: powers of two in a node that divide heads and feed-forward width."""
+        job = self.profile.job
+        if tp := self._requested(group).tp:
+            return [tp]
+        sizes = [size for m in self.groups[group] for size in job.model.modules[m].sharded_sizes.values()]
+        node = job.cluster.gpus_per_node
+        powers = (2**i for i in range(node.bit_length()))
+        return [tp for tp in powers if node % tp == 0 and all(size % tp == 0 for size in sizes)]
+
+    def backbone_dps(self) -> list[int]:
+        """DP the backbone may have: microbatches of all replicas divide the global batch."""
+        job = self.profile.job
+        if job.request.dp:
+            return [job.request.dp]
+        most = min(job.cluster.num_ranks, job.global_batch // job.microbatch_size)
+        return [dp for dp in range(1, most + 1) if job.global_batch % (dp * job.microbatch_size) == 0]
+
+    def dps(self, group: int, backbone_dp: int) -> list[int]:
+        """DP a group may have beside the backbone's: a divisor, or a multiple that splits a microbatch evenly."""
+        job = self.profile.job
+        if group == self.backbone or self._requested(group).dp:
+            return [backbone_dp]
+        splits = [s for s in range(2, job.microbatch_size + 1) if job.microbatch_size % s == 0]
+        divisors = [d for d in range(1, backbone_dp + 1) if backbone_dp % d == 0]
+        return [*divisors, *(backbone_dp * s for s in splits)]
+
+    def problems(self) -> list[list[SubProblem]]:
+        """Every DP of the backbone, TP and recomputation of the groups, by DP and TP of the backbone."""
+        every_tp = list(product(*map(self.tps, range(len(self.groups)))))
+        choices = recompute_choices(self.profile.job, self.groups)
+        by_degrees: dict[tuple[int, int], list[SubProblem]] = {}
+        for dp, tps, again in product(self.backbone_dps(), every_tp, choices):
+            by_degrees.setdefault((dp, tps[self.backbone]), []).append(SubProblem(dp, tps, again))
+        return [*by_degrees.values()]
+
+    def works(self, problems: Sequence[SubProblem]) -> FloatArray:
+        """GPU-seconds w_u of one pipeline step in each group ``[problems, groups]``, for one DP of the backbone."""
+        step = problems[0].backbone_dp * self.profile.job.microbatch_size
+
+        @cache
+        def work(group: int, tp: int, again: bool) -> float:
+            return tp * self.cp * step * recompute_factor(again) * self.unit_s(group, tp)
+
+        return np.array([[*map(work, range(len(p.tps)), p.tps, p.again)] for p in problems])
+
+    def least_s(self, problems: Sequence[SubProblem]) -> FloatArray:
+        """T if all GPUs shared all work, without warm-up but the backbone's ``[problems]``; of one backbone.
+
+        No point is below it: it leaves out the other groups' warm-up, and the slowest of the w_u / x_u is at least the
+        sum of the w_u over the sum of the x_u, which is at most N.
+        """
+        works = self.works(problems)
+        job = self.profile.job
+        width = self.width(problems[0])
+        steps = works.sum(axis=1) / job.cluster.num_ranks
+        more = job.num_microbatches(problems[0].backbone_dp) - 1
+        return np.asarray(works[:, self.backbone] / width + more * steps)
+
+    def width(self, problem: SubProblem) -> int:
+        """Ranks that share a layer of the backbone."""
+        return problem.tps[self.backbone] * self.cp * problem.backbone_dp
+
+    def rounded(self, problem: SubProblem, keep: int) -> list[tuple[float, Point]]:
+        """The best integer points of a sub-problem and their seconds, by real stages."""
+        job = self.profile.job
+        groups = [
+            self.options(group, tp, problem.backbone_dp, r)
+            for group, (tp, r) in enumerate(zip(problem.tps, problem.again, strict=True))
+        ]
+        steps = job.num_microbatches(problem.backbone_dp)
+        return best_integers(groups, job.cluster.num_ranks, steps, keep, job.request.pp)
+
+    def options(self, group: int, tp: int, backbone_dp: int, again: bool) -> Options:
+        """Return the options of a group; if ``layout.pp`` is free, only those that none betters in GPUs and times."""
+        job = self.profile.job
+        width = tp * self.cp
+        most = min(self.most_stages(group), job.request.pp or job.cluster.num_ranks)
+        rows = []
+        total_s, slowest_s = self.stage_s(group, tp)
+        for dp in self.dps(group, backbone_dp):
+            share = recompute_factor(again) * job.microbatch_size * backbone_dp / dp
+            least = self.state_bytes(group, tp, dp) / (width * dp * job.planning_budget_bytes)
+            pp = np.arange(max(1, ceil(least)), min(most, job.cluster.num_ranks // (width * dp)) + 1)
+            columns = np.full(len(pp), dp), pp, width * dp * pp, share * total_s[pp - 1], share * slowest_s[pp - 1]
+            rows.append(columns)
+        all_options = Options(*map(np.concatenate, zip(*rows, strict=True)))
+        return all_options if job.request.pp else all_options.undominated()
+
+    def solve(self, problems: Sequence[SubProblem]) -> tuple[FloatArray, FloatArray]:
+        """T of the convex program, infinite if memory leaves nothing ``[problems]``, for one backbone.
+
+        Returns:
+            With the memory of states alone, and with that of activations, too; without the latter if that leaves
+            nothing, for programs decide in the end.
+        """
+        job = self.profile.job
+        works = self.works(problems)
+        dp = problems[0].backbone_dp
+        num_steps = job.num_microbatches(dp)
+        num_ranks = job.cluster.num_ranks
+        stages = [self.dps(group, dp)[-1] * self.most_stages(group) for group in range(len(self.groups))]
+        most = np.array([p.tps for p in problems]) * (self.cp * np.array(stages, np.float64))
+        fills = np.arange(len(self.groups)) != self.backbone
+
+        def solved(chosen: IntArray, activations: bool) -> tuple[FloatArray, FloatArray]:
+            """GPUs and T of the chosen problems, not numbers if there are not enough."""
+            loads = GroupLoads(works[chosen], self.fewest(problems, activations)[chosen], most[chosen], fills)
+            gpus = solve(loads, num_ranks, num_steps)
+            more_s = iteration_s(loads, gpus, num_steps)
+            return gpus, works[chosen, self.backbone] / self.width(problems[0]) + more_s
+
+        gpus, states_s = solved(np.arange(len(problems)), False)
+        held_s = states_s.copy()
+        # Where the best GPUs hold the activations as well, they are the best that do.
+        short = np.flatnonzero(np.any(gpus < self.fewest(problems, True), axis=1))
+        held_s[short] = solved(short, True)[1]
+        held_s = np.where(np.isnan(held_s), states_s, held_s)
+        return np.nan_to_num(states_s, nan=np.inf), np.nan_to_num(held_s, nan=np.inf)
+
+    def state_bytes(self, group: int, tp: int, dp: int) -> float:
+        """Weights, gradients and optimizer states on all ranks of a group."""
+        total = 0.0
+        for spec in (self.profile.job.model.modules[m] for m in self.groups[group]):
+            copies = spec.weight_copies(tp, dp * self.cp)
+            total += spec.learning_parameters * copies * float(self.profile.memory.parameter_bytes(copies))
+            total += spec.frozen_parameters * copies * BF16_BYTES
+        return total
+
+    def held_bytes(self, group: int, backbone_dp: int, again: bool) -> float:
+        """Activations of one step of the pipeline in a group, of all replicas."""
+        job = self.profile.job
+        held = 0.0
+        for spec in (job.model.modules[m] for m in self.groups[group]):
+            tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
+            layer_bytes = [
+                x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers
+            ]
+            held += backbone_dp * job.microbatch_size * float(tokens) * sum(layer_bytes)
+        return held
+
+    def fewest(self, problems: Sequence[SubProblem], activations: bool) -> FloatArray:
+        """GPUs without which a group does not exist, or exceeds memory ``[problems, groups]``; of one backbone."""
+        dp = problems[0].backbone_dp
+
+        @cache
+        def fewest(group: int, tp: int, again: bool) -> float:
+            least = float(tp * self.cp * self.dps(group, dp)[0])
+            return max(least, self.needed_gpus(group, tp, dp, again, activations))
+
+        return np.array([[*map(fewest, range(len(p.tps)), p.tps, p.again)] for p in problems])
+
+    def needed_gpus(self, group: int, tp: int, backbone_dp: int, again: bool, activations: bool) -> float:
+        """GPUs that hold a group's states, and with activations those of at least one step of the pipeline in flight.
+
+        The backbone holds a full pipeline whatever its depth: PP microbatches of 1 / PP of the layers each.
+        """
+        dp = self.dps(group, backbone_dp)[0]
+        room = self.profile.job.planning_budget_bytes
+        held = self.held_bytes(group, backbone_dp, again) if activations else 0.0
+        if group == self.backbone:
+            room -= held / (dp * tp * self.cp)
+            held = 0.0
+        return (self.state_bytes(group, tp, dp) + held) / room if room > 0 else np.inf
+
+    def place(self, problem: SubProblem, point: Point) -> Layout:
+        """The layout of a solution."""
+        job = self.profile.job
+        islands = [
+            Island(tp, self.cp, dp, self.splits(module, tp)[pp - 1], r)
+            for group, (tp, (dp, pp), r) in enumerate(zip(problem.tps, point, problem.again, strict=True))
+            for module in self.groups[group]
+        ]
+        return place_islands(job, islands, job.num_microbatches(point[self.backbone][0]))
+
 
 type Solution = tuple[SubProblem, Point]
 # Draws until the profiled samples exercise every module; a lone sample may have no items.

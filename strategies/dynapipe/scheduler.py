@@ -33,7 +33,7 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
-from .costs import believed_costs, unit_costs
+from .assigner import believed_costs, unit_costs
 
 
 class PassOrder(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s, sync_after_s
+from entrain_bench.balancing.interleaved import ZeroBubbleH1
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
-from entrain_bench.balancing.zero_bubble import ZeroBubbleH1
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (

@@ -11,7 +11,7 @@ from entrain_bench.balancing.corrected import CorrectedAssigner
 from entrain_bench.balancing.correction import Corrector, Observation
 from entrain_bench.balancing.interface import Observer
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.width_layouts import layouts_with_widths
+from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells

@@ -14,8 +14,7 @@ from entrain_bench.balancing import rank_groups
 from entrain_bench.balancing.interface import Programs
 from entrain_bench.balancing.planes import PlanePlanner
 from entrain_bench.balancing.rank_groups import first_positions, joined, step_assignment
-from entrain_bench.balancing.rounds import plane_layout
-from entrain_bench.balancing.width_layouts import layouts_with_widths
+from entrain_bench.balancing.rounds import layouts_with_widths, plane_layout
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare

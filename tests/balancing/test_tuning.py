@@ -12,10 +12,18 @@ import pytest
 import yaml
 
 from entrain_bench.balancing.candidates import check_memory
-from entrain_bench.balancing.halving import FINALISTS, LAST, NUM_BATCHES, candidate_key, tuning_batches
+from entrain_bench.balancing.halving import (
+    FINALISTS,
+    LAST,
+    NUM_BATCHES,
+    Offer,
+    OfferEstimates,
+    by_turns,
+    candidate_key,
+    tuning_batches,
+)
 from entrain_bench.balancing.interface import Programs, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.offers import Offer, OfferEstimates, by_turns
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import default_job, fixed_jobs, tuned
 from entrain_bench.base.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrain_bench.balancing.width_layouts import layouts_with_widths
+from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job

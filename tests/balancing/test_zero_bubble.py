@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.interleaved import Interleaved, ZeroBubbleH1, ZeroBubbleV, find_valley
 from entrain_bench.balancing.planning import place_ranks
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import ZeroBubbleH1, ZeroBubbleV, find_valley
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program

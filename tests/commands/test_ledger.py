@@ -10,7 +10,7 @@ import pytest
 from entrain_bench.cli import run_command
 from entrain_bench.config.constants import read_draws
 from entrain_bench.lab.ledger import study
-from entrain_bench.lab.ledger.book import Book
+from entrain_bench.lab.ledger.jobs import Book
 from support.ledger import STATED
 
 
@@ -41,8 +41,8 @@ def test_a_fit_prints_constants_and_writes_draws(
 ) -> None:
     """Of own rows alone: the committed tables take minutes."""
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
-    monkeypatch.setattr(study, "read_forwards", tuple)
-    monkeypatch.setattr(study, "products_of", lambda _: ())
+    monkeypatch.setattr(study, "plan_forwards", lambda _: ())
+    monkeypatch.setattr(study, "read_kernels", tuple)
     path, drawn = write(tmp_path / "mine.csv"), tmp_path / "posterior.csv"
     given = [f"ledger={path}", f"results_dir={tmp_path}", f"posterior={drawn}"]
     assert run_command(["ledger", *given, "fit=true"]) == 0

@@ -32,35 +32,6 @@ def setting(*overrides: str) -> RunContext:
     return prepare(compose_cells([*SMALL, *overrides])[0].config)
 
 
-@cache
-def planned(*overrides: str) -> Layout:
-    """The layout of a setting; planning takes longer than what is tested with it."""
-    s = setting(*overrides)
-    return s.strategy.plan(s.profile)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("workload", ["opencqa_ocr", "sroie", "synthetic_av"])
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**31), extra=st.integers(0, 3))
-def test_random_assignments_stay_above_the_bound(workload: str, seed: int, extra: int) -> None:
-    model = "tiny_av" if workload == "synthetic_av" else "tiny"
-    overrides = (f"workload={workload}", f"model={model}", "strategy=megatron")
-    s, layout = setting(*overrides), planned(*overrides)
-    shapes = s.source.batch(seed % 100, 32, 0)
-    rng = np.random.default_rng(seed)
-    # Uneven replicas and microbatches, and LLM work up to two microbatches late.
-    replica, encoder = rng.integers(0, 2, 32), rng.integers(0, 1 + rng.integers(8), 32)
-    assignment = same_microbatches(s.job.model, shapes, replica, encoder, encoder + rng.integers(0, 3, 32))
-    warmup = [behind + extra for behind in stages_behind(layout)]
-    split = bool(rng.integers(2))
-    delay = [rng.integers(0, 4, len(behind)) for behind in warmup] if split else None
-    parts = bool(rng.integers(2))
-    program = chain_program(s.job.model, shapes, layout, assignment, warmup, parts, delay)
-    timeline = s.executor.execute(program)
-    assert timeline.iteration_time_s >= lower_bound_s(s.truth, layout, shapes, split) * (1 - 1e-12)
-
-
 def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
     s = setting("workload=uniform", "model=qwen25vl_llama3_1b", "strategy=megatron", "global_batch=512")
     layout = s.strategy.plan(s.profile)
@@ -71,19 +42,6 @@ def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
     ratio = s.executor.execute(program).iteration_time_s / lower_bound_s(s.truth, layout, shapes)
     # Transfers, and all of synchronisations but their last bucket, are free in the bound.
     assert 1.0 <= ratio < 1.12
-
-
-def test_one_sample_takes_at_least_its_own_path() -> None:
-    s = setting("workload=uniform", "model=tiny", "strategy=megatron", "global_batch=2", "microbatch_size=1")
-    layout = s.strategy.plan(s.profile)
-    shapes = s.source.batch(0, 1, 0)
-    path = 0.0
-    for module, own in zip(s.job.model.modules, layout.modules, strict=True):
-        lengths = module.lengths(shapes, module.units(shapes))
-        path += float(s.truth.unit_times(module, own, lengths).total_s.sum(axis=1).max())
-    ends = [s.truth.step_costs.exposed(m, own) for m, own in zip(s.job.model.modules, layout.modules, strict=True)]
-    path += min(own.gather_s[0] for own in ends) + min(own.sync_s[0] + own.optimizer_s[0] for own in ends)
-    assert lower_bound_s(s.truth, layout, shapes) == pytest.approx(path)
 
 
 def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None:

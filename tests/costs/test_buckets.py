@@ -36,11 +36,6 @@ def test_the_lag_of_two_layers_and_three_buckets_by_hand() -> None:
     assert sync_lag_s(*BY_HAND.arguments()).tolist() == [11.5 - 7.0]
 
 
-def test_a_first_bucket_that_fills_the_links_keeps_the_others_waiting() -> None:
-    slow = Stage(BY_HAND.layer_s, BY_HAND.layer_parameters, BY_HAND.parameters, [9.0, 5.0, 1.0])
-    assert sync_lag_s(*slow.arguments()).tolist() == [2.5 + 15.0 - 7.0]
-
-
 def test_the_stall_of_two_layers_and_three_buckets_by_hand() -> None:
     # A forward needs bucket 3 at 0, bucket 2 at 1.5 (half of the first layer), bucket 1 at 3 + 15 / 40 of 4 = 4.5 s
     # of its own time. Bucket 3 keeps it waiting for 1 s; bucket 2 takes 5, of which 1.5 are hidden; bucket 1 takes 2 of
@@ -51,13 +46,6 @@ def test_the_stall_of_two_layers_and_three_buckets_by_hand() -> None:
 def test_the_lead_of_two_layers_and_three_buckets_by_hand() -> None:
     # Gathered at 1, 6 and 8, needed 0, 1.5 and 4.5 after the forward's start.
     assert gather_lead_s(*BY_HAND.arguments()).tolist() == [4.5]
-
-
-def test_passes_are_priced_one_by_one() -> None:
-    layer_s, *others = BY_HAND.arguments()
-    both = np.concatenate([layer_s, 2 * layer_s])
-    for price in (sync_lag_s, gather_stall_s, gather_lead_s):
-        assert price(both, *others).tolist() == [price(rows, *others)[0] for rows in (layer_s, 2 * layer_s)]
 
 
 @pytest.mark.parametrize(

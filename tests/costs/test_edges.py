@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.base.arrays import FloatArray, rows_of
-from entrain_bench.costs.edges import derive_edges, held_s, moved_s
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.edges import held_s, moved_s
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.simulate import place_actions
 from support.builders import (
     as_ints,
     durations,
@@ -21,10 +18,8 @@ from support.builders import (
     no_delay,
     placed,
     samples,
-    tiny_cluster,
     tiny_model,
     two_ranks,
-    uniform_batch,
 )
 
 MODEL = tiny_model(encoder=2, llm=2)
@@ -90,25 +85,6 @@ def test_links_add_up_and_latencies_go_by_together() -> None:
     assert hold[find(program, "llm", Pass.BACKWARD, 0, [1, 2, 3])] == 9.0
 
 
-def test_what_holds_nobody_does_not_count() -> None:
-    program = two_ranks(MODEL, 2)
-    assert not held_s(
-        program, *moved_s(program, np.zeros(len(program.dep_actions)), np.ones(len(program.dep_actions)))
-    ).any()
-
-
-def test_all_lanes_of_an_action_are_held_for_the_slowest_of_what_follows() -> None:
-    # The encoder on ranks 0 and 1; then rank 1 alone runs the LLM, which needs nothing from elsewhere.
-    layout = Layout((placed(VISION, [[[0, 1]]], tp=2), placed(LLM, [[[1]]])), 1)
-    shapes, assignment = uniform_batch(MODEL, 1)
-    program = chain_program(MODEL, shapes, layout, assignment, [as_ints([0]), as_ints([0])])
-    forward = find(program, "vision", Pass.FORWARD, 0, [0])
-    assert program.num_lanes[forward] == 2
-    hold = held_s(program, *moved_s(program, *of_travelling(program, 3.0, 1.0)))
-    assert hold[forward] == 4.0
-    assert hold[find(program, "llm", Pass.FORWARD, 0, [0])] == 0.0
-
-
 def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
     program = two_ranks(MODEL, 2)
     link_s, fixed_s = of_travelling(program, 3.0, 1.0)
@@ -124,29 +100,3 @@ def test_a_held_lane_starts_later_and_waits_for_transfers() -> None:
     assert end.max() == 10.0 + max(start[program.chunk >= 0])
     free, _, _ = place_actions(program, took, no_delay(program))
     assert free[second] == 30.0
-
-
-def test_the_truth_holds_lanes_for_links_and_latency_if_transfers_block() -> None:
-    cluster, program = tiny_cluster(), two_ranks(MODEL, 2)
-    edges = derive_edges(program, cluster, FrameworkOptions())
-    prices = CostTruth(MODEL, cluster, FrameworkOptions(p2p="blocking")).price(program)
-    assert prices.transfers is None
-    assert prices.delay_s.tolist() == (edges.link_s + edges.fixed_s).tolist()
-    assert prices.hold_s.tolist() == held_s(program, *moved_s(program, edges.link_s, edges.fixed_s)).tolist()
-    # 10 LLM tokens of 128 bf16 values over a pair.
-    assert prices.hold_s[find(program, "vision", Pass.FORWARD, 0, [0])] == pytest.approx(1e-6 + 2560 / 1e9, rel=1e-12)
-
-
-def test_blocking_costs_the_more_the_longer_transfers_take() -> None:
-    # 16 microbatches of large items over a slow network: nobody waits for data, but everyone for the links.
-    layout = Layout((placed(VISION, [[[0]]]), placed(LLM, [[[8]]])), 16)
-    shapes = samples(*[(10, [4000])] * 16)
-    zero, microbatch = np.zeros(16, np.int64), np.arange(16)
-    assignment = same_microbatches(MODEL, shapes, zero, microbatch, microbatch)
-    program = chain_program(MODEL, shapes, layout, assignment, [as_ints([4]), as_ints([0])])
-    seconds = {}
-    for p2p in ("blocking", "overlapped"):
-        truth = CostTruth(MODEL, tiny_cluster(2, 8), FrameworkOptions(p2p=p2p))
-        seconds[p2p] = Simulator(truth, 1e15).execute(program).iteration_time_s
-    transfer_s = 1e-5 + 1000 * 256 / 1e8
-    assert seconds["blocking"] > seconds["overlapped"] + 8 * transfer_s

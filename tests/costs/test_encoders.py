@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.base.errors import UserError
 from entrain_bench.costs.edges import derive_edges
-from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.model import ModuleSpec
 from support.builders import placed, samples, tiny_cluster, tiny_model
 
 # Pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.
@@ -26,19 +22,6 @@ WHOLE_SEQUENCES = FrameworkOptions(encoder_cp=False)
 WHOLE_STATES = FrameworkOptions(encoder_sp=False)
 
 
-def layer_seconds(framework: FrameworkOptions, module: ModuleSpec, tp: int, cp: int) -> list[list[float]]:
-    """The four columns of every kind of layer on one pack."""
-    times = Roofline(CLUSTER, framework).layers_s(module, compute_loads(module, np.array([100, 260])), tp, cp)
-    return [[*own.forward_s, *own.forward_comm_s, *own.backward_s, *own.backward_comm_s] for own in times]
-
-
-def test_every_context_parallel_rank_encodes_whole_sequences() -> None:
-    for tp in (1, 2):
-        assert layer_seconds(WHOLE_SEQUENCES, VISION, tp, 4) == layer_seconds(FrameworkOptions(), VISION, tp, 1)
-        assert layer_seconds(WHOLE_SEQUENCES, LLM, tp, 4) == layer_seconds(FrameworkOptions(), LLM, tp, 4)
-    assert layer_seconds(FrameworkOptions(), VISION, 2, 4) != layer_seconds(FrameworkOptions(), VISION, 2, 1)
-
-
 def test_it_keeps_their_activations_and_a_share_of_the_states() -> None:
     split, whole = Memory(MODEL), Memory(MODEL, WHOLE_SEQUENCES)
     place = placed(VISION, [[[0, 1, 2, 3]]], cp=4)
@@ -47,18 +30,6 @@ def test_it_keeps_their_activations_and_a_share_of_the_states() -> None:
     # Ranks of a context-parallel group hold the same weights in both: 2 + 4 bytes, and 12 shared out among four.
     assert whole.stage_state_bytes(VISION, place) == pytest.approx([VISION.parameters * (6 + 12 / 4)], rel=1e-12)
     assert whole.token_bytes(LLM, place) == split.token_bytes(LLM, placed(LLM, [[[0, 1, 2, 3]]], cp=4))
-
-
-def test_encoders_alone_are_without_sequence_parallelism() -> None:
-    without = FrameworkOptions(sequence_parallel=False)
-    assert layer_seconds(WHOLE_STATES, VISION, 2, 1) == layer_seconds(without, VISION, 2, 1)
-    assert layer_seconds(WHOLE_STATES, LLM, 2, 1) == layer_seconds(FrameworkOptions(), LLM, 2, 1)
-    assert layer_seconds(without, VISION, 2, 1) != layer_seconds(FrameworkOptions(), VISION, 2, 1)
-    for module, same in ((VISION, without), (LLM, FrameworkOptions())):
-        place = placed(module, [[[0, 1]]], tp=2)
-        kept, working = Memory(MODEL, WHOLE_STATES).token_bytes(module, place)
-        expected = Memory(MODEL, same).token_bytes(module, place)
-        assert (kept.tolist(), working.tolist()) == (expected[0].tolist(), expected[1].tolist())
 
 
 @pytest.mark.parametrize(
@@ -107,8 +78,3 @@ def test_instances_divide_the_ranks_with_the_same_weights(asked: int, copies: in
     framework = FrameworkOptions(encoder_optimizers=asked)
     assert framework.optimizer_instances(VISION, copies) == found
     assert framework.optimizer_instances(LLM, copies) == 1
-
-
-def test_no_instance_is_refused() -> None:
-    with pytest.raises(UserError, match="encoder_optimizers=0: must be at least 1"):
-        FrameworkOptions(encoder_optimizers=0)

@@ -6,17 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.bound import lower_bound_s
-from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
@@ -43,20 +38,6 @@ def test_an_encoder_keeps_learning_in_its_projector_alone() -> None:
     # Nothing does before an LLM without encoders.
     alone = MODEL.with_frozen(["vision"]).llm.frozen(passes_gradients=False)
     assert not alone.has_backward
-
-
-def test_frozen_blocks_run_forward_alone_or_half_the_products_of_a_backward() -> None:
-    roofline, llm = Roofline(CLUSTER), MODEL.llm
-    loads = compute_loads(llm, np.array([300, 500]), np.array([0, 2]))
-    (block,) = (kind for kind in llm.kinds if kind.kind == "block")
-    full, half, none = (
-        roofline.layer_s(layer, loads, 1, 1) for layer in (block, block.frozen(True), block.frozen(False))
-    )
-    gemms = sum(float(roofline.gemm_s(gemm, loads.tokens, 1, 1)[0]) for gemm in block.gemms)
-    assert full.forward_s == half.forward_s == none.forward_s
-    # Two products a forward's, one of them for the weights.
-    assert full.backward_s[0] - half.backward_s[0] == pytest.approx(gemms)
-    assert none.backward_s[0] == none.backward_comm_s[0] == 0.0
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -126,20 +107,6 @@ def test_every_strategy_trains_the_rest_in_less_time_and_memory(strategy: str, f
         seconds[freeze] = timeline.iteration_time_s
         assert timeline.iteration_time_s >= lower_bound_s(made.truth, layout, shapes) * (1 - 1e-12)
     assert seconds[f"[{frozen}]"] < seconds["[]"]
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**31), extra=st.integers(0, 3), frozen=st.sampled_from(["vision", "llm"]))
-def test_random_assignments_with_frozen_modules_stay_above_the_bound(seed: int, extra: int, frozen: str) -> None:
-    made, layout = setting("strategy=megatron", f"freeze=[{frozen}]")
-    shapes = made.source.batch(seed % 100, 16, 0)
-    rng = np.random.default_rng(seed)
-    replica, encoder = rng.integers(0, 2, 16), rng.integers(0, 1 + rng.integers(6), 16)
-    assignment = same_microbatches(made.job.model, shapes, replica, encoder, encoder + rng.integers(0, 3, 16))
-    warmup = [behind + extra for behind in stages_behind(layout)]
-    program = chain_program(made.job.model, shapes, layout, assignment, warmup, split_backward=bool(rng.integers(2)))
-    timeline = made.executor.execute(program)  # type: ignore[union-attr]
-    assert timeline.iteration_time_s >= lower_bound_s(made.truth, layout, shapes) * (1 - 1e-12)
 
 
 def test_what_cannot_be_frozen_is_named() -> None:

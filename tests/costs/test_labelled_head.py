@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.base.errors import UserError
-from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.pack_split import Packs
 from entrain_bench.costs.roofline import Roofline
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare
-from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.variants import with_labelled_head
 from support.builders import placed, samples, tiny_cluster, tiny_model
@@ -26,7 +20,6 @@ from support.builders import placed, samples, tiny_cluster, tiny_model
 MODEL = tiny_model()
 LABELLED = with_labelled_head(MODEL)
 HEAD = len(LABELLED.llm.kinds) - 1
-SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "model=tiny", "strategy=megatron"]
 
 
 def counted(chunk: list[tuple[int, int]], cp: int, whole: bool) -> int:
@@ -82,26 +75,6 @@ def test_labelled_logits_are_a_head_over_fewer_tokens_that_runs_twice() -> None:
     assert alone.backward_s == pytest.approx(few.backward_s - joint[1] + logits[1] + norm[1] + again)
 
 
-def test_every_token_with_a_label_costs_no_less_than_all_tokens() -> None:
-    for tp, cp in ((1, 1), (2, 1), (1, 2), (2, 2)):
-        times = Roofline(tiny_cluster(1, 8))
-        lengths = np.array([4096, 2048])
-        whole = times.layers_s(MODEL.llm, times.loads(MODEL.llm, lengths), tp, cp)[HEAD]
-        told = times.layers_s(LABELLED.llm, times.loads(LABELLED.llm, lengths), tp, cp)[HEAD]
-        assert (told.forward_s >= whole.forward_s * (1 - 1e-9)).all()
-        assert (told.backward_s > whole.backward_s).all()
-
-
-def test_context_parallelism_waits_for_the_rank_with_most_labels() -> None:
-    times, lengths = Roofline(tiny_cluster(1, 8)), np.array([8000])
-    near_end, everywhere = (
-        times.layers_s(LABELLED.llm, times.loads(LABELLED.llm, lengths, None, np.array([some])), 1, 4)[HEAD]
-        for some in (900, 7999)
-    )
-    # 900 of 8,000 are all in the last piece of 1,000; of 7,999 each rank has 2,000.
-    assert near_end.forward_s[0] / everywhere.forward_s[0] == pytest.approx(0.45, abs=0.05)
-
-
 def test_memory_holds_a_chunk_of_logits_and_none_of_other_tokens() -> None:
     place = placed(MODEL.llm, [[[0], [1]]])
     memory = Memory(MODEL)
@@ -113,22 +86,6 @@ def test_memory_holds_a_chunk_of_logits_and_none_of_other_tokens() -> None:
     assert kept.tolist() == pytest.approx([0.0, 4 * vocabulary])
 
 
-def test_a_run_with_little_text_gains_and_keeps_its_bound() -> None:
-    found = {}
-    for head in ("all", "labelled"):
-        # A quick host: launches of a tiny model's kernels take longer than they do.
-        changes = ["cluster.device.host_launch_s=1e-9", "workload.text.median=20", f"head_tokens={head}"]
-        (cell,) = compose_cells([*SMALL, "workload=synthetic", *changes])
-        setting = prepare(cell.config)
-        layout = setting.plan()
-        shapes = setting.source.batch(0, 32, 0)
-        program = setting.strategy.program(shapes, layout, setting.profile)
-        found[head] = float(setting.executor.execute(program).end_s.max())
-        assert lower_bound_s(setting.truth, layout, shapes) <= found[head]
-        assert isinstance(setting.truth, CostTruth)
-    assert found["labelled"] < found["all"]
-
-
 def test_model_flops_count_logits_that_are_computed() -> None:
     shapes = samples((10, [50]), (30, []))
     missing = MODEL.training_flops(shapes) - LABELLED.training_flops(shapes)
@@ -136,8 +93,3 @@ def test_model_flops_count_logits_that_are_computed() -> None:
     config = MODEL.llm.config
     assert missing == pytest.approx(6 * config.hidden_size * config.vocab_size * unlabelled)
     assert shapes.labelled_tokens.tolist() == [10, 29]
-
-
-def test_an_unknown_head_is_named() -> None:
-    with pytest.raises(UserError, match="head_tokens=some: unknown"):
-        FrameworkOptions(head_tokens="some")

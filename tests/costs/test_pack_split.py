@@ -50,15 +50,6 @@ def test_shares_against_counting(chunks: list[list[int]], cp: int, causal: bool)
     assert np.all(shares >= 1 - 1e-12)
 
 
-def test_one_causal_sequence_is_even_and_short_ones_before_a_long_one_are_not() -> None:
-    causal = attention_of(1)
-    assert Packs(np.array([4096]), np.array([0, 1])).slowest_share(causal, 4).tolist() == pytest.approx([1.0], rel=1e-3)
-    # Four pieces of 4: the middle two, of rank 1, are all of the long sequence's first half; 1..4 and 5..8 sum to 36.
-    # Rank 0 has four sequences of 1 and the second half's 9..12: 4 + 42 = 46 of 82.
-    share = Packs(np.array([1, 1, 1, 1, 12]), np.array([0, 5])).slowest_share(causal, 2)
-    assert share.tolist() == pytest.approx([2 * 46 / 82])
-
-
 def test_windows_and_single_ranks_are_even() -> None:
     packs = Packs(np.array([1, 1, 1, 1, 12]), np.array([0, 5]))
     assert packs.slowest_share(replace(attention_of(0), window_tokens=4), 2).tolist() == [1.0]

@@ -78,15 +78,6 @@ def test_a_tied_embedding_is_gathered_once_and_stays() -> None:
     assert backward == forward + 4 * max(EMBEDDING, BLOCK)
 
 
-def test_a_frozen_encoder_gathers_once_and_scatters_its_projector() -> None:
-    frozen = MODEL.with_frozen(["vision"]).modules[0]
-    assert [layer.learns for layer in frozen.layers] == [False, False, False, True]
-    traffic = layer_traffic(frozen, sharded(frozen, 2), CLUSTER)
-    assert (traffic.gather_s > 0).all()
-    assert [seconds > 0 for seconds in traffic.scatter_s] == [False, False, False, True]
-    assert [seconds > 0 for seconds in traffic.again_s] == [False, False, False, True]
-
-
 def test_states_and_gathered_layers_by_hand() -> None:
     memory, place = Memory(MODEL), sharded(LLM, 2, tp=2)
     # fp32 weight, gradient and two moments, over TP 2 and DP 2.
@@ -163,14 +154,6 @@ def test_one_replica_gathers_nothing() -> None:
     assert len(layers_s) == 2
     assert not exposed_s(program, layers_s, CLUSTER, FrameworkOptions()).any()
     assert collective_passes(program).tolist() == [-1] * program.num_actions
-
-
-def test_nothing_is_left_to_synchronise_at_the_end() -> None:
-    program = two_microbatches()
-    steps = CostTruth(MODEL, CLUSTER, FrameworkOptions(distributed_optimizer=False)).price(program).steps
-    assert not steps.sync_s.any()
-    assert not steps.gather_s.any()
-    assert steps.optimizer_s == pytest.approx([m.parameters / 2 * 30 / 1e9 for m in MODEL.modules], rel=1e-12)
 
 
 def test_backwards_are_whole() -> None:

@@ -7,25 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, broadcast_s
 from entrain_bench.costs.loads import Loads, compute_loads
 from entrain_bench.costs.roofline import PassTimes, Roofline
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention, Gemm, Layer
-from entrain_bench.specs.variants import with_norm_kernel
-from support.builders import placed, tiny_cluster, tiny_model, uniform_batch
+from support.builders import tiny_cluster, tiny_model
 
 # 1e12 FLOP/s of products, 5e11 and 4e11 of attention forward and backward, 1e9 bytes/s of memory, launches of 1e-6 s.
 CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
@@ -153,22 +145,6 @@ def test_unfused_attention_stores_all_scores() -> None:
     assert seconds(backward) == pytest.approx(scores * (8 * 16 / 1e12 + 7 * 2 / 1e9), rel=1e-12)
 
 
-def test_unfused_norms_move_more_and_keep_an_fp32_copy() -> None:
-    model = with_norm_kernel(MODEL, "unfused")
-    block, embed = model.llm.kinds[1], model.llm.kinds[0]
-    assert embed == LLM.kinds[0]
-    assert with_norm_kernel(model, "fused") is model
-    # Two norms over 128 values.
-    assert block.activation_bytes_per_token - BLOCK.activation_bytes_per_token == 2 * 128 * 4
-    assert block.num_elementwise_kernels == BLOCK.num_elementwise_kernels + 12
-    fused, unfused = (Roofline(CLUSTER).layer_s(each, LOADS, 1, 1) for each in (BLOCK, block))
-    assert seconds(unfused.forward_s - fused.forward_s) == pytest.approx(100 * 256 * 32 / 1e9, rel=1e-9)
-    assert seconds(unfused.backward_s - fused.backward_s) == pytest.approx(100 * 256 * 76 / 1e9, rel=1e-9)
-    # Encoders have LayerNorms here, which are one kernel.
-    vision = MODEL.modules[0]
-    assert vision.config.norm_bias == (model.modules[0].layers == vision.layers)
-
-
 # Launches
 
 
@@ -201,71 +177,7 @@ def test_at_full_cost_nothing_of_tensor_parallel_communication_hides(sequence_pa
         assert seconds(getattr(half, name)) == pytest.approx(middle, rel=1e-12)
 
 
-def iteration_s(cluster: ClusterSpec, framework: FrameworkOptions, *, sharded: bool) -> float:
-    """A pipeline of two stages on two replicas, or two sharded replicas; large weights, so that gathers are long."""
-    if sharded:
-        places = [replace(placed(each, np.arange(2).reshape(2, 1, 1)), sharded=True) for each in MODEL.modules]
-    else:
-        places = [
-            placed(each, [[[2 * replica + stage]] for replica in (0, 1)]) for stage, each in enumerate(MODEL.modules)
-        ]
-    layout = Layout(tuple(places), 4)
-    shapes, assignment = uniform_batch(MODEL, 4, dp=2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(MODEL, cluster, framework)
-    found = Simulator(truth, 1e18).execute(program).iteration_time_s
-    assert lower_bound_s(truth, layout, shapes) <= found * (1 + 1e-12)
-    return found
-
-
-def test_sharded_weights_at_full_cost_are_as_slow_as_without_overlap() -> None:
-    apart = FrameworkOptions(overlap_param_gather=False, overlap_grad_reduce=False)
-    free, half, full = (
-        iteration_s(cluster_with(overlap_cost=cost), FrameworkOptions(), sharded=True) for cost in (0.0, 0.5, 1.0)
-    )
-    assert full == pytest.approx(iteration_s(CLUSTER, apart, sharded=True), rel=1e-12)
-    assert free < half < full
-
-
-@pytest.mark.parametrize("p2p", ["blocking", "overlapped"])
-def test_overlap_never_costs_less_than_nothing_nor_more_than_no_overlap(p2p: str) -> None:
-    found = [
-        iteration_s(cluster_with(overlap_cost=cost), FrameworkOptions(p2p=p2p), sharded=False) for cost in (0, 0.5, 1)
-    ]
-    assert found == sorted(found)
-    if p2p == "overlapped":
-        assert found[0] < found[-1]
-
-
 # Settings
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 4096), st.sampled_from([1, 2, 4]))
-def test_effects_that_are_off_change_no_bit(tokens: int, tp: int) -> None:
-    sizes, device = np.array([1.0 * tokens]), replace(CLUSTER.device, sustained_fraction=0.7, gemm_half_flops=1e5)
-    roofline = Roofline(replace(CLUSTER, device=device))
-    gemm, attention = Gemm(640, 1280), Attention(128, 64, causal=True)
-    # The formulas as they were before these effects.
-    flops = 2.0 * 640 * (1280 / tp) * (np.ceil(sizes / 128) * 128)
-    arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
-        device.peak_bf16_flops * device.gemm_efficiency
-    )
-    traffic = (
-        2
-        * (sizes * (640 + 1280 / tp) + 640 * 1280 / tp)
-        / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
-    )
-    old = np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
-    assert roofline.gemm_s(gemm, sizes, tp, 1).tobytes() == old.tobytes()
-    flops, rate = (4.0 * 128 * 1.0 / tp) * (4096.0 * sizes), device.peak_bf16_flops * device.sustained_fraction
-    ahead, back = roofline.attention_s(attention, 4096.0 * sizes, sizes, tp, 1)
-    assert ahead.tobytes() == np.maximum(flops / (rate * 0.25), device.kernel_launch_s).tobytes()
-    assert back.tobytes() == np.maximum(flops * (2.5 / (rate * 0.2)), device.kernel_launch_s).tobytes()
-    tier = CLUSTER.tiers[0]
-    gather = 3 * tier.latency_s + sizes * (3 / 4 / tier.bandwidth_bytes_per_s)
-    assert all_gather_s(sizes, 4, tier).tobytes() == gather.tobytes()
-    assert all_reduce_s(sizes, 4, tier).tobytes() == (2.0 * gather).tobytes()
 
 
 def test_a_faster_host_and_dearer_overlap() -> None:
@@ -281,7 +193,6 @@ def test_a_faster_host_and_dearer_overlap() -> None:
             ["attention_kernel=flash3"],
             "attention_kernel=flash3: must be one of unfused, flash1, flash2 on A40, or null",
         ),
-        (["norm_kernel=loose"], "norm_kernel=loose: unknown"),
         (["cluster.device.attention_kernel=slow"], "cluster.device.attention_kernel=slow: unknown"),
     ],
 )
@@ -290,30 +201,7 @@ def test_wrong_settings_are_named(overrides: list[str], message: str) -> None:
         prepare(compose_cells([*overrides])[0].config)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "sourced", "message"),
-    [
-        ("overlap_cost", 1.5, True, r"overlap_cost=1.5: must be in \(0, 1\]"),
-        ("host_launch_s", -1.0, True, "host_launch_s=-1.0: must be 0 or more"),
-        ("overlap_cost", 0.5, False, "sources.device.overlap_cost: missing"),
-        ("overlap_cost", 0.0, False, ""),
-        ("gemm_half_width", 64.0, True, ""),
-    ],
-)
-def test_an_effect_has_a_range_and_a_source(field: str, value: float, sourced: bool, message: str) -> None:
-    config = dict(compose_cells(["cluster=a40x8"])[0].config.cluster)
-    name = f"device.{field}"
-    sources = {key: text for key, text in config["sources"].items() if key != name}
-    config |= {"device": {**config["device"], field: value}, "sources": sources | ({name: "a test"} if sourced else {})}
-    if message:
-        with pytest.raises(UserError, match=message):
-            ClusterSpec.from_config(config)
-    else:
-        assert getattr(ClusterSpec.from_config(config).device, field) == value
-
-
-@pytest.mark.parametrize("name", ["attention_kernel", "norm_kernel"])
-def test_what_really_runs_has_the_kernels_of_its_machine(name: str) -> None:
-    framework = replace(FrameworkOptions(), **{name: "unfused"})
-    with pytest.raises(IncompatibleError, match=f"{name}=unfused: harness=train"):
+def test_what_really_runs_has_the_kernels_of_its_machine() -> None:
+    framework = FrameworkOptions(attention_kernel="unfused")
+    with pytest.raises(IncompatibleError, match="attention_kernel=unfused: harness=train"):
         framework.check_executable(LLM, 1, "train")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.costs.buckets import gather_lead_s, gather_stall_s, sync_lag_s
 from entrain_bench.costs.steps import first_of_stages, last_of_stages
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
@@ -56,14 +53,6 @@ def test_every_bucket_pays_its_latency() -> None:
         costs = truth_of(WIDE, overlap_grad_reduce=overlapped).step_costs
         assert costs.sync_s(WIDE.llm, place) == pytest.approx([buckets * 1e-5 + 4 * held / 2 / 1e8], rel=1e-12)
         assert costs.gather_s(WIDE.llm, place) == pytest.approx([buckets * 1e-5 + 2 * held / 2 / 1e8], rel=1e-12)
-
-
-@pytest.mark.parametrize("distributed", [False, True])
-def test_a_single_replica_synchronises_and_gathers_nothing(distributed: bool) -> None:
-    place, costs = placed(LLM, [[[0], [1]]]), truth_of(distributed_optimizer=distributed).step_costs
-    exposed = costs.exposed(LLM, place)
-    for seconds in (costs.sync_s(LLM, place), costs.gather_s(LLM, place), exposed.sync_s, exposed.gather_s):
-        assert seconds.tolist() == [0.0, 0.0]
 
 
 def test_a_tied_embedding_on_two_stages_is_reduced_between_them() -> None:
@@ -148,56 +137,6 @@ def test_stages_and_replicas_without_work_have_no_first_and_no_last() -> None:
     assert prices.steps.sync_s[0] > 0.0
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_lag_release_and_stall_follow_the_layers_of_a_stage(recompute: bool) -> None:
-    program = two_replicas(recompute)
-    truth, place = truth_of(), program.layout.modules[1]
-    prices, eager = truth.price(program), truth_of(align_param_gather=False).price(program)
-    lengths = LLM.lengths(program.shapes, as_ints([0]))
-    for stage in (0, 1):
-        # A stage of each layer alone tells how long it takes; the two stages hold two layers each.
-        alone = replace(place, layers_per_stage=(1, 1, 1, 1), ranks=np.tile(place.ranks[:, :1], (1, 4, 1)))
-        times = truth.unit_times(LLM, alone, lengths)
-        layers = slice(2 * stage, 2 * stage + 2)
-        forward_s, backward_s = times.forward_s[:, layers], times.backward_s[:, layers]
-        parameters = np.array([float(layer.parameters) for layer in LLM.layers[layers]])
-        bucket, sync = np.array([parameters.sum()]), truth.step_costs.sync_s(LLM, place)[[stage]]
-        gather = truth.step_costs.gather_s(LLM, place)[[stage]]
-        number = 1 + stage
-        lag = sync_lag_s(backward_s, parameters, bucket, sync)[0]
-        assert prices.steps.lag_s[number] == pytest.approx([lag] * 2, rel=1e-12)
-        firsts = first_of_stages(program, 1)[stage]
-        lead, stall = (price(forward_s, parameters, bucket, gather)[0] for price in (gather_lead_s, gather_stall_s))
-        assert prices.release_s[firsts] == pytest.approx([lead] * 2, rel=1e-12)
-        assert eager.stall_s[firsts] == pytest.approx([stall] * 2, rel=1e-12)
-    firsts = np.concatenate([first_of_stages(program, index)[s] for index, s in ((0, 0), (1, 0), (1, 1))])
-    assert np.flatnonzero(prices.release_s).tolist() == sorted(firsts.tolist())
-    assert not prices.stall_s.any()
-    assert not eager.release_s.any()
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_gradients_are_synchronised_as_weight_passes_make_them(recompute: bool) -> None:
-    # Recomputed activations are there already.
-    program = two_replicas(recompute, split=True)
-    truth, place = truth_of(), program.layout.modules[1]
-    prices, lengths = truth.price(program), LLM.lengths(program.shapes, as_ints([0]))
-    for stage in (0, 1):
-        lasts = last_of_stages(program, 1)[stage]
-        assert lasts.tolist() == [
-            find(program, "llm", Pass.WEIGHT, stage, [4 + replica], replica) for replica in (0, 1)
-        ]
-        assert prices.steps.last_backwards[1 + stage].tolist() == lasts.tolist()
-        alone = replace(place, layers_per_stage=(1, 1, 1, 1), ranks=np.tile(place.ranks[:, :1], (1, 4, 1)))
-        weight_s = truth.unit_times(LLM, alone, lengths, split=True).weight_s
-        assert weight_s is not None
-        layers = slice(2 * stage, 2 * stage + 2)
-        parameters = np.array([float(layer.parameters) for layer in LLM.layers[layers]])
-        bucket, sync = np.array([parameters.sum()]), truth.step_costs.sync_s(LLM, place)[[stage]]
-        lag = sync_lag_s(weight_s[:, layers], parameters, bucket, sync)[0]
-        assert prices.steps.lag_s[1 + stage] == pytest.approx([lag] * 2, rel=1e-12)
-
-
 def test_gathers_of_modules_on_the_same_ranks_follow_each_other() -> None:
     layout = Layout((placed(VISION, [[[0]], [[1]]]), placed(LLM, [[[0]], [[1]]])), 1)
     shapes, zero = samples((10, [40]), (10, [40])), np.zeros(2, np.int64)
@@ -216,17 +155,3 @@ def test_gathers_of_modules_on_the_same_ranks_follow_each_other() -> None:
     program = chain_program(MODEL, text, layout, assignment, [as_ints([0]), as_ints([0])])
     release = truth_of().price(program).release_s
     assert release[first_of_stages(program, 1)[0]] == pytest.approx([encoder_s + llm_s] * 2, rel=1e-12)
-
-
-def test_without_overlap_the_gather_follows_the_optimizer() -> None:
-    program = two_replicas()
-    truth = truth_of(overlap_param_gather=False)
-    prices = truth.price(program)
-    gathers = [
-        truth.step_costs.gather_s(module, place)
-        for module, place in zip(MODEL.modules, program.layout.modules, strict=True)
-    ]
-    assert prices.steps.gather_s.tolist() == np.concatenate(gathers).tolist()
-    assert not truth_of().price(program).steps.gather_s.any()
-    assert not prices.release_s.any()
-    assert not prices.stall_s.any()

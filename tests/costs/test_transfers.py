@@ -10,8 +10,7 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.edges import derive_edges
-from entrain_bench.costs.transfers import LinkTransfers, both, transfers_between_blocks
+from entrain_bench.costs.transfers import LinkTransfers, transfers_between_blocks
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
@@ -30,7 +29,6 @@ from support.builders import (
     tiny_cluster,
     tiny_model,
     two_ranks,
-    uniform_batch,
 )
 from support.programs import LAYOUTS, assert_cycle_is_real, handmade_layout, random_program, random_times, swap_entries
 
@@ -76,32 +74,6 @@ def test_transfers_of_two_microbatches_take_turns() -> None:
     assert [wait[find(program, "llm", Pass.FORWARD, 0, [k])] for k in (0, 1)] == [12.0, 4.0]
     assert [start[find(program, "vision", Pass.BACKWARD, 0, [k])] for k in (0, 1)] == [27.0, 33.0]
     assert end.max() == 34.0
-
-
-def test_forward_and_backward_transfers_share_both_directions() -> None:
-    program = two_ranks(MODEL, 2)
-    relay = relay_of(program, 6.0)
-    took = durations(program, lambda view: 10.0 if view.module == "vision" else 1.0)
-    start, end, wait = place_actions(program, took, no_delay(program), relay)
-    # encoder: F0 0-10, F1 10-20; LLM: F0 22-23, B0 23-24, F1 32-33, B1 33-34
-    # in:  0 10-16          1 20-26          back 0 26-32 (ready at 24)   back 1 34-40
-    # out:         0 16-22          1 26-32  back 0 32-38                 back 1 40-46
-    assert start[find(program, "llm", Pass.FORWARD, 0, [1])] == 32.0
-    first, second = (find(program, "vision", Pass.BACKWARD, 0, [k]) for k in (0, 1))
-    assert (start[first], wait[first]) == (38.0, 14.0)
-    assert (start[second], wait[second]) == (48.0, 0.0)
-    assert end.max() == 58.0
-
-
-def test_a_gather_starts_when_the_last_replica_is_done() -> None:
-    layout = Layout((placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]], [[3]]])), 1)
-    shapes, assignment = uniform_batch(MODEL, 1, dp=2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    took = durations(program, lambda view: 5.0 if (view.module, view.replica) == ("vision", 1) else 1.0)
-    start, _, wait = place_actions(program, took, no_delay(program), relay_of(program, 2.0))
-    replicas = [find(program, "llm", Pass.FORWARD, 0, [k], replica=k) for k in (0, 1)]
-    assert start[replicas].tolist() == [9.0, 9.0]
-    assert wait[replicas].tolist() == [8.0, 4.0]
 
 
 def gathered(program: Program, relay: LinkTransfers) -> Program:
@@ -177,25 +149,6 @@ def test_random_programs_run_like_the_reference_or_deadlock_with_it() -> None:
     assert contended >= 20
 
 
-def test_an_infinitely_fast_rank_only_makes_transfers_wait_for_all_their_sources() -> None:
-    checked = 0
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        program = random_program(rng, handmade_layout("disjoint, encoder dp 1, llm dp 2"))
-        relay = relay_of(program, 0.0)
-        duration, _ = random_times(rng, program)
-        together = gathered(program, relay)
-        try:
-            expected = place_actions(together, duration, no_delay(together))
-        except DeadlockError:
-            continue
-        found = place_actions(program, duration, no_delay(program), relay)
-        assert np.array_equal(found[0], expected[0])
-        assert np.array_equal(found[1], expected[1])
-        checked += 1
-    assert checked >= 10
-
-
 # Under the cost truth
 
 
@@ -228,16 +181,6 @@ def test_a_transfer_carries_a_microbatch_of_all_replicas_over_the_slowest_tier()
     assert np.array_equal(prices.delay_s[others], direct.delay_s[others])
 
 
-def test_modules_on_the_same_rank_need_no_transfer() -> None:
-    layout = replace(handmade_layout("one rank for all"), single_rank_boundary=True)
-    shapes, assignment = uniform_batch(MODEL, 2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    transfers = CostTruth(MODEL, tiny_cluster()).price(program).transfers
-    assert transfers is not None
-    assert len(transfers) == 0
-    Simulator(CostTruth(MODEL, tiny_cluster()), 1e12).execute(program)
-
-
 def test_the_simulator_charges_the_relay() -> None:
     framework = FrameworkOptions(overlap_grad_reduce=False, overlap_param_gather=False)
     simulator = Simulator(CostTruth(MODEL, tiny_cluster(), framework), 1e12)
@@ -254,29 +197,6 @@ def test_the_simulator_charges_the_relay() -> None:
 
 
 # Links of every rank
-
-
-def test_what_two_replicas_send_to_one_takes_turns_on_its_links() -> None:
-    # Encoders on ranks 0 and 1, the LLM on rank 2: its receiving link takes one after the other, its sending link too.
-    layout = Layout((placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]]])), 1)
-    shapes, zero = samples((10, [40]), (10, [40])), np.zeros(2, np.int64)
-    assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    source, target = edge_blocks(program)
-    travels = np.where(program.dep_bytes > 0, 6.0, 0.0)
-    transfers = transfers_between_blocks(layout, source, target, np.zeros(len(source), np.int64), travels)
-    took = durations(program, lambda view: 2.0 if (view.module, view.replica) == ("vision", 1) else 1.0)
-    start, _, wait = place_actions(program, took, no_delay(program), transfers)
-    # forward: 0 1-7, 1 7-13 (ready at 2); LLM 13-14 and 14-15; back: one of them 15-21, the other 21-27.
-    forward = find(program, "llm", Pass.FORWARD, 0, [0, 1])
-    assert (start[forward], wait[forward]) == (13.0, 11.0)
-    back = [find(program, "vision", Pass.BACKWARD, 0, [k], replica=k) for k in (0, 1)]
-    assert sorted(start[back]) == [21.0, 27.0]
-    # Rank 1 in another tier has links of its own there.
-    apart = transfers_between_blocks(layout, source, target, ((source == 1) | (target == 1)).astype(int), travels)
-    start, _, _ = place_actions(program, took, no_delay(program), apart)
-    assert start[forward] == 8.0
-    assert start[back].tolist() == [16.0, 16.0]
 
 
 def edge_blocks(program: Program) -> tuple[IntArray, IntArray]:
@@ -342,51 +262,3 @@ def test_queues_of_random_programs_run_like_the_reference() -> None:
         assert np.all(start >= np.array(alone) - 1e-9)
         contended += bool(np.any(start > np.array(alone) + 1e-9))
     assert contended >= 20
-
-
-def test_two_sets_of_transfers_keep_to_their_own_links() -> None:
-    program = boundary_program(single=True)
-    source, target = edge_blocks(program)
-    inside = np.where((program.dep_bytes > 0) & ~np.isin(np.arange(len(source)), crossing(program)), 3.0, 0.0)
-    relay = relay_of(program, 5.0)
-    own = transfers_between_blocks(program.layout, source, target, np.zeros(len(source), np.int64), inside)
-    joint = both(relay, own)
-    assert len(joint) == len(relay) + len(own)
-    assert joint.link_s.tolist() == [*relay.link_s, *own.link_s]
-    assert set(joint.links[: len(relay)].tolist()) == {0, 1}
-    assert np.all(joint.links[len(relay) :] >= relay.num_links)
-    for name in ("first", "last"):
-        taken = getattr(own, name) >= 0
-        assert np.array_equal(getattr(joint, name)[taken], getattr(own, name)[taken] + len(relay))
-        assert np.array_equal(getattr(joint, name)[~taken], getattr(relay, name)[~taken])
-    assert joint.follows.tolist() == [*relay.follows, *own.follows]
-
-
-def test_overlapped_transfers_of_the_truth_queue_and_take_latency_besides() -> None:
-    cluster = tiny_cluster(1, 8)
-    layout = Layout((placed(MODEL.modules[0], [[[0], [1]], [[2], [3]]]), placed(MODEL.modules[1], [[[4], [5]]])), 1)
-    shapes = samples((10, [40]), (10, [80]))
-    zero = np.zeros(2, np.int64)
-    assignment = same_microbatches(MODEL, shapes, zero, zero, zero, encoder_replica=as_ints([0, 1]))
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(MODEL, cluster, FrameworkOptions(overlap_param_gather=False, p2p="overlapped"))
-    prices, edges = truth.price(program), derive_edges(program, cluster, truth.framework)
-    travels = program.dep_bytes > 0
-    assert prices.transfers is not None
-    assert not prices.hold_s.any()
-    assert np.array_equal(edges.travels, travels)
-    assert prices.delay_s.tolist() == edges.fixed_s.tolist()
-    assert prices.transfers.link_s.tolist() == edges.link_s[travels].tolist()
-    names = [tier.name for tier in cluster.tiers]
-    assert {names[tier] for tier in edges.tier[travels]} == {"pair", "node"}
-    start = queued_reference(
-        program,
-        prices.duration_s,
-        prices.delay_s + prices.stall_s[rows_of(program.dep_offsets)],
-        edges.link_s,
-        edges.tier,
-    )
-    timeline = Simulator(truth, 1e12).execute(program)
-    late = program.chunk >= 0
-    firsts = prices.release_s > 0
-    assert timeline.start_s[late & ~firsts] == pytest.approx(np.array(start)[late & ~firsts], rel=1e-9) or firsts.any()

@@ -8,7 +8,6 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.costs.edges import colocated_transforms
-from entrain_bench.costs.links import broadcast_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
@@ -68,12 +67,6 @@ def test_three_phases_gather_the_window_once_and_broadcast_gradients_to_later_st
     assert delays(program, Pass.BACKWARD) == pytest.approx([2e-6 + window / 5e8] * 16, rel=1e-12)
 
 
-def test_equal_grids_are_free() -> None:
-    layout = pair_layout(Degrees(2, 1, 1, 4), Degrees(2, 1, 1, 4), colocated=True)
-    program = program_of(layout, 8)
-    assert [*delays(program, Pass.FORWARD), *delays(program, Pass.BACKWARD)] == [0.0] * 16
-
-
 def test_disjoint_modules_transfer_instead() -> None:
     apart = pair_layout(Degrees(1, 1, 1, 4), Degrees(2, 1, 1, 2), colocated=False)
     assert not are_grids(*apart.modules)
@@ -83,13 +76,6 @@ def test_disjoint_modules_transfer_instead() -> None:
     assert are_grids(vision, llm)
     swapped = type(llm)(llm.module, llm.tp, llm.cp, llm.layers_per_stage, llm.ranks[::-1].copy())
     assert not are_grids(vision, swapped)
-
-
-def test_only_crossings_are_transformed() -> None:
-    program = program_of(pair_layout(Degrees(1, 1, 1, 8), Degrees(2, 1, 2, 2), colocated=True), 16)
-    positions, _ = colocated_transforms(program, CLUSTER)
-    source, target = program.dep_actions, rows_of(program.dep_offsets)
-    assert np.array_equal(np.sort(positions), np.flatnonzero(program.module[source] != program.module[target]))
 
 
 def test_a_generator_behind_the_llm_takes_no_part() -> None:
@@ -108,9 +94,3 @@ def test_a_generator_behind_the_llm_takes_no_part() -> None:
         assert sorted(zip(source.tolist(), target.tolist(), strict=True)) == [(0, 1), (0, 1), (1, 0), (1, 0)]
         # An all-gather of both items' halves over the pair, and a slice back.
         assert sorted(seconds) == pytest.approx([0.0, 0.0, *[1e-6 + 2 * ITEM_BYTES / 2 / 1e9] * 2], rel=1e-12)
-
-
-def test_broadcast_by_hand() -> None:
-    tier = CLUSTER.tiers[1]
-    assert float(broadcast_s(1e9, 3, tier)) == pytest.approx(2 * 2e-6 + 2.0)
-    assert float(broadcast_s(1e9, 1, tier)) == 0.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab import processes
-from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.lab import measuring
+from entrain_bench.lab.measuring import last_line, run_python
 from support.processes import eventually, runs
 
 HANG = """
@@ -52,7 +52,7 @@ def test_what_it_printed_and_its_command_are_kept(tmp_path: Path) -> None:
 def test_a_process_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "END_S", 0.2)
+    monkeypatch.setattr(measuring, "END_S", 0.2)
     began, child = tmp_path / "began", tmp_path / "child"
     started = time.monotonic()
     wrong = run_python(["-c", HANG, str(began), str(child)], tmp_path / "x.log", 3.0, {})

@@ -47,15 +47,6 @@ def test_chunks_are_the_groups_of_equal_labels_in_order(rng: np.random.Generator
     assert len(chunks) == len(groups)
 
 
-def test_labels_far_apart_are_grouped_like_near_ones() -> None:
-    # "Gaps are allowed": a strategy may label microbatches by any number.
-    shapes = samples(*[(10, [8])] * 4)
-    far = group_chunks(LLM, shapes, labels([0, 1, 0, 1], [10**9, 5, 3, 5]))
-    assert far.microbatch.tolist() == [3, 10**9, 5]
-    assert far.replica.tolist() == [0, 0, 1]
-    assert far.members.tolist() == [2, 0, 1, 3]
-
-
 def test_items_of_a_sample_share_its_labels() -> None:
     shapes = shapes_from_lists(
         ["image", "audio"],
@@ -82,13 +73,6 @@ def test_assignments_are_frozen_all_the_way_down() -> None:
         given_labels.microbatch[0] = 3
 
 
-def test_building_an_assignment_leaves_the_labels_of_the_caller_writable() -> None:
-    shapes = samples(*[(10, [8])] * 2)
-    replica, microbatch = np.zeros(2, np.int64), np.zeros(2, np.int64)
-    same_microbatches(MODEL, shapes, replica, microbatch, microbatch)
-    replica[0] = microbatch[0] = 1
-
-
 @pytest.mark.parametrize(
     ("replica", "microbatch", "message"),
     [
@@ -106,30 +90,6 @@ def test_bad_labels_of_the_llm_name_the_sample(replica: list[int], microbatch: l
     assignment = Assignment((labels([], []), labels(replica, microbatch)))
     with pytest.raises(UserError, match=message.replace("..", r"\.\.")):
         check_assignment(assignment, MODEL, layout, shapes)
-
-
-def test_bad_labels_of_an_item_name_its_sample() -> None:
-    shapes = samples((10, []), (10, [8]), (10, []), (10, [8, 8]))
-    layout = chain_layout(MODEL, 1, 1, 2)
-    llm = labels([0] * 4, [0] * 4)
-    with pytest.raises(UserError, match="vision: sample 3 has replica=1"):
-        check_assignment(Assignment((labels([0, 0, 1], [0] * 3), llm)), MODEL, layout, shapes)
-    with pytest.raises(UserError, match="vision: 1 replica and 1 microbatch labels for 3 units; sample 3 has none"):
-        check_assignment(Assignment((labels([0], [0]), llm)), MODEL, layout, shapes)
-
-
-def test_a_missing_module_is_rejected() -> None:
-    shapes = samples((10, [8]))
-    layout = chain_layout(MODEL, 1, 1, 2)
-    with pytest.raises(UserError, match="assignment: 1 modules, the model has 2"):
-        check_assignment(Assignment((labels([0], [0]),)), MODEL, layout, shapes)
-
-
-def test_stray_labels_without_units_are_a_user_error_and_not_a_crash() -> None:
-    shapes = samples((10, []))
-    layout = chain_layout(MODEL, 1, 1, 2)
-    with pytest.raises(UserError):
-        check_assignment(Assignment((labels([0], [0]), labels([0], [0]))), MODEL, layout, shapes)
 
 
 @settings(max_examples=30, deadline=None)

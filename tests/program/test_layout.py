@@ -62,18 +62,6 @@ def test_lanes_are_the_largest_sets_of_ranks_that_share_every_block(
         assert first.shape == (module.dp, module.pp)
 
 
-def test_degrees_and_description() -> None:
-    layout = chain_layout(MODEL, 2, 3, 8, dp=2, recompute=True)
-    vision, llm = layout.modules
-    assert (vision.pp, vision.dp, vision.ranks_per_block) == (2, 2, 1)
-    assert (llm.pp, llm.dp) == (3, 2)
-    assert layout.module("llm") is llm
-    assert layout.describe() == {
-        "vision": "tp1 cp1 pp2 dp2 layers 2/2 recompute",
-        "llm": "tp1 cp1 pp3 dp2 layers 2/2/2 recompute",
-    }
-
-
 def test_virtual_stages_share_lanes_and_are_described() -> None:
     # Replica by replica, stages 0, 1, 2 on blocks 0, 1, 0.
     ranks = np.array([[[0, 1], [2, 3], [0, 1]], [[4, 5], [6, 7], [4, 5]]])
@@ -140,22 +128,10 @@ def test_a_virtual_stage_takes_its_turn_and_is_checked() -> None:
         check_program(replace(program, lane_actions=order))
 
 
-def test_ranks_of_a_layout_are_read_only() -> None:
-    layout = chain_layout(MODEL, 1, 1, 1)
-    with pytest.raises(ValueError, match="read-only"):
-        layout.modules[0].ranks[0, 0, 0] = 5
-
-
 def test_stages_behind_counts_the_lanes_after_each_stage_of_the_chain() -> None:
     assert [row.tolist() for row in stages_behind(chain_layout(MODEL, 2, 3, 1, dp=3))] == [[4, 3], [2, 1, 0]]
     audio = chain_layout(tiny_model(2, 2, audio=2), 2, 2, 1)
     assert [row.tolist() for row in stages_behind(audio)] == [[3, 2], [3, 2], [1, 0]]
-
-
-def test_stages_behind_follows_the_chain_and_not_the_rank_numbers() -> None:
-    # The encoder may live on the later ranks; its stages still come first.
-    layout = Layout((placed(VISION, [[[2], [3]]]), placed(LLM, [[[0], [1]]])), 1)
-    assert [row.tolist() for row in stages_behind(layout)] == [[3, 2], [1, 0]]
 
 
 # Refused layouts
@@ -211,11 +187,6 @@ def test_a_layout_that_does_not_fit_is_refused(change: Change, message: str) -> 
         check_layout(broken, MODEL, cluster)
 
 
-def test_the_last_turn_of_virtual_stages_may_end_early() -> None:
-    llm = replace(placed(LLM, [[[1], [2], [3], [4], [1]]]), layers_per_stage=(1, 1, 1, 1, 2))
-    check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
-
-
 @pytest.mark.parametrize("ranks", [[1, 2, 2, 1], [1, 2, 3, 3], [2, 2, 1], [1, 1]])
 def test_stages_may_go_back_the_way_they_came(ranks: list[int]) -> None:
     llm = placed(LLM, [[[rank] for rank in ranks]])
@@ -227,20 +198,6 @@ def test_stages_that_go_back_another_way_are_refused(ranks: list[int]) -> None:
     llm = placed(LLM, [[[rank] for rank in ranks]])
     with pytest.raises(UserError, match=r"llm\.ranks=repeated: must be distinct, or those of the stages before"):
         check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
-
-
-def test_a_layout_for_other_modules_is_refused() -> None:
-    layout = chain_layout(MODEL, 1, 2, 4)
-    with pytest.raises(UserError, match="layout="):
-        check_layout(Layout(layout.modules[::-1], 4), MODEL, tiny_cluster())
-
-
-def test_a_negative_rank_is_refused() -> None:
-    layout = chain_layout(MODEL, 1, 1, 1)
-    with pytest.raises(UserError, match="ranks"):
-        check_layout(
-            Layout((layout.modules[0], replace(layout.modules[1], ranks=np.array([[[-1]]]))), 1), MODEL, tiny_cluster()
-        )
 
 
 def test_tensor_parallelism_must_divide_words_and_channels() -> None:

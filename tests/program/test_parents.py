@@ -43,12 +43,6 @@ def test_parents_by_hand(encoder: list[int], llm: list[int], expected: list[int]
     assert parent_microbatches(made, 1).tolist() == sorted({*llm})
 
 
-def test_places_begin_anew_in_every_replica() -> None:
-    made = program([0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 1, 1], dp=2)
-    # Replica 0: both images of sample 0; replica 1: samples 1 and 3 feed microbatches 0 and 1.
-    assert parent_microbatches(made, 0).tolist() == [0, 0, 0, 1]
-
-
 def test_parts_of_a_deferred_microbatch_stay_one_microbatch() -> None:
     # Microbatch 0 of the encoder: sample 1 is deferred to the LLM's microbatch 1.
     assignment = Assignment((labels([0, 0, 0, 0], [0, 0, 0, 1]), labels([0, 0, 0, 0], [0, 1, 1, 1])))

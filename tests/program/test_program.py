@@ -14,7 +14,6 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import DeadlockError, UserError
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
-from entrain_bench.program.build import chunk_of_unit
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
@@ -23,14 +22,12 @@ from support.builders import (
     AV_MODEL,
     av_samples,
     chain_layout,
-    chunk_rows,
     no_delay,
     passes,
     placed,
     random_av_program,
     random_samples,
     rngs,
-    samples,
     tiny_model,
     uniform_batch,
 )
@@ -194,17 +191,6 @@ def test_steps_follow_the_last_slot_module_by_module_and_stage_by_stage() -> Non
     assert program.num_lanes.tolist() == [1] * program.num_actions
 
 
-def test_chunk_of_unit_marks_units_that_are_not_the_modules() -> None:
-    rng = np.random.default_rng(3)
-    program = random_av_program(rng)
-    for index, module in enumerate(AV_MODEL.modules[:-1]):
-        owner = chunk_of_unit(program.chunks[index], program.shapes.num_items)
-        rows = chunk_rows(program, index)
-        for item in range(program.shapes.num_items):
-            assert [item in row for row in rows] == [chunk == owner[item] for chunk in range(len(rows))]
-        assert np.all((owner >= 0) == np.isin(np.arange(len(owner)), module.units(program.shapes)))
-
-
 # Random assignments
 
 
@@ -273,23 +259,3 @@ def test_random_assignments_run_or_are_rejected_naming_the_sample(
         assert np.all(
             start[np.repeat(np.arange(program.num_actions), np.diff(program.dep_offsets))] >= end[program.dep_actions]
         )
-
-
-def test_labels_for_a_module_without_units_are_rejected_with_a_user_error() -> None:
-    shapes = samples((10, []), (10, []))
-    layout = chain_layout(MODEL, 1, 1, 2)
-    zeros = np.zeros(2, np.int64)
-    stray = ModuleAssignment(np.zeros(1, np.int64), np.zeros(1, np.int64))
-    assignment = Assignment((stray, ModuleAssignment(zeros, zeros.copy())))
-    with pytest.raises(UserError):
-        chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-
-
-def test_views_read_like_sentences() -> None:
-    layout = chain_layout(MODEL, 1, 1, 3)
-    shapes, assignment = uniform_batch(MODEL, 3)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    assert str(program.view(0)) == "forward of vision microbatch 0 on stage 0 of replica 0"
-    assert str(program.view(program.num_actions - 1)) == "optimizer of llm stage 0"
-    assert program.view(0).members == (0,)
-    assert len(program.lane(0)) == 3 * 2 + 2

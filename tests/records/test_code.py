@@ -12,7 +12,6 @@ import entrain_bench
 import entrain_bench_strategies
 import entrain_bench_workloads
 from entrain_bench.base.errors import UserError
-from entrain_bench.base.store import Store
 from entrain_bench.config.tree import choices
 from entrain_bench.records import code
 from entrain_bench.records.cells import Cell
@@ -43,21 +42,17 @@ class Tree:
 
     def versions(self, cells: dict[str, Cell]) -> dict[str, str]:
         # A process reads its own modules once.
-        code._own.clear()
-        store = Store("test", "x")
-        found = {
+        code._read_own_module.cache_clear()
+        return {
             name: hash_of(
                 import_closure(
                     {DRIVER, *(target.rpartition(".")[0] for target in targets_of(cell.config.content()))},
                     self.roots,
-                    store,
                     decides_timeline,
                 )
             )
             for name, cell in cells.items()
         }
-        store.save()
-        return found
 
     def change(self, file: str, old: str, new: str) -> None:
         package, _, inner = file.partition("/")
@@ -137,7 +132,7 @@ def test_what_decides_every_timeline_moves_all_keys(
 @pytest.mark.parametrize(
     ("file", "old", "new", "moved"),
     [
-        ("entrain_bench_strategies/dip/search.py", "MOVED = 8.0", "MOVED = 9.0", {"dip", "optimus"}),
+        ("entrain_bench_strategies/dip/scheduler.py", "MOVED = 8.0", "MOVED = 9.0", {"dip", "optimus"}),
         ("entrain_bench_strategies/dflop/assigner.py", "PATIENCE = 16", "PATIENCE = 17", {"dflop"}),
         ("entrain_bench_workloads/tokens.py", "_TOKEN_DECIMALS = 3", "_TOKEN_DECIMALS = 4", None),
         ("entrain_bench/train/measuring/metrics.py", "MOST_NAMED = 8", "MOST_NAMED = 9", {"train"}),
@@ -160,7 +155,7 @@ def version_of(folder: Path, **files: str) -> str:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
     roots = {path.stem: path for path in folder.iterdir()}
-    return hash_of(import_closure({"mine"}, roots, Store("test", "x")))
+    return hash_of(import_closure({"mine"}, roots))
 
 
 @pytest.mark.parametrize(

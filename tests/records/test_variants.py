@@ -6,9 +6,9 @@ import pytest
 
 from entrain_bench.answers.compare import read_text
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.leaves import variant_text
 from entrain_bench.records.records import new_record
 from entrain_bench.records.tables import table_csv
-from entrain_bench.records.variants import variant_text
 from entrain_bench.run.cells import compose_cells
 
 

@@ -9,23 +9,18 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
-from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import (
     chain_layout,
     durations,
-    find,
     labels,
     makespan,
     no_delay,
     passes,
-    placed,
     samples,
     tiny_model,
     uniform_batch,
-    uniform_times,
 )
 
 F, B = Pass.FORWARD, Pass.BACKWARD
@@ -119,57 +114,6 @@ def test_two_stages_unsplit_backward_waits_for_the_deferred_sample() -> None:
     }
 
 
-THREE_STAGE_S = TWO_STAGE_S | {"llm F a": 2.0, "llm B a": 3.0, "llm F bc": 3.0, "llm B bc": 4.0}
-
-
-def test_three_stages_with_delays_and_split_backward() -> None:
-    #        0         1         2         3
-    #        0123456789012345678901234567890
-    # vision AABCCC..........aaaa....bbccccc
-    # llm 0  ...AA..BBB..aaa....bbbb             each transfer takes 1
-    # llm 1  ......AAaaaBBBbbbb
-    program = deferred_program(1, 2, 2, split=True)
-    assert starts(program, THREE_STAGE_S, delay=1.0) == {
-        "vision0 F a": 0.0,
-        "vision0 F b": 2.0,
-        "vision0 F c": 3.0,
-        "llm0 F a": 3.0,
-        "llm0 F bc": 7.0,
-        "llm1 F a": 6.0,
-        "llm1 B a": 8.0,
-        "llm1 F bc": 11.0,
-        "llm1 B bc": 14.0,
-        "llm0 B a": 12.0,
-        "llm0 B bc": 19.0,
-        "vision0 B a": 16.0,
-        "vision0 B b": 24.0,
-        "vision0 B c": 26.0,
-    }
-
-
-def test_three_stages_with_delays_and_unsplit_backward() -> None:
-    #        0         1         2         3
-    #        012345678901234567890123456789012345
-    # vision AAACCC...................aaaaaaccccc
-    # llm 0  ....AA.BBB...aaa....bbbb
-    # llm 1  .......AAaaaBBBbbbb
-    program = deferred_program(1, 2, 2, split=False)
-    assert starts(program, THREE_STAGE_S, delay=1.0) == {
-        "vision0 F ab": 0.0,
-        "vision0 F c": 3.0,
-        "llm0 F a": 4.0,
-        "llm0 F bc": 7.0,
-        "llm1 F a": 7.0,
-        "llm1 B a": 9.0,
-        "llm1 F bc": 12.0,
-        "llm1 B bc": 15.0,
-        "llm0 B a": 13.0,
-        "llm0 B bc": 20.0,
-        "vision0 B ab": 25.0,
-        "vision0 B c": 31.0,
-    }
-
-
 def test_two_encoder_stages_with_an_unpaired_last_microbatch() -> None:
     #          0         1         2
     #          0123456789012345678901234
@@ -219,12 +163,6 @@ def test_split_backward_frees_the_kept_chunk_in_its_own_slot() -> None:
     ]
 
 
-def test_unsplit_backward_lets_later_forwards_pass_while_it_waits() -> None:
-    # Encoder microbatch 0 waits for LLM microbatch 1, so forward 2 runs before its backward.
-    program = deferred_program(1, 1, 3, split=False)
-    assert passes(program, 0) == ["vision F0", "vision F1", "vision F2", "vision B0", "vision B1", "vision B2"]
-
-
 def test_an_encoder_chunk_that_feeds_an_earlier_llm_microbatch_keeps_its_own_backward_slot() -> None:
     model = tiny_model()
     layout = chain_layout(model, 1, 1, 3)
@@ -244,69 +182,6 @@ def test_without_deferral_split_backward_changes_nothing() -> None:
     ]
     for column in ("lane_offsets", "lane_actions", "dep_offsets", "dep_actions", "dep_bytes"):
         assert np.array_equal(*(getattr(program, column) for program in programs))
-
-
-def test_two_encoders_on_shared_stages_run_next_to_each_other() -> None:
-    model = tiny_model(2, 2, audio=2)
-    layout = chain_layout(model, 1, 1, 2)
-    both = (10, [("image", 40, 10), ("audio", 30, 15)])
-    shapes = shapes_from_lists(["image", "audio"], [both, both])
-    zeros = [0, 0]
-    assignment = Assignment(tuple(labels(zeros, [0, 1]) for _ in model.modules))
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    check_program(program)
-    assert passes(program, 0) == [
-        *("vision F0", "audio F0", "vision F1", "audio F1"),
-        *("audio B0", "vision B0", "audio B1", "vision B1"),
-    ]
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_an_encoder_on_the_first_llm_stage_runs_first_forward_and_last_backward() -> None:
-    model = tiny_model(2, 2)
-    layout = Layout((placed(model.modules[0], [[[0]]]), placed(model.llm, [[[0], [1]]])), 2)
-    shapes, assignment = uniform_batch(model, 2)
-    assert [behind.tolist() for behind in stages_behind(layout)] == [[1], [1, 0]]
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    assert passes(program, 0) == [
-        *("vision F0", "llm F0", "vision F1", "llm F1"),
-        *("llm B0", "vision B0", "llm B1", "vision B1"),
-    ]
-    assert passes(program, 1) == ["llm F0", "llm B0", "llm F1", "llm B1"]
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_an_encoder_on_later_ranks_than_the_llm_runs_1f1b() -> None:
-    model = tiny_model()
-    layout = Layout((placed(model.modules[0], [[[1]]]), placed(model.llm, [[[0]]])), 4)
-    shapes, assignment = uniform_batch(model, 4)
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    _, end = uniform_times(program, 1.0, 2.0)
-    assert makespan(program, end) == (4 + 2 - 1) * 3.0
-
-
-def test_replicas_may_have_different_numbers_of_microbatches() -> None:
-    model = tiny_model()
-    layout = chain_layout(model, 1, 1, 3, dp=2)
-    shapes = samples(*[(10, [40])] * 4)
-    assignment = Assignment(tuple(labels([0, 1, 1, 1], [0, 0, 1, 2]) for _ in range(2)))
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    assert passes(program, 0) == ["vision F0", "vision B0"]
-    assert passes(program, 2) == ["vision F0", "vision F1", "vision B0", "vision F2", "vision B1", "vision B2"]
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_text_only_microbatches_need_no_encoder() -> None:
-    model = tiny_model()
-    layout = chain_layout(model, 1, 1, 3)
-    shapes = samples((10, []), (10, [40]), (10, []))
-    zeros = [0, 0, 0]
-    assignment = Assignment((labels([0], [1]), labels(zeros, [0, 1, 2])))
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout), split_backward=True)
-    check_program(program)
-    start, _, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
-    assert start[find(program, "llm", F, 0, [0])] == 0.0
-    assert passes(program, 0) == ["vision F1.1", "vision B1.1"]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -332,13 +207,3 @@ def test_llm_work_that_precedes_its_encoder_microbatch_is_a_deadlock() -> None:
     check_program(program)
     with pytest.raises(DeadlockError, match="cycle of waits"):
         place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_more_warmup_resolves_what_less_warmup_deadlocks() -> None:
-    model = tiny_model()
-    layout = chain_layout(model, 1, 1, 3)
-    shapes = samples(*[(10, [40])] * 3)
-    zeros = [0, 0, 0]
-    assignment = Assignment((labels(zeros, [0, 1, 2]), labels(zeros, [0, 1, 0])))
-    program = chain_program(model, shapes, layout, assignment, [np.array([3]), np.array([0])])
-    place_actions(program, np.ones(program.num_actions), no_delay(program))

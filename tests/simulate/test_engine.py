@@ -10,38 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.base.errors import DeadlockError, OutOfMemoryError, UserError
+from entrain_bench.base.errors import DeadlockError, OutOfMemoryError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass, Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
-from entrain_bench.program.layout import Layout
+from entrain_bench.program import Pass, Program
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import (
     FRAMEWORK,
     StuckError,
-    as_ints,
     chain_layout,
     durations,
     find,
     no_delay,
-    placed,
     reference_times,
-    samples,
     tiny_cluster,
     uniform_batch,
 )
 from support.programs import (
     LAYOUTS,
-    LLM,
     MODEL,
-    TWO_ENCODERS,
-    VISION,
     assert_cycle_is_real,
     handmade_layout,
-    random_extension,
     random_program,
     random_times,
     swap_entries,
@@ -106,56 +96,7 @@ def test_deadlock_names_the_two_ranks_that_wait_for_each_other() -> None:
     )
 
 
-def test_a_rank_that_blocks_itself_is_a_cycle_of_one() -> None:
-    layout = chain_layout(MODEL, 1, 1, 1)
-    shapes, assignment = uniform_batch(MODEL, 1)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    order = program.lane_actions.copy()
-    first = program.lane_offsets[1]
-    order[[first, first + 1]] = order[[first + 1, first]]
-    with pytest.raises(DeadlockError, match=r"rank 1 at backward of llm .* needs forward of llm microbatch 0"):
-        place_actions(replace(program, lane_actions=order), np.ones(program.num_actions), no_delay(program))
-
-
 # Multi-lane actions by hand
-
-
-def test_an_action_of_several_lanes_waits_for_the_last_and_holds_all() -> None:
-    # Ranks 0 and 1 each encode one sample (3 s and 5 s), then both run the LLM (2 s), then encode backward (1 s, 4 s).
-    layout = Layout((placed(VISION, [[[0]], [[1]]]), placed(LLM, [[[0, 1]]], tp=2)), 1)
-    shapes = samples((10, [40]), (10, [40]))
-    chunks = [
-        group_chunks(VISION, shapes, ModuleAssignment(as_ints([0, 1]), as_ints([0, 0]))),
-        group_chunks(LLM, shapes, ModuleAssignment(as_ints([0, 0]), as_ints([0, 0]))),
-    ]
-    slots = [Slots(np.zeros((n, 1), np.int64), np.ones((n, 1), np.int64)) for n in (2, 1)]
-    program = build_program(MODEL, layout, shapes, chunks, slots)
-    check_program(program)
-    assert layout.num_lanes == 2
-    forward, backward = find(program, "llm", Pass.FORWARD, 0, [0, 1]), find(program, "llm", Pass.BACKWARD, 0, [0, 1])
-    assert program.num_lanes[forward] == 2
-    seconds = {("vision", 0): (3.0, 5.0), ("vision", 1): (1.0, 4.0), ("llm", 0): (2.0,), ("llm", 1): (2.0,)}
-    took = durations(program, lambda view: seconds[view.module, int(view.kind)][view.replica])
-    start, end, _ = place_actions(program, took, no_delay(program))
-    assert start[forward] == 5.0
-    assert start[backward] == 7.0
-    assert start[find(program, "vision", Pass.BACKWARD, 0, [0], replica=0)] == 9.0
-    assert start[find(program, "vision", Pass.BACKWARD, 0, [1], replica=1)] == 9.0
-    assert end.max() == 13.0
-
-
-def test_steps_of_a_stage_wait_for_all_its_replicas() -> None:
-    layout = chain_layout(MODEL, 1, 1, 1, dp=2)
-    shapes, assignment = uniform_batch(MODEL, 1, dp=2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    took = durations(program, lambda view: 1.0 if view.replica == 0 else 10.0)
-    steps = np.isin(program.kind, [Pass.GRAD_SYNC, Pass.OPTIMIZER])
-    took[steps] = 1.0
-    start, end, _ = place_actions(program, took, no_delay(program))
-    # Replica 1: encoder 0..10, LLM 10..30, encoder 30..40. Steps of the LLM start at 30, of the encoder at 40.
-    assert sorted(start[steps & (program.module == 1)].tolist()) == [30.0, 31.0]
-    assert sorted(start[steps & (program.module == 0)].tolist()) == [40.0, 41.0]
-    assert end.max() == 42.0
 
 
 def test_transfer_wait_counts_only_time_after_the_data_was_computed() -> None:
@@ -171,42 +112,7 @@ def test_transfer_wait_counts_only_time_after_the_data_was_computed() -> None:
     assert wait.sum() == 6.0
 
 
-def test_a_delayed_transfer_behind_other_work_costs_nothing() -> None:
-    layout = chain_layout(MODEL, 1, 1, 2)
-    shapes, assignment = uniform_batch(MODEL, 2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    took = durations(program, lambda view: 1.0 if view.module == "vision" else 5.0)
-    start, _, wait = place_actions(program, took, np.where(program.dep_bytes > 0, 2.0, 0.0))
-    second = find(program, "llm", Pass.FORWARD, 0, [1])
-    assert (start[second], wait[second]) == (13.0, 0.0)
-
-
 # Two encoders
-
-
-@settings(max_examples=20, deadline=None)
-@given(seeds)
-def test_two_encoders_with_their_own_dp_equal_the_reference(rng: np.random.Generator) -> None:
-    vision, audio, llm = TWO_ENCODERS.modules
-    layout = Layout(
-        (placed(vision, [[[0, 1]]], tp=2), placed(audio, [[[0]], [[1]]]), placed(llm, [[[0], [1]], [[2], [3]]])), 2
-    )
-    kinds = [[("image", 8, 2)], [("audio", 6, 3)], [("image", 8, 2), ("audio", 6, 3), ("image", 4, 1)], []]
-    rows = [(5, kinds[int(rng.integers(0, 4))]) for _ in range(6)]
-    shapes = shapes_from_lists(["image", "audio"], rows)
-    chunks = []
-    for module, place in zip(TWO_ENCODERS.modules, layout.modules, strict=True):
-        units = len(module.units(shapes))
-        chunks.append(
-            group_chunks(module, shapes, ModuleAssignment(rng.integers(0, place.dp, units), rng.integers(0, 3, units)))
-        )
-    zeros = [np.zeros((len(c), place.pp), np.int64) for c, place in zip(chunks, layout.modules, strict=True)]
-    program = build_program(TWO_ENCODERS, layout, shapes, chunks, [Slots(z, z) for z in zeros])
-    position = random_extension(rng, program)
-    slots = [Slots(position[program.forward_actions(i)], position[program.backward_actions(i)]) for i in range(3)]
-    program = build_program(TWO_ENCODERS, layout, shapes, chunks, slots)
-    check_program(program)
-    assert_same_times(program, *random_times(rng, program))
 
 
 # The simulator around it
@@ -265,26 +171,3 @@ def test_what_a_backward_needs_while_it_runs_counts() -> None:
     with pytest.raises(OutOfMemoryError, match="at backward of "):
         Simulator(truth, float(during.max()) - 1.0).execute(program)
     assert Simulator(truth, float(during.max())).execute(program).peak_memory_bytes.max() == during.max()
-
-
-def test_simulator_checks_the_program_before_it_times_it() -> None:
-    simulator, program = simulated(1e12)
-    order = program.lane_actions.copy()
-    order[0] = order[1]
-    with pytest.raises(UserError, match="listed on"):
-        simulator.execute(replace(program, lane_actions=order))
-
-
-def test_an_assignment_across_replicas_of_one_chain_runs_like_the_reference() -> None:
-    # Items encoded on replica 0 feed the LLM of replica 1 and the other way round.
-    layout = chain_layout(MODEL, 1, 2, 2, dp=2)
-    shapes = samples(*[(10, [40])] * 4)
-    assignment = Assignment(
-        (
-            ModuleAssignment(as_ints([0, 0, 1, 1]), as_ints([0, 1, 0, 1])),
-            ModuleAssignment(as_ints([1, 1, 0, 0]), as_ints([0, 1, 0, 1])),
-        )
-    )
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    check_program(program)
-    assert_same_times(program, durations(program, lambda v: 1.0 + v.replica), np.where(program.dep_bytes > 0, 2.0, 0.0))

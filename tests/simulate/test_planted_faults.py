@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,11 +55,6 @@ def all_tiers_are_one_link(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(truth, "transfers_between_blocks", same_links)
 
 
-def the_tied_embedding_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    tied_s = steps.StepCosts.tied_s
-    patch.setattr(steps.StepCosts, "tied_s", lambda *given: 0 * tied_s(*given))
-
-
 def rings_leave_nodes_over_one_link(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterSpec, "ring_tiers", lambda self, rings: [self.group_tier(ring) for ring in rings])
 
@@ -75,30 +69,11 @@ def products_hide_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(roofline.Roofline, "_exposed_s", lambda self, comm, _, *given: exposed_s(self, comm, 0, *given))
 
 
-def what_hides_under_products_hides_without_them(patch: pytest.MonkeyPatch) -> None:
-    inside_s = roofline.Roofline._tensor_parallel_s
-    patch.setattr(roofline.Roofline, "_tensor_parallel_s", lambda self, *given: inside_s(self, *given[:-1], False))
-
-
 def gradients_are_reduced_before_weight_passes(patch: pytest.MonkeyPatch) -> None:
     def last_backwards(program: Program, index: int) -> list[IntArray]:
-        return steps._extreme(program, index, Pass.BACKWARD, slice(None))
+        return steps._last(program, index, Pass.BACKWARD, slice(None))
 
     patch.setattr(steps, "last_of_stages", last_backwards)
-
-
-def sharded_gradients_travel_in_bf16(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FrameworkOptions, "gradient_bytes", lambda *_: 2)
-
-
-def weights_stay_from_forward_to_backward(patch: pytest.MonkeyPatch) -> None:
-    traffic = sharding.layer_traffic
-
-    def gathered_once(*given: Any) -> sharding.LayerTraffic:
-        own = traffic(*given)
-        return replace(own, again_s=0 * own.again_s)
-
-    patch.setattr(sharding, "layer_traffic", gathered_once)
 
 
 def no_pass_gathers_for_the_next(patch: pytest.MonkeyPatch) -> None:
@@ -178,16 +153,12 @@ ZB_H1 = (*SMALL, "strategy.planner.schedules=[zb_h1]")
         (nobody_is_held, "default", "entrain", SMALL),
         (weights_are_there_from_the_start, "default", "hetero_colocated", SMALL),
         (all_tiers_are_one_link, "overlapped transfers", "disttrain", ()),
-        (the_tied_embedding_is_forgotten, "nothing overlaps", "hetero_colocated", SMALL),
         (rings_leave_nodes_over_one_link, "nothing overlaps", "dflop", SMALL),
         (every_stage_is_split_into_buckets, "default", "disttrain", ()),
         (products_hide_nothing, "whole hidden states", "megatron", SMALL),
         # Stages of several buckets.
         (gradients_wait_for_the_end_of_a_backward, "default", "megatron", ()),
-        (what_hides_under_products_hides_without_them, "whole hidden states", "megatron_schedules", ZB_H1),
         (gradients_are_reduced_before_weight_passes, "default", "megatron_schedules", ZB_H1),
-        (sharded_gradients_travel_in_bf16, "default", "fsdp", SMALL),
-        (weights_stay_from_forward_to_backward, "default", "fsdp", SMALL),
         (no_pass_gathers_for_the_next, "default", "fsdp", SMALL),
         (replicas_do_not_wait_for_each_other, "default", "orchmllm", SMALL),
         (replicas_do_not_wait_for_each_other, "default", "flexsp", SMALL),

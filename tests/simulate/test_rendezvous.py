@@ -58,11 +58,6 @@ def reordered(program: Program, lane: int, order: list[int]) -> Program:
     return replace(program, lane_actions=actions)
 
 
-def test_one_microbatch_or_all_forwards_first_run_on_separate_sends_and_receives() -> None:
-    assert of(chain(2, 1)) == SEPARATE
-    assert of(chain(3, 4, warmup=4)) == SEPARATE
-
-
 def test_1f1b_needs_batches() -> None:
     """Encoder F0 F1 B0 ..., LLM F0 B0 ...: after F1 and B0, both would send before they receive."""
     assert of(chain(2, 2)) == BATCHED
@@ -77,11 +72,6 @@ def test_a_pass_that_comes_before_an_earlier_sent_one_needs_receives_posted_ahea
     assert forwards == [0, 1, 2]
     assert of(program) == SEPARATE
     assert of(reordered(program, 1, [1, 0, 2])) == AHEAD
-
-
-def test_without_transfers_nothing_is_needed() -> None:
-    layout = handmade_layout("one rank for all")
-    assert of(random_program(np.random.default_rng(0), layout)) == SEPARATE
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -80,27 +80,11 @@ def test_links_that_are_still_busy_keep_the_next_module_waiting() -> None:
     assert wait == [7.0, 0.0]
 
 
-def test_modules_on_ranks_of_their_own_are_synchronised_side_by_side() -> None:
-    program = chain()
-    sync, start, end, wait = executed(program, steps_of(program, [2.0, 7.0], [1.0, 6.0]))
-    assert sync == [5.0, 9.0]
-    # Nobody steps before the norm of all gradients is known; each rank waits for it.
-    assert (start, end, wait) == ([9.0, 9.0], [19.0, 29.0], [5.0, 5.0])
-
-
 def test_the_slowest_replica_decides() -> None:
     program = chain(dp=2)
     steps = steps_of(program, [2.0, 2.0], [1.0, 1.0])
     uneven = (np.array([1.0, 3.0]), np.array([1.5, 0.5]))
     assert executed(program, replace(steps, lag_s=uneven))[0] == [7.0, 4.5]
-
-
-def test_a_single_replica_has_nothing_to_synchronise_and_waits_for_nothing() -> None:
-    program = chain()
-    sync, start, end, wait = executed(program, steps_of(program, [0.0, 0.0], [0.0, 0.0]))
-    assert sync == [4.0, 3.0]
-    # The gradient norm still needs the last backward, but that is no transfer.
-    assert (start, end, wait) == ([4.0, 4.0], [14.0, 24.0], [0.0, 0.0])
 
 
 def test_a_tied_embedding_is_reduced_when_both_its_stages_are_synchronised() -> None:

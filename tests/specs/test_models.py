@@ -37,9 +37,9 @@ def test_every_model_composes_and_parses(name: str) -> None:
         assert module.config.unet or len(module.layers) == module.config.num_layers + 2
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "model" / "module").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((CONFIGS / "model" / "module").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_module_is_used(path: Path) -> None:
-    assert any(path.stem in top.read_text() for top in (CONFIGS / "model").glob("*.yaml"))
+    assert any(path.stem in other.read_text() for other in (CONFIGS / "model").rglob("*.yaml") if other != path)
 
 
 # Published sizes
@@ -123,16 +123,6 @@ def test_dflops_encoders_by_hand(name: str, layers: int, width: int, inner: int)
     assert encoder.config.num_heads * encoder.config.head_dim == width
 
 
-def test_dflops_encoder_does_the_stated_share_of_the_work() -> None:
-    # 10 tiles and 3,700 LLM tokens a sample: 0.64 with "6b", 0.11 with so400m; arXiv:2603.25120, Figure 8 runs to 0.8.
-    ratio = {}
-    for name in ("llavaov_llama3_8b", "llavaov_400m_llama3_8b"):
-        vision, llm = model(name).modules
-        ratio[name] = float(10 * vision.forward_flops(np.array([729]))[0] / llm.forward_flops(np.array([3700]))[0])
-    assert ratio["llavaov_llama3_8b"] == pytest.approx(0.64, abs=0.01)
-    assert ratio["llavaov_400m_llama3_8b"] == pytest.approx(0.11, abs=0.01)
-
-
 # Hand-worked layers
 
 
@@ -195,13 +185,6 @@ def test_frozen_blocks_without_backward_have_nothing_to_recompute() -> None:
     assert not passes.remade.learns
 
 
-def test_head_of_llama_1b_keeps_fp32_probabilities() -> None:
-    head = model("qwen25vl_llama3_1b").llm.layers[-1]
-    assert head.activation_bytes_per_token == 2 * 2 * 2048 + 4 * 128256
-    # bf16 logits beside the fp32 ones, and their gradients; there are none in fp32.
-    assert [head.working_bytes(2, size) for size in (2, 4)] == [2 * 128256 / 2, 0]
-
-
 def test_windows_bound_attention() -> None:
     window = Attention(1280, 1280, causal=False, window_tokens=64)
     assert window.flops(np.array([32, 64, 6400])).tolist() == [
@@ -209,26 +192,6 @@ def test_windows_bound_attention() -> None:
         4 * 1280 * 64 * 64,
         4 * 1280 * 6400 * 64,
     ]
-
-
-def test_kinds_of_the_vision_encoder() -> None:
-    vision = model("qwen25vl_llama3_1b").module("vision")
-    assert [kind.kind for kind in vision.kinds] == ["embed", "window_block", "block", "head"]
-    full = [index - 1 for index, layer in enumerate(vision.layers) if layer.kind == "block"]
-    assert full == [7, 15, 23, 31]
-
-
-def test_kind_counts_of_stages() -> None:
-    vision = model("qwen25vl_llama3_1b").module("vision")
-    counts = vision.kind_counts([9, 8, 8, 9])
-    assert counts.tolist() == [[1, 7, 1, 0], [0, 7, 1, 0], [0, 7, 1, 0], [0, 7, 1, 1]]
-
-
-def test_module_flops_are_the_sum_of_its_layers() -> None:
-    lengths = np.array([64, 1000])
-    for module in model("tiny_av").modules:
-        total = sum(layer.forward_flops(lengths) for layer in module.layers)
-        assert module.forward_flops(lengths) == pytest.approx(total)
 
 
 def test_model_flops_send_items_to_their_encoder() -> None:
@@ -275,19 +238,6 @@ def test_bad_models_are_named(path: str, value: object, message: str) -> None:
     with pytest.raises(UserError) as error:
         ModelSpec.from_config(changed(load("model", "tiny"), path, value))
     assert message in str(error.value)
-
-
-def test_the_first_layer_may_attend_to_everything() -> None:
-    windowed = changed(load("model", "tiny"), "modules/vision/window_tokens", 8)
-    vision = ModelSpec.from_config(changed(windowed, "modules/vision/full_attention_layers", [0])).modules[0]
-    assert [layer.kind for layer in vision.layers[:3]] == ["embed", "block", "window_block"]
-
-
-def test_two_llms_are_refused() -> None:
-    config = load("model", "tiny")
-    config["modules"]["other"] = dict(config["modules"]["llm"])
-    with pytest.raises(UserError, match="exactly one llm"):
-        ModelSpec.from_config(config)
 
 
 def test_shapes_that_a_model_cannot_take() -> None:

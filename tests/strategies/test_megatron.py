@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Programs, Strategy
-from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.interleaved import Interleaved, find_valley
 from entrain_bench.balancing.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward
-from entrain_bench.balancing.zero_bubble import find_valley
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program

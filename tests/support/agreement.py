@@ -46,15 +46,12 @@ FRAMEWORKS = {
     "gradients in bf16": FrameworkOptions(grad_dtype="bf16", overlap_grad_reduce=False),
     "labelled head": FrameworkOptions(head_tokens="labelled"),
     "labelled head on whole hidden states": FrameworkOptions(
-        head_tokens="labelled", cross_entropy="eager", norm_kernel="unfused", sequence_parallel=False, tp_overlap=0.5
+        head_tokens="labelled", cross_entropy="eager", sequence_parallel=False, tp_overlap=0.5
     ),
     "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
     "eager loss": FrameworkOptions(cross_entropy="eager"),
-    "older kernels": FrameworkOptions(attention_kernel="flash1", norm_kernel="unfused", p2p="overlapped"),
-    "unfused kernels": FrameworkOptions(
-        attention_kernel="unfused", norm_kernel="unfused", gate_kernel="unfused", tp_overlap=0.5
-    ),
-    "unfused optimizer": FrameworkOptions(optimizer_kernel="unfused", grad_dtype="bf16"),
+    "older kernels": FrameworkOptions(attention_kernel="flash1", p2p="overlapped"),
+    "unfused attention": FrameworkOptions(attention_kernel="unfused", tp_overlap=0.5),
     "two instances": FrameworkOptions(encoder_optimizers=2, encoder_cp=False, p2p="overlapped"),
 }
 

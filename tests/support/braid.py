@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.balancing.actions import BACKWARD, ListedActions, Wish, room_for
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.listing import list_schedule
+from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule, room_for
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.layout import Layout

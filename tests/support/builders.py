@@ -116,7 +116,7 @@ def tiny_cluster(
         LinkTier("node", gpus_per_node, 5e8, 2e-6),
         LinkTier("network", num_nodes * gpus_per_node, 1e8, 1e-5),
     )
-    return ClusterSpec("handmade", num_nodes, gpus_per_node, device, tiers, {})
+    return ClusterSpec("handmade", num_nodes, gpus_per_node, device, tiers)
 
 
 def tiny_job(

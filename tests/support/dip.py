@@ -13,8 +13,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
-from entrain_bench_strategies.dip.assigner import sub_microbatches
-from entrain_bench_strategies.dip.segments import ChunkSegments, believed_s, build_segments
+from entrain_bench_strategies.dip.partitioner import sub_microbatches
+from entrain_bench_strategies.dip.scheduler import ChunkSegments, believed_s, build_segments
 from support.builders import (
     placed,
     profile_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrain_bench.lab.machine import Machine
+from entrain_bench.lab.measuring import Machine
 
 
 def machine(nvidia_smi: str = "", variables: dict[str, str] | None = None) -> Machine:

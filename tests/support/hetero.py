@@ -15,8 +15,9 @@ from entrain_bench_strategies.hetero import (
     ColocatedScheduler,
     GraphAwareScheduler,
     NoncolocatedPlanner,
+    Pair,
+    place_pair,
 )
-from entrain_bench_strategies.hetero.planner import Pair, place_pair
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=2)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from entrain_bench.balancing.actions import BACKWARD, FORWARD, Wish, room_for, single_lane_actions
 from entrain_bench.balancing.chunk_groups import split_by_label
-from entrain_bench.balancing.listing import list_schedule
+from entrain_bench.balancing.listing import BACKWARD, FORWARD, Wish, list_schedule, room_for, single_lane_actions
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 
 

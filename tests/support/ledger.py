@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.lab.ledger.book import load_book
-from entrain_bench.lab.ledger.constants import Constant, with_constants
-from entrain_bench.lab.ledger.entries import Entry, entries_of, outcomes_of
-from entrain_bench.lab.ledger.predict import Cases, Change
-from entrain_bench.lab.ledger.rows import row_of
-from entrain_bench.lab.ledger.study import Ledger
+from entrain_bench.lab.ledger.jobs import load_book
+from entrain_bench.lab.ledger.predict import Cases, Change, Entry, make_entries, predict_entries
+from entrain_bench.lab.ledger.rows import parse_row
+from entrain_bench.lab.ledger.study import Constant, Ledger, with_constants
 
 # A run that states everything.
 STATED = {
@@ -50,14 +48,16 @@ DEVICE = "A100-SXM-80GB"
 
 def made_up_ledger(*offsets: float, change: Change | None = MADE) -> Ledger:
     """Sources whose times were made with a sustained fraction of 0.6, each off by a factor."""
-    book, cases, entries = load_book(), Cases(Composer()), list[Entry]()
+    book = load_book()
+    cases = Cases(Composer())
+    entries = list[Entry]()
     for number, offset in enumerate(offsets):
         layouts = [{"tp": "1", "pp": "1", "dp": "64"}, {"tp": "2", "pp": "1", "dp": "32"}]
-        stated = [row_of(f"lab{number}", 2, {**STATED, **WIDE, "peak_memory_gib": "9", **each}) for each in layouts]
-        for found in entries_of(stated, book, cases):
+        stated = [parse_row(f"lab{number}", 2, {**STATED, **WIDE, "peak_memory_gib": "9", **each}) for each in layouts]
+        for found in make_entries(stated, book, cases):
             # Of what a row leaves open one case, so that predictions are no ranges.
             entry = replace(found, cases=found.cases[:1])
-            (outcome,) = outcomes_of([entry], change)
+            (outcome,) = predict_entries([entry], change)
             assert outcome.seconds is not None
             row = replace(entry.row, step_time_s=outcome.seconds.low * offset)
             entries.append(replace(entry, row=row))

@@ -19,7 +19,7 @@ def record(strategy: str, time_s: float | None, seed: int = 0, workload: str = "
     content = {
         "strategy": own,
         "workload": {"name": workload},
-        "cluster": {"sources": {}},
+        "cluster": {"device": {}},
         "layout": dict.fromkeys(("tp", "cp", "pp", "dp")),
         "seed": seed,
         **config,

@@ -6,10 +6,7 @@ import copy
 from functools import cache
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.compose import compose
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.tokens import TokenRules
@@ -22,11 +19,7 @@ def load(group: str, name: str) -> dict[str, Any]:
 
 @cache
 def composed(group: str, name: str) -> dict[str, Any]:
-    with initialize_config_dir(str(config_tree()), version_base="1.3"):
-        config = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
-    assert isinstance(config, dict)
-    section = config[group]
-    assert isinstance(section, dict)
+    section: dict[str, Any] = getattr(compose(f"{group}={name}"), group)
     return section
 
 
@@ -37,9 +30,7 @@ def model(name: str) -> ModelSpec:
 
 def rules_of(name: str) -> TokenRules:
     """Token rules as a YAML of ``experiments/model/tokens`` has them."""
-    with initialize_config_dir(str(config_tree()), version_base="1.3"):
-        config: Any = OmegaConf.to_container(compose(f"model/tokens/{name}"))["model"]["tokens"]
-    return ModelSpec.from_config({**load("model", "qwen25vl_llama3_1b"), "tokens": config}).tokens
+    return ModelSpec.from_config(compose("model=qwen25vl_llama3_1b", f"model/tokens={name}").model).tokens
 
 
 @cache

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.contents import SOUND_HZ
-from entrain_bench.train.features.pictures import CLIP, HALVES, PatchRules, write_patches
-from entrain_bench.train.features.sounds import HOP, log_mel, write_windows
+from entrain_bench.train.features import CLIP, HALVES, HOP, PatchRules, log_mel, write_patches, write_windows
 
 QWEN = PatchRules.of(1176, 14, 2, "qwen25vl_vision", "model.modules.vision")
 

@@ -21,8 +21,7 @@ from entrain_bench.train.modules.attention import AttentionKernel, packed_attent
 from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.running import loop
-from entrain_bench.train.running.content import row_keys
-from entrain_bench.train.running.data import made_up_features
+from entrain_bench.train.running.data import made_up_features, row_keys
 from support.train.alone import groups_of_one
 from support.train.handover import config_from_json
 from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of

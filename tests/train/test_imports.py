@@ -82,6 +82,6 @@ def test_settings_are_checked_without_torch() -> None:
 
 @pytest.mark.wide
 def test_samples_are_read_and_preprocessed_without_torch() -> None:
-    modules = "entrain_bench.train.running.content, entrain_bench_workloads.dataset.samples"
+    modules = "entrain_bench.train.features, entrain_bench_workloads.dataset.samples"
     check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

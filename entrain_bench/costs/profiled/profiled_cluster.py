@@ -18,8 +18,8 @@ from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, ModelSpec
-from entrain_bench.specs.module_layers import FUSED, UNFUSED
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.module_layers import UNFUSED
+from entrain_bench.specs.parse import parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
 # Layer times are measured, so the roofline's other constants are never read.
@@ -99,17 +99,11 @@ def cluster_with_times(
     if framework.freeze:
         why = "not supported with cluster/device=profiled, because the profile was measured with trainable layers"
         raise UserError(f"freeze={[*framework.freeze]}: {why}. Set freeze=[]")
-    for key, value, stock in (
-        ("attention_kernel", framework.attention_kernel, None),
-        ("norm_kernel", framework.norm_kernel, FUSED),
-        ("gate_kernel", framework.gate_kernel, FUSED),
-        ("optimizer_kernel", framework.optimizer_kernel, FUSED),
-    ):
-        if value != stock:
-            raise UserError(
-                f"{key}={value}: not supported with cluster/device=profiled, because the profile has the kernels that "
-                f"it was measured with. Leave out {key}"
-            )
+    if framework.attention_kernel is not None:
+        raise UserError(
+            f"attention_kernel={framework.attention_kernel}: not supported with cluster/device=profiled, because the "
+            "profile has the kernels that it was measured with. Leave out attention_kernel"
+        )
     if framework.recompute_granularity != FULL:
         raise UserError(
             f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
@@ -134,18 +128,14 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
         UserError: if a link is null and the profile did not measure it.
     """
     constants = profile.constants
-    sources = dict(check_mapping(config["sources"], "cluster.sources"))
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
-    sources |= {f"device.{name}": constants.sources[name] for name in values}
-    sources |= {f"device.{name}": "not used: layer times are measured" for name in UNUSED}
     tiers = []
     for tier in config["tiers"] if isinstance(config["tiers"], list) else []:
         open_keys = [key for key in LINK_KEYS if key in tier and tier[key] is None]
         measured = fitted_link(profile.collectives, f"{where}: cluster.tiers.{tier.get('name')}") if open_keys else {}
         tiers.append({**tier, **{key: measured[key] for key in open_keys}})
-        sources |= {f"tiers.{tier.get('name')}.{key}": f"fitted to {where}" for key in open_keys}
     device = {"name": profile.subject.device, "peak_dtype": profile.subject.dtype, **values, **UNUSED}
-    return {**config, "device": device, "sources": sources, "tiers": tiers or config["tiers"]}
+    return {**config, "device": device, "tiers": tiers or config["tiers"]}
 
 
 def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, float]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.framework import ALL
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import Count, Range, Rate
 
 STATISTICS = ("p10", "median", "p90")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
@@ -37,15 +38,15 @@ class StagePoint:
 
     module: str
     kind: str
-    layers: int
-    tp: int
-    lengths: tuple[int, ...]
+    layers: Count
+    tp: Count
+    lengths: tuple[Count, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     remade_s: tuple[float, ...]
-    repetitions: int
-    labelled: int = 0
-    cp: int = 1
+    repetitions: Count
+    labelled: Annotated[int, Range(0)] = 0
+    cp: Count = 1
 
     @property
     def key(self) -> tuple[str, str, int, int, int, tuple[int, ...], int]:
@@ -54,11 +55,7 @@ class StagePoint:
 
     def check(self, where: str) -> None:
         """Raise ``UserError`` for what cannot have been measured."""
-        for name in ("layers", "tp", "cp", "repetitions"):
-            require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
-        lengths = [*self.lengths]
-        require(bool(lengths) and min(lengths) >= 1, f"{where}.lengths", lengths, "sequences of at least 1 token")
-        require(self.labelled >= 0, f"{where}.labelled", self.labelled, "at least 0")
+        require(bool(self.lengths), f"{where}.lengths", [], "sequences of at least 1 token")
         for name in ("forward_s", "backward_s", *(["remade_s"] if self.remade_s else [])):
             check_quantiles(getattr(self, name), f"{where}.{name}")
 
@@ -67,14 +64,12 @@ class StagePoint:
 class StepPoint:
     """Measured times of an optimizer step over ``parameters`` parameters; seconds as in ``StagePoint``."""
 
-    parameters: int
+    parameters: Count
     seconds: tuple[float, ...]
-    repetitions: int
+    repetitions: Count
 
     def check(self, where: str) -> None:
         """Raise ``UserError`` for what cannot have been measured."""
-        for name in ("parameters", "repetitions"):
-            require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "at least 1")
         check_quantiles(self.seconds, f"{where}.seconds")
 
 
@@ -89,18 +84,15 @@ class CollectivePoint:
     """
 
     operation: str
-    ranks: int
-    num_bytes: int
+    ranks: Annotated[int, Range(2)]
+    num_bytes: Count
     seconds: tuple[float, ...]
-    repetitions: int
+    repetitions: Count
 
     def check(self, where: str) -> None:
         """Raise ``UserError`` for what cannot have been measured."""
         if self.operation not in COLLECTIVES:
             raise unknown_choice(f"{where}.operation", self.operation, COLLECTIVES)
-        require(self.ranks >= 2, f"{where}.ranks", self.ranks, "at least 2")
-        require(self.num_bytes >= 1, f"{where}.num_bytes", self.num_bytes, "at least 1")
-        require(self.repetitions >= 1, f"{where}.repetitions", self.repetitions, "at least 1")
         check_quantiles(self.seconds, f"{where}.seconds")
 
 
@@ -158,16 +150,15 @@ class Subject:
 class Constants:
     """Constants of a device that a profile does not measure, each with its source; units as in ``DeviceSpec``."""
 
-    peak_bf16_flops: float
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    host_bandwidth_bytes_per_s: float
+    peak_bf16_flops: Rate
+    memory_bytes: Count
+    memory_bandwidth_bytes_per_s: Rate
+    host_bandwidth_bytes_per_s: Rate
     sources: Mapping[str, str]
 
     def check(self, where: str) -> None:
-        """Raise ``UserError`` for values that are not positive, and for a value without a source."""
+        """Raise ``UserError`` for a value without a source."""
         for name in self.__dataclass_fields__.keys() - {"sources"}:
-            require(getattr(self, name) > 0, f"{where}.{name}", getattr(self, name), "positive")
             if not isinstance(self.sources.get(name), str):
                 raise UserError(f"{where}.sources.{name}: missing. State the source of the constant")
 
@@ -195,21 +186,13 @@ class DeviceProfile:
     def only(self, statistic: str) -> DeviceProfile:
         """Return the profile with every point's three times replaced by one statistic."""
         index = STATISTICS.index(statistic)
-        return replace(
-            self,
-            stages=_only(self.stages, index),
-            steps=_only(self.steps, index),
-            collectives=_only(self.collectives, index),
-        )
+        names = ("stages", "steps", "collectives")
+        return replace(self, **{name: tuple(_only(point, index) for point in getattr(self, name)) for name in names})
 
 
-def _only[T: StagePoint | StepPoint | CollectivePoint](points: tuple[T, ...], index: int) -> tuple[T, ...]:
-    """Replace the three times of every point by the one at ``index``."""
-    names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if points and hasattr(points[0], name)]
-    return tuple(
-        replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
-        for point in points
-    )
+def _only[T: StagePoint | StepPoint | CollectivePoint](point: T, index: int) -> T:
+    names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if hasattr(point, name)]
+    return replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
 
 
 def module_values(module: ModuleSpec) -> dict[str, Any]:

@@ -69,11 +69,7 @@ class ProfiledTimes:
         where: str,
         extrapolate: bool = False,
     ) -> ProfiledTimes:
-        """Return the layer times of a model from its profile.
-
-        Raises:
-            UserError: if the profile is unfinished, was made for another model, or lacks layers.
-        """
+        """Layer times from a profile; ``UserError`` if it is unfinished, of another model, or lacks layers."""
         if not profile.finished:
             raise UserError(f"{where}: is not finished. To resume, run entrain-bench profile with the same options")
         sequences = profile.subject.sequence_parallel

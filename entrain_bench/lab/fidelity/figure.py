@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -15,8 +15,7 @@ from entrain_bench.figures._style import FAINT, GRID, INK, Colour
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
 
-NUM_NAMED = 3
-SMALL_PT = 5.0
+TITLE = "Predicted against measured: iteration times, speedups between strategies, and errors by quantity."
 MISSED = "#d55e00"
 QUANTITIES = {
     "iteration_error": "Iteration",
@@ -58,7 +57,6 @@ def _draw_times(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], mar
         mark: dict[str, Any] = {"color": colours[row["strategy"]], "marker": markers[row["num_ranks"]], "ms": 3}
         noise_s = row["noise"] * row["measured_s"]
         panel.errorbar(row["measured_s"], row["predicted_s"], xerr=noise_s, elinewidth=0.6, ls="", **mark)
-    _name_worst(panel, rows, ["measured_s", "predicted_s", "iteration_error"], "{strategy} {workload}")
     panel.set_title("Iteration time (s)")
 
 
@@ -72,23 +70,20 @@ def _draw_gains(panel: Axes, pairs: pd.DataFrame, markers: dict[str, str]) -> No
         mark: dict[str, Any] = {"color": colour, "marker": markers[row["num_ranks"]], "ms": 3, "alpha": 0.7}
         interval = [[gain - row["low"]], [row["high"] - gain]]
         panel.errorbar(gain, row["predicted_speedup"], xerr=interval, elinewidth=0.5, ls="", **mark)
-    _name_worst(panel, pairs, ["measured_speedup", "predicted_speedup", "error"], "{fast} over {slow}")
     panel.set_title("Speedups between strategies")
 
 
 def _draw_errors(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour]) -> None:
     panel.axhspan(-TARGET_ITERATION * 100, TARGET_ITERATION * 100, color=GRID, alpha=0.5, linewidth=0)
-    strategies = [*colours]
-    for place, name in enumerate(QUANTITIES):
-        for row in rows.to_dict("records"):
-            shift = (strategies.index(row["strategy"]) - (len(strategies) - 1) / 2) * 0.13
-            mark: Any = {"color": colours[row["strategy"]], "marker": "o", "ms": 2.5, "alpha": 0.7, "ls": ""}
-            panel.plot(place + shift, 100 * row[name], **mark)
-        middle = 100 * rows[name].median()
+    percents = 100 * rows.set_index("strategy")[[*QUANTITIES]]
+    long = percents.melt(var_name="quantity", value_name="error", ignore_index=False).reset_index()
+    drawn: Any = {"dodge": True, "jitter": False, "size": 2.5, "alpha": 0.7, "legend": False, "ax": panel}
+    sns.stripplot(long, x="quantity", y="error", hue="strategy", palette=colours, **drawn)
+    for place, middle in enumerate(percents.median()):
         panel.plot([place - 0.36, place + 0.36], [middle, middle], color=INK, linewidth=1.0)
     panel.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()), rotation=40, ha="right", rotation_mode="anchor")
     panel.grid(visible=False, axis="x")
-    panel.set(title="Error of the prediction (%)")
+    panel.set(title="Error of the prediction (%)", xlabel="", ylabel="")
 
 
 def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> None:
@@ -99,15 +94,3 @@ def _diagonal(panel: Axes, one: pd.Series, other: pd.Series, target: float) -> N
     panel.fill_between(ends, below, above, color=GRID, alpha=0.5, lw=0)
     panel.plot(ends, ends, color=FAINT, linewidth=0.6)
     panel.set(xlim=ends, ylim=ends, xlabel="Measured", ylabel="Predicted")
-
-
-def _name_worst(panel: Axes, rows: pd.DataFrame, columns: Sequence[str], text: str) -> None:
-    """Number the rows with the largest errors, and say in a corner what they are; columns: x, y, error."""
-    *places, error = columns
-    lines = []
-    worst = rows.loc[rows[error].abs().nlargest(NUM_NAMED).index]
-    for number, row in enumerate(worst.to_dict("records"), start=1):
-        point = (row[places[0]], row[places[1]])
-        panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_PT)
-        lines.append(f"{number} {text.format_map(row)} {row[error]:+.0%}")
-    panel.text(0.98, 0.02, "\n".join(lines), transform=panel.transAxes, fontsize=SMALL_PT, ha="right", va="bottom")

@@ -21,7 +21,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, overrides_of
-from entrain_bench.lab.files import read_json, write_json
+from entrain_bench.lab.measuring import read_json, write_json
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
@@ -31,7 +31,8 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.place import make_timeline, place_program, place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
-from entrain_bench.train.emulate.emulator import LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.emulate.emulator import Measured
+from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
 from entrain_bench.train.launching.launch import pin
 from entrain_bench.train.messages.channels import lane_of_rank
 

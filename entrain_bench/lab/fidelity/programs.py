@@ -12,7 +12,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench.train.messages.wire import program_to_bytes
+from entrain_bench.train.messages.control import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
 # Besides, on four ranks: a group that splits weights and sequences.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.lab.fidelity.programs import FidelityProgram
-from entrain_bench.lab.files import write_json
+from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.launch import TIMEOUT_S
 from entrain_bench.train.measuring.clock import Clock
@@ -26,9 +26,8 @@ from entrain_bench.train.measuring.metrics import merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.groups import GroupMaker
-from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.runtime import Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
 
 WARM_UPS = 2

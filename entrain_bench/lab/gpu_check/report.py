@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.text import markdown_table
-from entrain_bench.lab.files import read_json
+from entrain_bench.lab.measuring import read_json
 
 PASSED = "passed"
 FAILED = "failed"
@@ -32,21 +32,21 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SectionResult:
-    """A section that came to an end; ``identity`` is of all that the result depends on (``identity_of``)."""
+    """A section that came to an end, on the devices and with the options of ``identity``."""
 
     name: str
     identity: str
     finding: Finding
     seconds: float
 
-    @classmethod
-    def read(cls, path: Path) -> SectionResult | None:
-        """Return the result that a file holds, or None if there is none, or half of one."""
-        try:
-            values = read_json(path)
-            return cls(**values | {"finding": Finding(**values["finding"])})
-        except (KeyError, TypeError):
-            return None
+
+def read_result(path: Path) -> SectionResult | None:
+    """Return the result that a file holds, or None if there is none, or half of one."""
+    try:
+        values = read_json(path)
+        return SectionResult(**values | {"finding": Finding(**values["finding"])})
+    except (KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from entrain_bench.costs.profiled.profiled_cluster import fitted_link
 from entrain_bench.lab.fidelity.predict import accuracy, program_row
 from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Rows, Section
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Runs, Setup, TestMatrix, layout_of, series
-from entrain_bench.lab.machine import Machine
-from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.lab.measuring import Machine, last_line, run_python
 from entrain_bench.records.records import Record
 
 # Seconds that a process may take; ranks that wait for each other give up after two minutes.

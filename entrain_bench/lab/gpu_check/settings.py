@@ -9,7 +9,7 @@ from pathlib import Path
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.fidelity.programs import STRATEGIES, WORKLOADS
-from entrain_bench.lab.processes import last_line, run_python
+from entrain_bench.lab.measuring import last_line, run_python
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import compose_cells
 
@@ -59,14 +59,10 @@ class Setup:
     folder: Path
     origin: str
 
-    @classmethod
-    def of(cls, kind: str, found: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
-        """The setup of a machine, of all devices by default; ``UserError`` where it lacks some, or no layout fits."""
-        if num_devices is None:
-            num_devices = max(n for n in NUM_DEVICES if n <= found) if kind == "cuda" else CPU_RANKS
-        require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
-        require(kind == "cpu" or num_devices <= found, "--devices", num_devices, f"at most the {found} GPUs here")
-        return cls(kind, num_devices, everything, folder, origin)
+    @property
+    def identity(self) -> str:
+        """Results with another one are not of these devices and options."""
+        return f"{self.origin} {self.kind} {self.num_devices} {self.everything}"
 
     @property
     def on_gpu(self) -> bool:
@@ -142,6 +138,18 @@ class TestMatrix:
     strategies: tuple[str, ...]
     workloads: Mapping[str, Overrides]
     job: Overrides
+
+
+def make_setup(kind: str, present: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
+    """The setup of a machine with GPUs ``present``; ``UserError`` where devices are missing, or no layout fits.
+
+    Without ``num_devices`` as many as layouts are made for are used.
+    """
+    if num_devices is None:
+        num_devices = max(n for n in NUM_DEVICES if n <= present) if kind == "cuda" else CPU_RANKS
+    require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
+    require(kind == "cpu" or num_devices <= present, "--devices", num_devices, f"at most the {present} GPUs here")
+    return Setup(kind, num_devices, everything, folder, origin)
 
 
 @dataclass(frozen=True, slots=True)

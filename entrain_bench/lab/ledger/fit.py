@@ -120,8 +120,8 @@ class Problem:
         above = distances[:, 0] > 0
         outside = (distances[:, 0] > 0) | (distances[:, 1] <= 0)
         full = np.zeros((rows, len(self.devices), knobs))
-        own = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
-        full[np.arange(rows), self.device_of] = np.where(outside[:, None], own, 0.0)
+        nearest = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
+        full[np.arange(rows), self.device_of] = np.where(outside[:, None], nearest, 0.0)
         return full.reshape(rows, -1)
 
     @property
@@ -228,8 +228,8 @@ def solve(problem: Problem, error: float | None = None, left_out: str | None = N
 
 def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
     """The fit without each source whose error is not known, by its name."""
-    left = (source for source, own in zip(problem.sources, problem.errors.tolist(), strict=True) if np.isnan(own))
-    return {source: solve(problem, error, source) for source in left}
+    unknown = np.flatnonzero(np.isnan(problem.errors)).tolist()
+    return {problem.sources[index]: solve(problem, error, problem.sources[index]) for index in unknown}
 
 
 def fit_points(
@@ -270,8 +270,8 @@ def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
             information += weighted.T @ design[rows] - shared * np.outer(weighted.sum(axis=0), weighted.sum(axis=0))
             score += weighted.T @ target[rows] - shared * weighted.sum(axis=0) * (ones @ target[rows])
         covariance = np.linalg.inv(information)
-        found = (covariance @ score).reshape(problem.at.shape)
-        at = problem.at + np.clip(found - problem.at, -MAX_STEP, MAX_STEP)
+        best = (covariance @ score).reshape(problem.at.shape)
+        at = problem.at + np.clip(best - problem.at, -MAX_STEP, MAX_STEP)
         kept = _kept(problem, problem.linear(at), errors)
     return Fit(problem, at, (covariance + covariance.T) / 2, error)
 

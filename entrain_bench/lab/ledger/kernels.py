@@ -1,168 +1,190 @@
-"""Published rates of single kernels (``experiments/ledger/kernels.csv``) and the constants fitted to them."""
+"""Published rates of single kernels, and ranges of forwards, that constants are fitted to or compared with.
+
+``experiments/ledger`` holds them: ``kernels.csv``, to which constants of size are fitted; ``matmul_tflops.csv``, which
+is compared alone; and ``forwards.csv``, the axes of two figures on the A40.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
 from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.roofline import Roofline
-from entrain_bench.lab.ledger.fit import Interval, Knob, Point, fit_points
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.lab.fidelity.programs import first_program
+from entrain_bench.lab.ledger.fit import Interval, Point
+from entrain_bench.lab.ledger.predict import Change
+from entrain_bench.lab.ledger.tables import Table
+from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Attention, Gemm
 
 TERA = 1e12
 # Heads of a batch in which no kernel is bound by its launch.
 LARGE = 1 << 20
-PRODUCT, ATTENTION = KINDS = ("product", "attention")
+HALF_PRECISION = ("bf16", "fp16")
+# Matrix products ``[m, k] @ [k, n]``, and attention over sequences of one length.
+PRODUCT, ATTENTION = ("product", "attention")
+SIZES = {PRODUCT: ["m", "n", "k"], ATTENTION: ["head_dim", "causal", "backward", "tokens"]}
+# FLOPs of attention's backward, in those of its forward.
+BACKWARD = 2.5
 # Standard deviation of the log of a kernel's time: of the published rates around the fitted ones.
 ERROR = 0.1
-# Constants of ``DeviceSpec`` that kernels alone decide: what is known of them before is nearly nothing.
-KNOBS = {
-    PRODUCT: (Knob("gemm_half_flops", 1.0),),
-    ATTENTION: (Knob("attention_half_tokens", 1.0), Knob("attention_half_head_dim", 1.0)),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product ``[m, k] @ [k, n]`` and its published rate."""
-
-    m: int
-    n: int
-    k: int
-    tflops: float
-
-    def predicted_s(self, roofline: Roofline) -> float:
-        """Its time on the roofline's device."""
-        return float(roofline.gemm_s(Gemm(self.k, self.n), np.array([float(self.m)]), 1, 1)[0])
-
-    @property
-    def published_s(self) -> float:
-        """Its published time."""
-        return 2.0 * self.m * self.n * self.k / (self.tflops * TERA)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKernel:
-    """Attention over sequences of one length and the published rate of a pass, by the FLOPs that masks leave."""
-
-    head_dim: int
-    causal: bool
-    backward: bool
-    tokens: int
-    tflops: float
-
-    def predicted_s(self, roofline: Roofline) -> float:
-        """Time of one head of one sequence on the roofline's device, as part of a large batch."""
-        attention = Attention(self.head_dim * LARGE, self.head_dim * LARGE, self.causal, head_dim=self.head_dim)
-        lengths = np.array([self.tokens])
-        passes = roofline.attention_s(attention, score_area(attention, lengths), lengths.astype(np.float64), 1, 1)
-        return float(passes[self.backward][0]) / LARGE
-
-    @property
-    def published_s(self) -> float:
-        """Its published time; a backward has 2.5 times the FLOPs."""
-        attention = Attention(self.head_dim, self.head_dim, self.causal)
-        flops = float(attention.flops(np.array([self.tokens]))[0])
-        return flops * (2.5 if self.backward else 1.0) / (self.tflops * TERA)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A published kernel on a device, by the name of its YAML, and where it is published."""
+    """A published rate of a kernel of the given sizes (``SIZES``), and where it is published."""
 
     device: str
-    kernel: Product | AttentionKernel
+    kind: str
+    sizes: tuple[int, ...]
+    tflops: float
     where: str
 
     @property
-    def kind(self) -> str:
-        """``product`` or ``attention``."""
-        return PRODUCT if isinstance(self.kernel, Product) else ATTENTION
+    def published_s(self) -> float:
+        """Its published time, by the FLOPs that masks leave."""
+        if self.kind == PRODUCT:
+            return 2.0 * float(np.prod(self.sizes)) / (self.tflops * TERA)
+        head_dim, causal, backward, tokens = self.sizes
+        flops = float(Attention(head_dim, head_dim, bool(causal)).flops(np.array([tokens]))[0])
+        return flops * (BACKWARD if backward else 1.0) / (self.tflops * TERA)
+
+    def predicted_s(self, roofline: Roofline) -> float:
+        """Its time on the roofline's device; of attention, one head's part of a large batch."""
+        if self.kind == PRODUCT:
+            m, n, k = self.sizes
+            return float(roofline.gemm_s(Gemm(k, n), np.array([float(m)]), 1, 1)[0])
+        head_dim, causal, backward, tokens = self.sizes
+        attention = Attention(head_dim * LARGE, head_dim * LARGE, bool(causal), head_dim=head_dim)
+        lengths = np.array([tokens])
+        passes = roofline.attention_s(attention, score_area(attention, lengths), lengths.astype(np.float64), 1, 1)
+        return float(passes[backward][0]) / LARGE
+
+    def ratio(self, cluster: ClusterSpec) -> float:
+        """Predicted over published; kernels alone run at the full clock, so nothing of training is in it."""
+        alone = replace(cluster, device=replace(cluster.device, sustained_fraction=1.0))
+        return self.predicted_s(Roofline(alone)) / self.published_s
+
+    def point(self, cluster: ClusterSpec, changes: Callable[[FloatArray], Change]) -> Point:
+        """Itself as a point of a fit, on a cluster that factors change; the error of its rate is given."""
+        seconds = self.published_s
+
+        def predict(factors: FloatArray) -> Interval:
+            predicted_s = self.ratio(changes(factors)(cluster)) * seconds
+            return predicted_s, predicted_s
+
+        return Point(self.where, cluster.device.name, (seconds, seconds), predict, ERROR)
 
 
-def read_kernels(path: Path | None = None) -> tuple[KernelRow, ...]:
-    """All rows of a file (default: the committed one); ``UserError`` names file, line and field."""
-    path = path or config_tree() / "ledger" / "kernels.csv"
-    with path.open(newline="") as lines:
-        return tuple(_row(f"{path.name}:{line}", values) for line, values in enumerate(csv.DictReader(lines), 2))
+def read_kernels() -> tuple[KernelRow, ...]:
+    """The kernels of ``kernels.csv``."""
+    rows = pd.read_csv(config_tree() / "ledger" / "kernels.csv").to_dict("records")
+    return tuple(_kernel(row, row["device"], row["kernel"], row["where"]) for row in rows)
 
 
-def _row(place: str, values: dict[str, str]) -> KernelRow:
-    def number[Value: (int, float)](name: str, kind: Callable[[str], Value]) -> Value:
-        try:
-            value = kind(values[name])
-        except ValueError:
-            value = kind("0")
-        if value <= 0:
-            raise UserError(f"{place}: {name}={values[name]}: must be a positive number")
-        return value
+def read_products(devices: Mapping[str, str]) -> tuple[KernelRow, ...]:
+    """Products in 16 bits of ``matmul_tflops.csv`` on devices that have constants.
 
-    rate = number("tflops", float)
-    whole = partial(number, kind=int)
-    if values["kernel"] not in KINDS:
-        raise unknown_choice(f"{place}: kernel", values["kernel"], KINDS)
-    if values["kernel"] == PRODUCT:
-        kernel: Product | AttentionKernel = Product(whole("m"), whole("n"), whole("k"), rate)
-    else:
-        causal, backward = (values[name] == "true" for name in ("causal", "backward"))
-        kernel = AttentionKernel(whole("head_dim"), causal, backward, whole("tokens"), rate)
-    return KernelRow(values["device"], kernel, values["where"])
+    ``devices`` has the name of a device's YAML by the text in ``gpu_type``; rows of other devices are left out.
+    """
+    table = pd.read_csv(config_tree() / "ledger" / "matmul_tflops.csv")
+    rows = table[table["gpu_type"].isin(devices) & table["dtype"].isin(HALF_PRECISION)].to_dict("records")
+    return tuple(_kernel(row, devices[row["gpu_type"]], PRODUCT, f"{row['source']}, {row['where']}") for row in rows)
 
 
-def kernel_ratio(row: KernelRow, cluster: ClusterSpec) -> float:
-    """Predicted over published; kernels alone run at the full clock, so nothing of training is in it."""
-    alone = replace(cluster, device=replace(cluster.device, sustained_fraction=1.0))
-    return row.kernel.predicted_s(Roofline(alone)) / row.kernel.published_s
+def _kernel(row: Mapping[Any, Any], device: str, kind: str, where: str) -> KernelRow:
+    return KernelRow(device, kind, tuple(int(row[name]) for name in SIZES[kind]), float(row["tflops"]), where)
 
 
-def products_of(composer: Composer) -> tuple[tuple[KernelRow, ClusterSpec], ...]:
-    """Committed products with a cluster of their device."""
-    rows = [row for row in read_kernels() if row.kind == PRODUCT]
-    clusters = {device: cluster_with(device, composer) for device in sorted({row.device for row in rows})}
-    return tuple((row, clusters[row.device]) for row in rows)
+def compose_devices(devices: Iterable[str], composer: Composer) -> dict[str, ClusterSpec]:
+    """A cluster of each device, by the name of its YAML; its links do not matter to kernels."""
+    return {
+        device: ClusterSpec.from_config(composer.run((f"cluster={device}x8",)).cluster) for device in sorted({*devices})
+    }
 
 
-def cluster_with(device: str, composer: Composer) -> ClusterSpec:
-    """A cluster of a device, by the name of its YAML."""
-    return ClusterSpec.from_config(composer.run((f"cluster={device}x64",)).cluster)
+def kernels_by_source_table(rows: Iterable[KernelRow], composer: Composer) -> Table:
+    """A row for every device, kind of kernel and source; a kernel that two tables have counts once."""
+    distinct = {(row.device, row.kind, row.sizes, row.tflops): row for row in reversed([*rows])}
+    clusters = compose_devices((row.device for row in distinct.values()), composer)
+
+    def group(row: KernelRow) -> tuple[str, str, str]:
+        return row.device, row.kind, row.where.removeprefix("GitHub ").replace(",", " ").split()[0]
+
+    lines = []
+    for (device, kind, source), kernels in groupby(sorted(distinct.values(), key=group), key=group):
+        ratios = [row.ratio(clusters[device]) for row in kernels]
+        errors = [abs(ratio - 1.0) for ratio in ratios]
+        numbers = f"{median(ratios):.3f}", f"{median(errors):.1%}", f"{max(errors):.0%}"
+        lines.append([f"{device.upper()}, {kind}, {source}", str(len(ratios)), *numbers])
+    return "Kernels by source", ("device, kernel, source", "number", "median ratio", "median error", "largest"), lines
 
 
-def kernel_point(row: KernelRow, cluster: ClusterSpec) -> Point:
-    """A kernel as a point of a fit of its kind's ``KNOBS``."""
-    names = [knob.name for knob in KNOBS[row.kind]]
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A published range of a module's forward, and the program whose forwards are predicted.
 
-    def predict(factors: FloatArray) -> Interval:
-        values = [getattr(cluster.device, name) * factor for name, factor in zip(names, factors.tolist(), strict=True)]
-        changed = replace(cluster.device, **dict(zip(names, values, strict=True)))
-        seconds = kernel_ratio(row, replace(cluster, device=changed)) * row.kernel.published_s
-        return seconds, seconds
+    The range is of a microbatch over all stages, in milliseconds.
+    """
 
-    return Point(row.where, row.device, (row.kernel.published_s, row.kernel.published_s), predict, ERROR)
+    workload: str
+    model: str
+    module: str
+    least_ms: float
+    most_ms: float
+    where: str
+    truth: CostTruth
+    program: Program
+
+    def predicted_ms(self, change: Change | None = None) -> float:
+        """Mean over the microbatches, on the cluster or on a changed one."""
+        truth = replace(self.truth, cluster=change(self.truth.cluster)) if change else self.truth
+        index = [module.name for module in truth.model.modules].index(self.module)
+        placed = self.program.layout.modules[index]
+        times = truth.chunk_times(truth.model.modules[index], placed, self.program.shapes, self.program.chunks[index])
+        return 1e3 * float((times.forward_s + times.forward_comm_s).sum(axis=1).mean())
+
+    def point(self, changes: Callable[[FloatArray], Change]) -> Point:
+        """Itself as a point of a fit: any time in the range is as good."""
+
+        def predict(factors: FloatArray) -> Interval:
+            seconds = self.predicted_ms(changes(factors)) / 1e3
+            return seconds, seconds
+
+        return Point(self.where, self.truth.cluster.device.name, (self.least_ms / 1e3, self.most_ms / 1e3), predict)
 
 
-def kernels_table(composer: Composer) -> tuple[str, list[str], list[list[str]]]:
-    """Title, heading and rows: constants fitted to each device's kernels, and errors of the committed constants."""
+def plan_forwards(composer: Composer) -> Iterable[Forward]:
+    """The ranges of ``forwards.csv``, each with a program on the default cluster and degrees.
+
+    The mean over microbatches depends on no strategy, so layouts are planned with as few trials as possible.
+    """
+    planning = ("tuning=own", "strategy.planner.num_trials=1", "strategy.planner.profile_samples=16", "iterations=1")
+    for row in pd.read_csv(config_tree() / "ledger" / "forwards.csv").to_dict("records"):
+        job = f"workload={row['workload']}", f"model={row['model']}"
+        setting, program = first_program(composer.run(("strategy=megatron", *planning, *job)))
+        yield Forward(**row, truth=setting.truth, program=program)
+
+
+def forwards_table(forwards: Iterable[Forward]) -> Table:
+    """Published ranges and predicted times of forwards."""
     rows = []
-    for (device, kind), each in groupby(read_kernels(), key=lambda row: (row.device, row.kind)):
-        listed = [*each]
-        cluster = cluster_with(device, composer)
-        found = fit_points([kernel_point(row, cluster) for row in listed], KNOBS[kind], iterations=4)
-        factors = zip(KNOBS[kind], found.factors(device).tolist(), strict=True)
-        fitted = [f"{knob.name} {getattr(cluster.device, knob.name) * factor:.2g}" for knob, factor in factors]
-        errors = [abs(kernel_ratio(row, cluster) - 1.0) for row in listed]
-        shown = [f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%", ", ".join(fitted)]
-        rows.append([f"{device}, {kind}", str(len(errors)), *shown])
-    return "Kernels", ["kernels", "number", "median error", "largest error", "fitted"], rows
+    for forward in forwards:
+        predicted_ms = forward.predicted_ms()
+        inside = "yes" if forward.least_ms <= predicted_ms <= forward.most_ms else "no"
+        published = f"{forward.least_ms:.0f} to {forward.most_ms:.0f}"
+        name = f"{forward.workload}, {forward.model}, {forward.module}"
+        rows.append([name, published, f"{predicted_ms:.0f}", inside])
+    return "Forwards on the A40", ["forward", "published (ms)", "predicted (ms)", "inside"], rows

@@ -1,30 +1,34 @@
-"""Predictions of a job by the cost model: seconds of an iteration, memory of its fullest GPU, and whether it fits."""
+"""Predictions of the ledger's rows by the cost model: seconds of an iteration, memory of the fullest GPU, and its fit.
+
+All microbatches of a replica are alike, and so are all replicas. So one replica is simulated, with so few microbatches
+that what each further round of a pipeline takes follows from the difference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from math import sqrt
 
 import numpy as np
 
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.schedules import chain_program, stages_behind
+from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
-from entrain_bench.costs.roofline import ELEMENTWISE_BACKWARD
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.book import Machine
-from entrain_bench.lab.ledger.jobs import LedgerJob
+from entrain_bench.lab.ledger.jobs import EAGER, Book, LedgerJob, Machine, Unusable, jobs_for
+from entrain_bench.lab.ledger.rows import OK, OOM, LedgerRow
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.place import place_program
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.layer import BF16_BYTES, Layer
+from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.module_layers import Role, build_layers, language_head
+from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.variants import with_options
@@ -32,17 +36,19 @@ from entrain_bench.specs.variants import with_options
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
-# Kernels on scores that eager attention has besides: scale and mask. Dropouts of a block: of scores, and of the results
-# of attention and MLP; each reads a value in 16 bits, writes it, and a byte of its mask.
-EAGER_KERNELS = 2
-DROPOUTS = 3
-DROPOUT_BYTES = 2 * BF16_BYTES + 1
-# Queries, keys, values and the results of attention.
-HEAD_COPIES = 4
+# Bytes that blocks of PyTorch's operators move besides, forward and backward, and keep: of a hidden state with two
+# RMSNorms in fp32 (LLaMA's code); of one with biases, copies of heads and dropout (BERT), of whose scores scale, mask
+# and dropout, too.
+EAGER_RMSNORM = 64, 152, 8
+EAGER_LAYERNORM = 42, 44, 0
+EAGER_SCORE = 13, 9, 2
+EAGER_KERNELS = 10
 # Cases that are kept while constants change.
 MAX_CASES = 4096
 # How text becomes tokens; rows state tokens.
 TEXT = TokenRules(1, 1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0)
+# Whether a run fits, if that depends on what its row leaves open.
+OPEN = "open"
 
 type Change = Callable[[ClusterSpec], ClusterSpec]
 
@@ -62,33 +68,17 @@ class Prediction:
     fits: bool
 
 
-class Predictable(Protocol):
-    """A run that the cost model can predict."""
-
-    @property
-    def cluster(self) -> ClusterSpec:
-        """The cluster of the case, as configured."""
-        ...
-
-    def predict(self, change: Change | None = None) -> Prediction:
-        """The prediction, on the cluster as it is or changed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """A job's programs and what they run on.
 
-    All microbatches of a replica are alike, and so are all replicas, so one replica is simulated, with so few
-    microbatches that what each further round of a pipeline takes follows from the difference.
-
     Attributes:
         model: the model.
         cluster: as its choice describes it.
-        framework: how the trainer runs it.
+        job: the job.
         programs: with the least microbatches that tell, and with one round more; one if there are no more.
         rounds: that are left out of the first.
-        budget_bytes: memory that a program may use.
+        memory_fraction: share of a device's memory that a program may use.
     """
 
     model: ModelSpec
@@ -102,14 +92,13 @@ class Case:
         """The prediction, on the cluster as it is or changed."""
         cluster = change(self.cluster) if change else self.cluster
         truth = CostTruth(self.model, cluster, self.job.framework)
-        seconds = [iteration_s(truth, program) for program in self.programs]
+        seconds = [_iteration_s(truth, program) for program in self.programs]
         total = seconds[0] + self.rounds * (seconds[-1] - seconds[0])
         peak = float(truth.memory.peak_bytes(self.programs[0]).max())
         return Prediction(total, peak / GIB, peak <= self.memory_fraction * cluster.device.memory_bytes)
 
 
-def iteration_s(truth: CostTruth, program: Program) -> float:
-    """Seconds of an iteration of a program, memory aside."""
+def _iteration_s(truth: CostTruth, program: Program) -> float:
     _, end, _ = place_program(program, truth.charge(program))
     return float(end.max())
 
@@ -122,37 +111,58 @@ class Cases:
         self._clusters: dict[str, tuple[ClusterSpec, float]] = {}
         self._cases: dict[LedgerJob, Case] = {}
 
-    def of(self, job: LedgerJob) -> Case:
+    def case(self, job: LedgerJob) -> Case:
         """The programs of a job; ``UserError`` for one that the suite refuses."""
-        return remembered(self._cases, job, lambda: self._made(job), MAX_CASES)
+        return remembered(self._cases, job, lambda: self._make(job), MAX_CASES)
 
-    def _cluster(self, name: str) -> tuple[ClusterSpec, float]:
+    def _make(self, job: LedgerJob) -> Case:
+        name = job.machine.cluster
         if name not in self._clusters:
-            config = self._composer.run((f"cluster={name}",))
-            self._clusters[name] = ClusterSpec.from_config(config.cluster), config.memory_fraction
-        return self._clusters[name]
-
-    def _made(self, job: LedgerJob) -> Case:
-        cluster, fraction = self._cluster(job.machine.cluster)
-        model = model_of(job)
-        layout = layout_of(job)
+            run = self._composer.run((f"cluster={name}",))
+            self._clusters[name] = ClusterSpec.from_config(run.cluster), run.memory_fraction
+        cluster, fraction = self._clusters[name]
+        config = job.config
+        layers = build_layers(config)
+        if job.framework.kernels == EAGER:
+            layers = tuple(eager_block(layer, job) if layer.attention else layer for layer in layers)
+        model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, layers),), TEXT)
+        model = with_options(model, job.framework)
+        layout = make_layout(job)
         count = job.num_microbatches
-        step = job.pp
-        least = ROUNDS * step + count % step
-        counts = (count,) if count <= least + step else (least, least + step)
+        least = ROUNDS * job.pp + count % job.pp
+        counts = (count,) if count <= least + job.pp else (least, least + job.pp)
         programs = tuple(_program(model, layout, job, number) for number in counts)
-        rounds = (count - least) // step if len(counts) > 1 else 0
-        return Case(model, cluster_of(job.machine, cluster, job.gpus), job, programs, rounds, fraction)
+        rounds = (count - least) // job.pp if len(counts) > 1 else 0
+        return Case(model, make_cluster(job.machine, cluster, job.gpus), job, programs, rounds, fraction)
 
 
-def cluster_of(machine: Machine, cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+def eager_block(block: Layer, job: LedgerJob) -> Layer:
+    """A block whose RMSNorms are PyTorch's operators in fp32, or, with LayerNorms, a BERT's with dropout."""
+    config = job.config
+    hidden = config.hidden_size
+    scores = config.num_heads * job.sequence_tokens
+    forward, backward, kept = EAGER_LAYERNORM if config.norm_bias else EAGER_RMSNORM
+    forward_scores, backward_scores, kept_scores = EAGER_SCORE if config.norm_bias else (0, 0, 0)
+    moved = block.elementwise_bytes_per_token
+    return replace(
+        block,
+        attention=block.attention and replace(block.attention, causal=not config.norm_bias),
+        elementwise_bytes_per_token=moved + forward * hidden + forward_scores * scores,
+        backward_elementwise_bytes_per_token=2 * moved + backward * hidden + backward_scores * scores,
+        replicated_elementwise_bytes_per_token=block.replicated_elementwise_bytes_per_token + forward * hidden,
+        num_elementwise_kernels=block.num_elementwise_kernels + EAGER_KERNELS,
+        activation_bytes_per_token=block.activation_bytes_per_token + kept * hidden + kept_scores * scores,
+        replicated_bytes_per_token=block.replicated_bytes_per_token + kept * hidden,
+    )
+
+
+def make_cluster(machine: Machine, cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """As many GPUs in nodes of a machine, whose choice of cluster is given.
 
     Fewer GPUs than a node has are one node, and tiers that join no more than the tier before are left out.
     """
-    per_node = min(machine.gpus_per_node or cluster.gpus_per_node, gpus)
-    inside = [tier for tier in cluster.tiers[:-1] if not machine.tiers or tier.name in machine.tiers]
-    # Without other tiers of a node the last of them joins it.
+    per_node = min(cluster.gpus_per_node, gpus)
+    inside = cluster.tiers[:-1]
     sizes = [min(tier.num_ranks, per_node) for tier in inside[:-1]] + [per_node] * bool(inside) + [gpus]
     tiers = [
         replace(
@@ -160,125 +170,21 @@ def cluster_of(machine: Machine, cluster: ClusterSpec, gpus: int) -> ClusterSpec
             num_ranks=size,
             bandwidth_bytes_per_s=machine.bandwidth.get(tier.name, tier.bandwidth_bytes_per_s),
         )
-        for tier, size in zip([*inside, cluster.tiers[-1]], sizes, strict=True)
+        for tier, size in zip(cluster.tiers, sizes, strict=True)
     ]
     joined = next(index for index, tier in enumerate(tiers) if tier.num_ranks >= gpus)
-    return replace(
-        cluster,
-        num_nodes=-(-gpus // per_node),
-        gpus_per_node=per_node,
-        device=replace(cluster.device, **machine.device),
-        tiers=tuple(tiers[: joined + 1]),
-    )
+    return replace(cluster, num_nodes=-(-gpus // per_node), gpus_per_node=per_node, tiers=tuple(tiers[: joined + 1]))
 
 
-def model_of(job: LedgerJob) -> ModelSpec:
-    """The language model of a job."""
-    config = job.config
-    layers = [
-        replace(layer, **_of_attention(job, layer), **_of_products(job, layer)) if layer.attention else layer
-        for layer in build_layers(config)
-    ]
-    model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, tuple(layers)),), TEXT)
-    model = with_options(model, job.framework)
-    *first, last = model.llm.layers
-    if job.outputs:
-        last = language_head(replace(config, vocab_size=job.outputs), job.framework.cross_entropy)
-    added = {layer.kind: _with_accumulation(job, layer) for layer in (*first, last)}
-    return replace(model, modules=(replace(model.llm, layers=tuple(added[layer.kind] for layer in (*first, last))),))
-
-
-def _of_products(job: LedgerJob, layer: Layer) -> dict[str, Any]:
-    """A job's changes to a block's products, and to communication and inputs of the column-parallel ones.
-
-    Without sequence parallelism PyTorch's products each all-reduce their input gradient. With it they keep the gathered
-    inputs, of which megatron-core keeps a rank's part.
-    """
-    config = job.config
-    options = job.framework
-    inputs, output, up, down = layer.gemms
-    query = config.num_heads * config.head_dim
-    key_value = config.num_kv_heads * config.head_dim
-    widths = (inputs.n,) if options.fused_qkv else (query, key_value, key_value)
-    gates = 1 if options.fused_gates or not config.gated_mlp else 2
-    columns = *(replace(inputs, n=width) for width in widths), *([replace(up, n=up.n // gates)] * gates)
-    changes: dict[str, Any] = {"gemms": (*columns[: len(widths)], output, *columns[len(widths) :], down)}
-    if not options.async_products and options.sequence_parallel:
-        kept = layer.num_gathers * BF16_BYTES * config.hidden_size
-        changes["whole_bytes_per_token"] = layer.whole_bytes_per_token + kept
-        changes["replicated_bytes_per_token"] = layer.replicated_bytes_per_token - kept
-    elif not options.async_products:
-        changes["num_gathers"] = len(columns)
-    return changes
-
-
-def _with_accumulation(job: LedgerJob, layer: Layer) -> Layer:
-    """A layer whose backward adds gradients to those of microbatches before, on average over an iteration.
-
-    Microbatches of a job have one number of tokens, so bytes of a parameter are bytes of tokens. Sharded weights add
-    gradients in their reduce-scatter.
-    """
-    later = 0.0 if job.sharded else (job.num_microbatches - 1) / job.num_microbatches
-    tokens = job.microbatch_size * job.sequence_tokens / job.cp
-    # Elementwise bytes of a layer that gathers its results are not divided by TP, its parameters are.
-    parameters = layer.parameters * layer.split_parts(job.tp) / job.tp
-    moved = job.framework.accumulation_bytes * parameters * later / tokens
-    back = layer.backward_elementwise_bytes_per_token
-    if back is None:
-        back = ELEMENTWISE_BACKWARD * layer.elementwise_bytes_per_token
-    return replace(layer, backward_elementwise_bytes_per_token=back + moved) if moved else layer
-
-
-def _of_attention(job: LedgerJob, layer: Layer) -> dict[str, Any]:
-    """A job's changes to a layer with attention: its mask, and kernels that others fuse.
-
-    Eager attention scales and masks scores in kernels of their own. Dropout is another kernel, of scores and of the
-    results of attention and MLP. All read and write what they work on in both passes, dropout a byte of its mask, too;
-    what dropout leaves of the scores is kept. Sequences of a job have one length, so scores are bytes of tokens.
-    """
-    if layer.attention is None:
-        return {}
-    config = job.config
-    options = job.framework
-    scores = config.num_heads * job.sequence_tokens
-    hidden = config.hidden_size
-    biased = options.eager_blocks and config.linear_bias
-    kernels = EAGER_KERNELS * job.eager_scores + DROPOUTS * job.dropout + HEAD_COPIES * options.eager_blocks + biased
-    whole = job.dropout * (DROPOUTS - 1) * DROPOUT_BYTES * hidden
-    moved = scores * DROPOUT_BYTES * job.dropout + whole
-    moved += 2 * BF16_BYTES * HEAD_COPIES * hidden * options.eager_blocks
-    # The mask is added in forward alone.
-    scaled = scores * 2 * BF16_BYTES * job.eager_scores
-    biases = BF16_BYTES * sum(gemm.n for gemm in layer.gemms) * biased
-    back = layer.backward_elementwise_bytes_per_token
-    if back is None:
-        back = ELEMENTWISE_BACKWARD * layer.elementwise_bytes_per_token
-    return {
-        "attention": replace(layer.attention, causal=job.causal),
-        "activation_bytes_per_token": layer.activation_bytes_per_token + BF16_BYTES * scores * job.dropout,
-        "elementwise_bytes_per_token": layer.elementwise_bytes_per_token
-        + (moved + EAGER_KERNELS * scaled + 2 * BF16_BYTES * layer.gemms[2].n * biased),
-        "replicated_elementwise_bytes_per_token": layer.replicated_elementwise_bytes_per_token + whole,
-        "backward_elementwise_bytes_per_token": back + moved + scaled + biases,
-        "num_elementwise_kernels": layer.num_elementwise_kernels + kernels,
-    }
-
-
-def layout_of(job: LedgerJob) -> Layout:
+def make_layout(job: LedgerJob) -> Layout:
     """Ranks as Megatron-LM numbers them: TP innermost, then CP, DP, PP; virtual stages go round."""
     width = job.tp * job.cp
-    stages = job.pp * job.vpp
     first = (np.arange(job.pp)[None, :] * job.dp + np.arange(job.dp)[:, None]) * width
     ranks = np.tile(first[:, :, None] + np.arange(width), (1, job.vpp, 1))
-    placed = ModuleLayout(
-        "llm",
-        job.tp,
-        job.cp,
-        layers_of_stages(job.config.num_layers, stages),
-        ranks,
-        recompute=job.recompute >= job.config.num_layers,
-        sharded=job.sharded,
-    )
+    blocks = job.config.num_layers
+    layers = layers_of_stages(blocks, job.pp * job.vpp)
+    whole = job.recompute >= blocks
+    placed = ModuleLayout("llm", job.tp, job.cp, layers, ranks, recompute=whole, sharded=job.sharded)
     return Layout((placed,), job.num_microbatches)
 
 
@@ -310,3 +216,96 @@ def _program(model: ModelSpec, layout: Layout, job: LedgerJob, count: int) -> Pr
         return program
     most = covered_per_stage(model.llm, placed.layers_per_stage)
     return recompute_chunks(program, [np.tile(np.minimum(most, job.recompute), (len(program.chunks[0]), 1))])
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Least and greatest possible value of a quantity; equal if a row leaves nothing open."""
+
+    low: float
+    high: float
+
+    def nearest(self, value: float) -> float:
+        """The value of the range that is nearest to one."""
+        return min(max(value, self.low), self.high)
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean of both ends."""
+        return sqrt(self.low * self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The prediction of a row, or the reason why there is none.
+
+    Attributes:
+        row: the row.
+        reason: why nothing was predicted; empty if something was.
+        seconds: of an iteration, predicted; None without a prediction.
+        gib: highest memory of a GPU, predicted.
+        fits: ``ok``, ``oom``, or ``open`` if that depends on what the row leaves open; empty without a prediction.
+    """
+
+    row: LedgerRow
+    reason: str = ""
+    seconds: Range | None = None
+    gib: Range | None = None
+    fits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row and the cases that it may be; none, and a reason, if it is not predicted."""
+
+    row: LedgerRow
+    cases: tuple[Case, ...] = ()
+    reason: str = ""
+
+    def outcome(self, predict: Callable[[Case], Prediction]) -> Outcome:
+        """Return the outcome of the row, given a function that predicts a case.
+
+        Of a run that fitted, cases that do not fit are no candidates, unless none fits.
+        """
+        if self.reason:
+            return Outcome(self.row, self.reason)
+        candidates = [predict(case) for case in self.cases]
+        fitting = [prediction for prediction in candidates if prediction.fits]
+        fits = OK if len(fitting) == len(candidates) else OPEN if fitting else OOM
+        if self.row.outcome == OK and fitting:
+            candidates = fitting
+            fits = OK
+        seconds = [prediction.seconds for prediction in candidates]
+        gib = [prediction.gib for prediction in candidates]
+        return Outcome(self.row, "", Range(min(seconds), max(seconds)), Range(min(gib), max(gib)), fits)
+
+
+def make_entries(rows: Iterable[LedgerRow], book: Book, cases: Cases) -> Iterator[Entry]:
+    """Every row with its cases."""
+    for row in rows:
+        jobs = jobs_for(row, book)
+        if isinstance(jobs, Unusable):
+            yield Entry(row, reason=jobs.reason)
+            continue
+        try:
+            yield Entry(row, tuple(cases.case(job) for job in jobs))
+        except UserError as error:
+            yield Entry(row, reason=str(error))
+
+
+def remember_predictions(change: Change | None) -> Callable[[Case], Prediction]:
+    """A function that predicts each case once, on unchanged or changed clusters: many rows are the same job."""
+    known: dict[int, Prediction] = {}
+
+    def predict(case: Case) -> Prediction:
+        if id(case) not in known:
+            known[id(case)] = case.predict(change)
+        return known[id(case)]
+
+    return predict
+
+
+def predict_entries(entries: Iterable[Entry], change: Change | None = None) -> list[Outcome]:
+    """Return the outcome of every row on unchanged or changed clusters; equal jobs are predicted once."""
+    predict = remember_predictions(change)
+    return [entry.outcome(predict) for entry in entries]

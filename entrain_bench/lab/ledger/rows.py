@@ -12,11 +12,12 @@ from typing import Any, get_args, get_type_hints
 
 from entrain_bench.base.errors import UserError, unknown_choice
 
-OUTCOMES = ("ok", "oom", "error")
+OK, OOM, ERROR = OUTCOMES = ("ok", "oom", "error")
 # A sequence length that is a limit: shorter ones exist.
 AT_MOST = "<="
-TRUE = "true"
-FALSE = "false"
+TRUTHS = {"true": True, "false": False}
+# Columns of the tables that no prediction reads.
+NOTES = ("params_b", "grad_accum", "tflops_per_gpu", "hfu_pct", "mfu_pct", "where", "how")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,12 @@ class LedgerRow:
         source: name of its table, without ``.csv``.
         line: line of that file, the header being line 1.
         seq_len: tokens of a sequence; of shorter ones, too, if ``seq_at_most``.
-        params_b: billions of parameters.
         dp: replicas, GPUs / (TP x PP x CP).
         vpp: virtual stages of a rank.
         microbatch_size, global_batch: sequences.
-        grad_accum: microbatches of a replica in an iteration.
         step_time_s, samples_per_s, tokens_per_s_per_gpu, tokens_per_s_total: what was measured.
-        tflops_per_gpu, hfu_pct, mfu_pct: as printed; definitions differ.
         peak_memory_gib: highest memory of a GPU, in GiB.
         outcome: ``ok``, ``oom`` or ``error``.
-        how: what of it was read and what inferred.
     """
 
     source: str
@@ -49,7 +46,6 @@ class LedgerRow:
     kv_heads: int | None
     ffn: int | None
     vocab: int | None
-    params_b: float | None
     seq_len: int | None
     gpus: int | None
     gpu_type: str
@@ -62,7 +58,6 @@ class LedgerRow:
     fsdp: str
     microbatch_size: int | None
     global_batch: int | None
-    grad_accum: int | None
     sequence_parallel: bool | None
     recompute: str
     attention_kernel: str
@@ -76,13 +71,8 @@ class LedgerRow:
     samples_per_s: float | None
     tokens_per_s_per_gpu: float | None
     tokens_per_s_total: float | None
-    tflops_per_gpu: float | None
-    hfu_pct: float | None
-    mfu_pct: float | None
     peak_memory_gib: float | None
     outcome: str
-    where: str
-    how: str
     note: str
     seq_at_most: bool = False
 
@@ -102,13 +92,9 @@ class LedgerRow:
             total = self.tokens_per_s_per_gpu * self.gpus
         return None if total is None else self.global_batch * self.seq_len / total
 
-    @property
-    def place(self) -> str:
-        """Where it stands, for messages."""
-        return f"{self.source}.csv:{self.line}"
 
-
-COLUMNS = tuple(field.name for field in fields(LedgerRow) if field.name not in ("source", "line", "seq_at_most"))
+READ = tuple(field.name for field in fields(LedgerRow) if field.name not in ("source", "line", "seq_at_most"))
+COLUMNS = (*READ, *NOTES)
 _HINTS = get_type_hints(LedgerRow)
 
 
@@ -139,23 +125,22 @@ def _parsed(path: Path, reader: csv.DictReader[str]) -> Iterator[LedgerRow]:
     for values in reader:
         if None in values.values() or "" in values:
             raise UserError(f"{path.name}:{line}: must have {len(reader.fieldnames or ())} fields, as the header has")
-        yield row_of(path.stem, line, values)
+        yield parse_row(path.stem, line, values)
         line = reader.line_num + 1
 
 
-def row_of(source: str, line: int, values: Mapping[str, str]) -> LedgerRow:
+def parse_row(source: str, line: int, values: Mapping[str, str]) -> LedgerRow:
     """A row from its texts by column; ``UserError`` names file, line and field."""
-    found: dict[str, Any] = {}
-    for name in COLUMNS:
+    parsed: dict[str, Any] = {}
+    for name in READ:
         text = (values.get(name) or "").strip()
-        where = f"{source}.csv:{line}: {name}"
         if name == "seq_len" and text.startswith(AT_MOST):
-            found["seq_at_most"] = True
+            parsed["seq_at_most"] = True
             text = text.removeprefix(AT_MOST).strip()
-        found[name] = _value(_HINTS[name], text, where)
-    if found["outcome"] not in OUTCOMES:
-        raise unknown_choice(f"{source}.csv:{line}: outcome", found["outcome"], OUTCOMES)
-    return LedgerRow(source, line, **found)
+        parsed[name] = _value(_HINTS[name], text, f"{source}.csv:{line}: {name}")
+    if parsed["outcome"] not in OUTCOMES:
+        raise unknown_choice(f"{source}.csv:{line}: outcome", parsed["outcome"], OUTCOMES)
+    return LedgerRow(source, line, **parsed)
 
 
 def _value(hint: Any, text: str, where: str) -> object:
@@ -165,9 +150,9 @@ def _value(hint: Any, text: str, where: str) -> object:
     if not text:
         return None
     if kinds == [bool]:
-        if text.lower() not in (TRUE, FALSE):
-            raise UserError(f"{where}={text}: must be {TRUE}, {FALSE} or empty")
-        return text.lower() == TRUE
+        if text.lower() not in TRUTHS:
+            raise UserError(f"{where}={text}: must be {', '.join(TRUTHS)} or empty")
+        return TRUTHS[text.lower()]
     try:
         number = float(text)
     except ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import sleep, thread_time
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,18 +17,15 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
+from entrain_bench.train.emulate.work import LaneOrder, StageShape
 from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.modules import StageGroups, build_stage
-from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.modules import build_stage
+from entrain_bench.train.modules.packing import first_groups, shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.platform import rank_of_many
-from entrain_bench.train.running.content import MadeUp
-from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.runtime import Graph
+from entrain_bench.train.running.data import Inputs, MadeUp, SampleData
+from entrain_bench.train.running.runtime import Graph, forward_request, is_loss
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
-
-if TYPE_CHECKING:
-    from entrain_bench.train.emulate.emulator import LaneOrder, StageShape
 
 
 @dataclass(slots=True)
@@ -55,10 +51,10 @@ class Bench:
     def measure(
         self, program: Program, shapes: Sequence[StageShape], orders: Sequence[LaneOrder]
     ) -> tuple[list[FloatArray], list[float]]:
-        """Time passes in the order in which ranks run them, so that caches hold as much as in training.
+        """Time passes in the order in which ranks run them, and optimizer steps.
 
-        Return seconds of each pass ``[repetitions, actions]``, for each order, and of the optimizer step of each stage.
-        ``OutOfMemoryError`` names the pass or step that does not fit on the device.
+        Returns seconds of each pass ``[repetitions, actions]`` by order, and of steps by stage. ``OutOfMemoryError``
+        names what does not fit.
         """
         self._at = f"the weights of {', '.join(dict.fromkeys(shape.module for shape in shapes))}"
         num_threads = torch.get_num_threads()
@@ -77,36 +73,26 @@ class Bench:
     def build(self, model: ModelSpec, shapes: Sequence[StageShape]) -> list[TrainedStage]:
         """The stages that a rank holds, with collectives that return at once; inside ``rank_of_many``."""
         alone = dist.new_group([0])
+        settings = OptimizerSettings(framework=self.framework)
         stages = []
         for shape in shapes:
             module = model.module(shape.module)
-            dtype = getattr(torch, self.dtype)
             holders = dist.new_group([*range(0, shape.tp * shape.cp * shape.dp, shape.tp)])
             split = self.framework.of(module).sequence_parallel
-            # Rank 0's among all that hold a stage.
-            groups, *widths = (
-                StageGroups(
-                    dist.new_group([*range(tp)]),
-                    dist.new_group([*range(0, tp * cp, tp)]),
-                    holders,
-                    split,
-                    self.framework.cp_split,
-                    shape.tp,
-                )
-                for tp, cp in ((shape.tp, shape.cp), *shape.widths)
-            )
+            how = (split, self.framework.cp_split, shape.tp)
+            degrees = ((shape.tp, shape.cp), *shape.widths)
+            groups, *widths = (first_groups(tp, cp, holders, *how) for tp, cp in degrees)
             stage = build_stage(
                 model,
                 module,
                 shape.layers,
                 groups,
-                dtype=dtype,
+                dtype=getattr(torch, self.dtype),
                 seed=0,
                 device=self.device,
                 recompute=shape.recompute,
                 logit_chunk_tokens=self.framework.logit_chunk,
             )
-            settings = OptimizerSettings(framework=self.framework)
             stages.append(train_stage(stage, groups, alone, settings, dict(enumerate(widths))))
         return stages
 
@@ -120,7 +106,7 @@ class Bench:
             for trained in stages:
                 trained.zero_grad()
             graphs: dict[tuple[int, int, int], Graph] = {}
-            left: dict[tuple[int, int, int], WeightPass | None] = {}
+            left: dict[tuple[int, int, int], WeightPass] = {}
             for run, wait_s in zip(runs, waits_s, strict=True):
                 self._at = str(program.view(run.action))
                 if wait_s:
@@ -133,38 +119,33 @@ class Bench:
                         output = output / run.num_loss_tokens if run.num_loss_tokens else output
                     graphs[run.key] = Graph.of(leaf, output, run.inputs.pack)
                 elif run.kind is Pass.BACKWARD:
-                    left[run.key] = self._backward(trained, graphs.pop(run.key), run, clock)
-                else:
-                    weights = left.pop(run.key)
+                    graph = graphs.pop(run.key)
+                    dtype = torch.float32 if run.num_loss_tokens else getattr(torch, self.dtype)
+                    gradient = torch.ones(graph.shape, dtype=dtype, device=self.device)
                     with clock.action(run.action):
-                        if weights is not None:
+                        if graph.output is not None and graph.splits:
+                            computing = trained.computing(run.degree)
+                            _, left[run.key] = computing.backward_inputs(graph.output, gradient, graph.leaf)
+                        elif graph.output is not None:
+                            trained.backward(graph.output, gradient, last=False)
+                else:
+                    with clock.action(run.action):
+                        if weights := left.pop(run.key, None):
                             trained.backward_weights(weights, last=False)
         return self._measured_s(clock, len(runs))
 
-    def _backward(self, trained: TrainedStage, graph: Graph, run: _PassRun, clock: Clock) -> WeightPass | None:
-        dtype = torch.float32 if run.num_loss_tokens else getattr(torch, self.dtype)
-        gradient = torch.ones(graph.shape, dtype=dtype, device=self.device)
-        with clock.action(run.action):
-            if graph.output is not None and graph.splits:
-                return trained.computing(run.degree).backward_inputs(graph.output, gradient, graph.leaf)[1]
-            if graph.output is not None:
-                trained.backward(graph.output, gradient, last=False)
-        return None
-
     def _leaf(self, trained: TrainedStage, program: Program, run: _PassRun) -> Tensor | None:
-        """Input of the stage: features, hidden states, or projected tokens."""
-        inputs = run.inputs
-        assert inputs is not None
-        features = inputs.features_on(self.device, trained.stage.module)
+        assert run.inputs is not None
+        pack = run.inputs.pack
+        features = run.inputs.features_on(self.device, trained.stage.module)
         if features is not None:
             return features
         if trained.stage.held.start:
-            hidden = shares_of(inputs.pack.lengths, trained.widths.get(run.degree, trained.groups)).hidden
-            num_rows = hidden.size
+            num_rows = shares_of(pack.lengths, trained.widths.get(run.degree, trained.groups)).hidden.size
             width = trained.stage.config.hidden_size
         else:
-            assert inputs.pack.token_ids is not None
-            num_rows = int((inputs.pack.token_ids < 0).sum())
+            assert pack.token_ids is not None
+            num_rows = int((pack.token_ids < 0).sum())
             width = program.model.llm.config.hidden_size
         if not num_rows:
             return None
@@ -173,7 +154,6 @@ class Bench:
         return states.requires_grad_(trained.stage.passes_gradients)
 
     def _time_optimizer(self, trained: TrainedStage) -> float:
-        """Median time of an optimizer step, the gradients' norm included, seconds."""
         clock = self._start_clock()
         for _ in range(self.num_warm_ups + self.num_repetitions):
             with clock.action(0):
@@ -189,17 +169,12 @@ class Bench:
 
     def _measured_s(self, clock: Clock, num_actions: int) -> FloatArray:
         """Seconds of repeated actions, without warm-ups ``[repetitions, actions]``."""
-        rows = clock.rows()
-        took: FloatArray = (rows[:, 2] - rows[:, 1]).reshape(-1, num_actions)
-        return took[self.num_warm_ups :]
+        return clock.seconds().reshape(-1, num_actions)[self.num_warm_ups :]
 
 
 @dataclass(frozen=True, slots=True)
 class _PassRun:
-    """A pass of a chunk on a stage (``key``: module, stage, chunk) in groups of entry ``degree``.
-
-    ``num_loss_tokens`` is 0 if it has no loss.
-    """
+    """A pass of a chunk (``key``: module, stage, chunk) in groups of entry ``degree``; 0 loss tokens if no loss."""
 
     action: int
     kind: Pass
@@ -214,17 +189,9 @@ def _pass_runs(program: Program, order: IntArray) -> list[_PassRun]:
     runs = []
     for action in order.tolist():
         module, stage, chunk = (int(column[action]) for column in (program.module, program.stage, program.chunk))
-        spec = program.model.modules[module]
-        placed = program.layout.modules[module]
-        members = program.chunks[module]
         kind = Pass(int(program.kind[action]))
-        splits = program.splits_backward(module)
-        again = int(program.remade[module][chunk, stage]) if program.remade else 0
-        given = spec, stage, members.units(chunk), again
-        inputs = data.inputs(*given, splits_backward=splits) if kind is Pass.FORWARD else None
-        is_loss = not spec.is_encoder and stage == placed.pp - 1
-        degree = int(placed.degree_of_copy[members.replica[chunk]])
-        key = (module, stage, chunk)
-        num_tokens = data.num_loss_tokens if is_loss else 0
-        runs.append(_PassRun(action, kind, key, inputs, num_tokens, degree))
+        inputs = data.inputs(*forward_request(program, module, stage, chunk)) if kind is Pass.FORWARD else None
+        degree = int(program.layout.modules[module].degree_of_copy[program.chunks[module].replica[chunk]])
+        num_tokens = data.num_loss_tokens if is_loss(program, module, stage) else 0
+        runs.append(_PassRun(action, kind, (module, stage, chunk), inputs, num_tokens, degree))
     return runs

@@ -8,132 +8,31 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from statistics import median
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench.simulate.place import make_timeline
-from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.settings import DEVICES
+from entrain_bench.train.emulate.work import (
+    LaneOrder,
+    PassSeconds,
+    StageShape,
+    StageWork,
+    lane_orders,
+    stage_shapes,
+    works_of,
+)
+from entrain_bench.train.settings import DEVICES, refuse_generators
 
 DTYPES = ("float32", "bfloat16")  # by torch's names
-
-
-@dataclass(frozen=True, slots=True)
-class StageShape:
-    """A stage of a module as one of its ranks holds it; stages with the same kinds of layers are equal.
-
-    ``kinds`` are indices into the module's kinds, by layer, ``widths`` those of ``ModuleLayout``.
-    """
-
-    module: str
-    kinds: tuple[int, ...]
-    tp: int
-    cp: int
-    dp: int
-    recompute: bool
-    widths: tuple[tuple[int, int], ...]
-    layers: range = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
-
-    ``outputs`` are LLM tokens of each item, on the last stage of an encoder, ``num_projected`` tokens from encoders, on
-    the first stage of an LLM; ``labelled`` those that have a label, on its last stage, where its head tells them apart,
-    by sample. If ``splits_backward``, gradients of weights have a pass of their own. The first ``remade`` blocks run
-    again in backward. Ranks share the chunk by entry ``degree`` of ``ModuleLayout.degrees``.
-    """
-
-    stage: StageShape
-    lengths: tuple[int, ...]
-    outputs: tuple[int, ...] = ()
-    num_projected: int = 0
-    splits_backward: bool = False
-    labelled: tuple[int, ...] = ()
-    remade: int = 0
-    degree: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PassSeconds:
-    """Seconds of a forward, a backward, and a weight pass if there is one."""
-
-    forward_s: float
-    backward_s: float
-    weight_s: float = 0.0
-
-
-def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
-    """The stages of a module under a layout, in order."""
-    how = placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths
-    kinds = tuple(module.layer_kind.tolist())
-    ends = [0, *accumulate(placed.layers_per_stage)]
-    return [StageShape(module.name, kinds[first:last], *how, range(first, last)) for first, last in pairwise(ends)]
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOrder:
-    """The passes of a lane, the idle seconds before each, and the ranks that run them together."""
-
-    actions: IntArray
-    waits_s: FloatArray
-    num_ranks: int = 1
-
-
-def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
-    """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
-    orders = []
-    lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    for actions, num_ranks in zip(lanes, program.layout.lane_width.tolist(), strict=True):
-        passes = actions[program.is_pass[actions]]
-        if not len(passes):
-            continue
-        waits_s = np.zeros(len(passes))
-        if timeline is not None:
-            before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
-            waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        orders.append(LaneOrder(passes, waits_s, num_ranks))
-    return orders
-
-
-def works_of(program: Program) -> dict[int, StageWork]:
-    """The work that every pass belongs to, by action."""
-    works = dict[int, StageWork]()
-    shapes = program.shapes
-    for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
-        placed = program.layout.modules[index]
-        splits = program.splits_backward(index)
-        stages = stage_shapes(module, placed)
-        degrees = placed.degree_of_copy[chunks.replica].tolist()
-        remade = program.remade[index].tolist() if program.remade else [[0] * placed.pp] * len(chunks)
-        passes = [program.forward_actions(index), program.backward_actions(index)]
-        passes += [program.weight_actions(index)] if splits else []
-        for chunk in range(len(chunks)):
-            members = chunks.units(chunk)
-            lengths = tuple(module.lengths(shapes, members).tolist())
-            outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
-            told = module.labelled(shapes, members)
-            labelled = () if told is None else tuple(told.tolist())
-            projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
-            for place, stage in enumerate(stages):
-                is_last = place == len(stages) - 1
-                how = (remade[chunk][place], degrees[chunk])
-                ends = (outputs, labelled) if is_last else ((), ())
-                work = StageWork(stage, lengths, ends[0], 0 if place else projected, splits, ends[1], *how)
-                works |= {int(actions[chunk, place]): work for actions in passes}
-    return works
 
 
 @dataclass(slots=True)
@@ -148,10 +47,8 @@ class Measured:
 class Emulator:
     """Runs every pass of a program on one device, rank by rank, in the rank's order.
 
-    A tensor- or context-parallel rank computes its share; the cost truth prices its collectives, which return at once.
-    Ranks whose passes have the same layers and packed lengths as others' are not run. Reported memory is modelled.
-
-    ``experiments/harness/emulate.yaml`` explains the settings. ``measured`` grows with every program.
+    Collectives are priced by the cost truth, reported memory is modelled, and ranks with equal work run once.
+    ``measured`` grows with every program.
     """
 
     trains: ClassVar[Literal[False]] = False
@@ -170,17 +67,13 @@ class Emulator:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         require(self.num_warm_ups >= 0, "harness.num_warm_ups", self.num_warm_ups, "at least 0")
         require(self.num_repetitions >= 1, "harness.num_repetitions", self.num_repetitions, "at least 1")
-        if generators := self.truth.model.generators:
-            raise IncompatibleError(
-                f"model={self.truth.model.name}: has a generator ({generators[0].name}), which harness=emulate does "
-                "not support. Use harness=simulate"
-            )
+        refuse_generators(self.truth.model, "harness=emulate")
 
     def execute(self, program: Program) -> Timeline:
         """Validate a program, measure those of its passes that are new, and time it.
 
         Raises:
-            UserError: if a unit is lost or repeated, an action is misplaced, or the device is not there.
+            UserError: if the program is invalid, or the device is not there.
             IncompatibleError: for modules that cannot be built, and settings that are simulated only.
             OutOfMemoryError: naming what does not fit: a rank's program by the model, or a pass on this device.
             DeadlockError: naming the cycle.

@@ -29,12 +29,10 @@ from entrain_bench.base.files import temporary_folder
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.parallel import uninterrupted
-from entrain_bench.train.connections import ON_LOOPBACK, connections_unless_given
 from entrain_bench.train.device import device_of
-from entrain_bench.train.launching.failures import first_cause, sign_of_life
-from entrain_bench.train.launching.worker import RankJob, run_rank, train_rank
+from entrain_bench.train.launching.worker import RankJob, first_cause, run_rank, sign_of_life, train_rank
 from entrain_bench.train.messages.control import process_group
-from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings, connections_unless_given
 
 LOCALHOST = "127.0.0.1"
 # Seconds that ranks wait for one another in ``on_ranks``.
@@ -65,10 +63,9 @@ def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[
 def on_ranks(
     function: Callable[..., Any], num_ranks: int, *args: Any, device: str = "cpu", cores: Sequence[int] = ()
 ) -> list[Any]:
-    """Call ``function(*args, group)`` on every rank and return the results by rank.
+    """Call ``function(*args, group)`` on every rank and return the results by rank; raises as ``run_on_ranks``.
 
-    The function is importable by name; ``group`` is a gloo group of all ranks, on ``cuda`` too. Ranks are pinned to
-    ``cores`` in turn, if there are any. Raises as ``run_on_ranks``.
+    ``group`` is a gloo group of all ranks. Ranks are pinned to ``cores`` in turn, if there are any.
     """
     return run_on_ranks(partial(_call, function, args, device, tuple(cores)), num_ranks, device, TIMEOUT_S)
 
@@ -83,8 +80,7 @@ def run_on_ranks(
 ) -> list[Any]:
     """Do a job on ranks of this machine and return the results by rank; the first failure, or a signal, ends all.
 
-    ``progress`` is told the steps that rank 0 has reported. A rank waits ``timeout_s`` at most for another. On a CPU
-    ``modules`` are imported once for all ranks of this process.
+    ``progress`` is told the steps of rank 0. On a CPU ``modules`` are imported once for all ranks.
 
     Raises:
         UserError: what a rank found wrong with the input.
@@ -118,7 +114,6 @@ def run_on_ranks(
 
 
 def _start(job: RankJob, num_ranks: int, device: str, port: int, work: Path, modules: Sequence[str]) -> PContext:
-    """Start the ranks' processes; their output goes to files in ``work``."""
     # A server that asked for GPUs cannot fork a process that uses them.
     method = "forkserver" if device == "cpu" else "spawn"
     if device == "cpu":
@@ -148,10 +143,7 @@ def _start(job: RankJob, num_ranks: int, device: str, port: int, work: Path, mod
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Give processes that start no standard error until torch's launcher gives each a file.
-
-    A process whose launcher was interrupted meanwhile would print a traceback.
-    """
+    """Hide standard error of starting processes: interrupted ones would print a traceback."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

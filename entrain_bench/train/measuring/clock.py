@@ -26,10 +26,7 @@ Mark = Any
 
 @dataclass(slots=True)
 class Clock:
-    """Start and end of a rank's actions in one iteration, in seconds from a moment common to all ranks.
-
-    ``timer`` is for actions on the CPU; ``began_s`` is when ``start_together`` returned, on the clock of rank 0's host.
-    """
+    """Start and end of a rank's actions in seconds from a common moment, ``began_s`` on rank 0's clock."""
 
     device: torch.device
     timer: Callable[[], float] = perf_counter
@@ -38,10 +35,7 @@ class Clock:
     _zero: Mark = 0.0
 
     def start_together(self, control: dist.ProcessGroup) -> None:
-        """Take as zero a moment at which no rank's device has anything to do; collective over all ranks.
-
-        Ranks leave a barrier one after the other; ``began_s`` tells by how much.
-        """
+        """Take as zero a moment at which no rank's device has anything to do; collective over all ranks."""
         offset = clock_offset(control, self.timer)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -68,6 +62,11 @@ class Clock:
         rows = [(action, self._seconds(start), self._seconds(end)) for action, start, end in self._ran]
         return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
+    def seconds(self) -> FloatArray:
+        """Seconds of everything that ran ``[actions]``; waits for the device."""
+        rows = self.rows()
+        return np.asarray(rows[:, 2] - rows[:, 1])
+
     def _mark(self) -> Mark:
         if self.device.type != "cuda":
             return self.timer()
@@ -80,11 +79,7 @@ class Clock:
 
 
 def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
-    """Seconds to add to this rank's clock for that of rank 0; collective over all ranks.
-
-    As NTP does (RFC 5905, section 8), a rank asks rank 0 for its time, and takes the middle of its shortest round trip
-    for the moment of the answer: wrong by half of that trip at most, if clocks run equally fast.
-    """
+    """Seconds to add to this rank's clock for rank 0's, as NTP does (RFC 5905, section 8); collective."""
     told = torch.zeros(1, dtype=torch.float64)
     if control.rank() == 0:
         for rank in range(1, control.size()):
@@ -103,10 +98,7 @@ def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> floa
 
 
 def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
-    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began, not each its own.
-
-    ``began_s`` is when each began, on the clock of rank 0 ``[ranks]``.
-    """
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began (``began_s``)."""
     first = min(began_s)
     return [own + np.array([0.0, s - first, s - first]) for own, s in zip(rows, began_s, strict=True)]
 

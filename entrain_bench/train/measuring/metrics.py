@@ -39,9 +39,8 @@ class RankResult:
     """Result of an iteration on one rank.
 
     Attributes:
-        losses: action and loss of each LLM chunk whose last stage the rank holds, divided by the batch's predicted
-            tokens.
-        grad_norm: norm of all modules' gradients before clipping; if it is not finite, no rank changed its weights.
+        losses: action and loss of each LLM chunk, divided by the batch's predicted tokens.
+        grad_norm: of all modules before clipping; if it is not finite, no rank changed its weights.
         input_stall_s: seconds that the rank waited for inputs of its forwards.
     """
 
@@ -55,8 +54,7 @@ class Seen:
     """Measurements of one rank in an iteration.
 
     Attributes:
-        rows: action, start and end of each pass that the rank ran ``[actions, 3]``, in seconds since ``began_s``.
-        began_s: start of the iteration on the clock of rank 0.
+        rows: action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock.
         losses, grad_norm, input_stall_s: as in ``RankResult``.
         peak_bytes: peak of the device's allocator; on a CPU, of the whole process.
     """
@@ -133,9 +131,8 @@ def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) 
 def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Sequence[float]) -> Timeline:
     """Merge the rows (action, start, end) of all ranks ``[ranks][actions, 3]`` to one timeline.
 
-    An action of several ranks starts when the last of them starts, because they wait for each other inside. Only
-    gradient synchronization has its communication measured separately. An action waits for a transfer from the moment
-    when its ranks are free and its inputs computed.
+    Ranks of an action wait for each other inside, so it starts when the last of them does. It waits for a transfer from
+    the moment when its ranks are free and its inputs computed.
     """
     start, end = np.full((2, program.num_actions), -np.inf)
     for own in rows:

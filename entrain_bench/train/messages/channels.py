@@ -1,9 +1,7 @@
 """Where ranks stand in a layout, and channels: who sends to whom, in process groups in which none waits for another.
 
-A channel carries all messages from one rank to another, in the order in which they are sent. NCCL runs what a rank
-sends and receives in one group one after the other, each until its peer takes part. Receives posted ahead of need would
-then hold up everything behind them, and end in a circle of ranks that wait. So a rank has one channel a group at most;
-ranks that do not share one use the same group at the same time.
+NCCL runs the sends and receives of a rank in one group one after the other, each until its peer takes part. A receive
+posted early would hold up everything behind it. So a rank has at most one channel in a group.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ def places_of(layout: Layout, rank: int) -> list[Place]:
 
 
 def _group_places(module: ModuleLayout, rank: int) -> Iterable[tuple[int, int, int]]:
-    """Group, stage and place in the group's block, narrow groups first."""
     for stage, column in np.argwhere(module.plane == rank).tolist():
         first = 0
         for (tp, cp), count in zip(module.widths, module.num_groups.tolist(), strict=True):
@@ -76,19 +73,16 @@ def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]
 def lane_of_rank(layout: Layout, rank: int) -> int | None:
     """The lane the rank acts with; None for a rank the layout does not use."""
 
-    def blocks_of(one: int) -> list[tuple[int, int, int]]:
+    def blocks(one: int) -> list[tuple[int, int, int]]:
         return [(place.module, place.replica, place.stage) for place in places_of(layout, one)]
 
-    held = blocks_of(rank)
+    held = blocks(rank)
     firsts = layout.lane_first_rank.tolist()
-    return next((lane for lane, first in enumerate(firsts) if blocks_of(first) == held), None)
+    return next((lane for lane, first in enumerate(firsts) if blocks(first) == held), None)
 
 
 def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[int]:
-    """The sender for each receiving rank, from a block of one module to a block of another.
-
-    All ranks of a block hold the same rows at the border of a module; a receiver that is also a producer has them.
-    """
+    """The sender for each receiving rank, from a block of one module to another's; a block's ranks hold all rows."""
     return [rank if rank in from_ranks else from_ranks[i % len(from_ranks)] for i, rank in enumerate(to_ranks)]
 
 
@@ -109,12 +103,11 @@ def channels_of(program: Program) -> tuple[Channel, ...]:
 
 
 class Channels:
-    """The open channels, all in one group unless ``apart``; every rank opens the same ones in the same order."""
+    """The open channels; every rank opens the same ones in the same order."""
 
-    def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device, *, apart: bool = True) -> None:
+    def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device) -> None:
         self._new_group = new_group
         self._device = device
-        self._apart = apart
         self._groups: list[tuple[dist.ProcessGroup, set[int]]] = []
         self._open: dict[Channel, dist.ProcessGroup] = {}
 
@@ -136,9 +129,8 @@ class Channels:
                 dist.recv(greeting, sender, group=group)
 
     def _group_without(self, channel: Channel) -> dist.ProcessGroup:
-        """A group in which neither end has a channel yet, unless there is to be one for all."""
         for group, taken in self._groups:
-            if not self._apart or taken.isdisjoint(channel):
+            if taken.isdisjoint(channel):
                 taken.update(channel)
                 return group
         group = self._new_group()

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from io import BytesIO
+from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from entrain_bench.base.errors import ExecutionError
-from entrain_bench.train.messages.failure import WaitError
+from entrain_bench.base.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
@@ -82,3 +90,77 @@ def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=group)
     return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+
+# Errors that say everything in their line; others are of the process they happened on.
+_KNOWN = {
+    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
+}
+
+
+class WaitError(ExecutionError):
+    """A rank waited too long for another one; ``waited_s`` says for how many seconds."""
+
+    def __init__(self, text: str, waited_s: float) -> None:
+        super().__init__(text)
+        self.waited_s = waited_s
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that ended ``who``; ``kind`` is empty for classes of other packages, ``waited_s`` usually 0."""
+
+    who: str
+    time_s: float
+    kind: str
+    text: str
+    trace: str
+    waited_s: float = 0.0
+
+    @classmethod
+    def of(cls, error: Exception, who: str) -> Self:
+        """Return the exception that is being handled."""
+        waited_s = error.waited_s if isinstance(error, WaitError) else 0.0
+        name = ExecutionError.__name__ if waited_s else type(error).__name__
+        kind = name if waited_s or type(error) in _KNOWN.values() else ""
+        line = " ".join(str(error).split())
+        text = line if kind else f"{name}: {line}"
+        return cls(who, time.time(), kind, text, traceback.format_exc(), waited_s)
+
+    def as_error(self) -> Exception:
+        """Return the exception for the process that waits."""
+        error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"{self.who}: {self.text}")
+        error.__cause__ = ExecutionError(f"traceback of {self.who}:\n{self.trace}")
+        return error
+
+
+# Known to every rank, or with names of their own.
+_ASIDE = ("model", "layout", "shapes", "chunks", "remade")
+
+
+def program_to_bytes(program: Program) -> bytes:
+    """Return the arrays of a program; every rank knows model, layout and shapes."""
+    arrays = {f"columns.{field.name}": getattr(program, field.name) for field in _columns()}
+    for module, chunks in enumerate(program.chunks):
+        arrays |= {f"chunks.{module}.{field.name}": getattr(chunks, field.name) for field in fields(Chunks)}
+    arrays |= {f"remade.{module}": blocks for module, blocks in enumerate(program.remade)}
+    file = BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def program_from_bytes(content: bytes, model: ModelSpec, layout: Layout, shapes: SampleShapes) -> Program:
+    """Return the program that ``program_to_bytes`` wrote."""
+    with np.load(BytesIO(content), allow_pickle=False) as arrays:
+        columns = {field.name: arrays[f"columns.{field.name}"] for field in _columns()}
+        chunks = tuple(
+            Chunks(**{field.name: arrays[f"chunks.{module}.{field.name}"] for field in fields(Chunks)})
+            for module in range(len(model.modules))
+        )
+        num_remade = sum(name.startswith("remade.") for name in arrays)
+        remade = tuple(arrays[f"remade.{module}"] for module in range(num_remade))
+    return Program(model, layout, shapes, chunks=chunks, remade=remade, **columns)
+
+
+def _columns() -> list[Any]:
+    return [field for field in fields(Program) if field.name not in _ASIDE]

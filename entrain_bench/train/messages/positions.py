@@ -18,13 +18,8 @@ from entrain_bench.program import Program
 def order_of_actions(program: Program, seconds: FloatArray | None = None) -> IntArray:
     """Place of each action in one order of all, the same on every rank ``[actions]``.
 
-    Actions come in the order in which they would end if only they took time, equal ones by their numbers. So a message
-    whose sender comes before an action is likely to arrive while that runs, and one whose sender comes after it is not.
-    Passes of sharded modules are collectives: those of a turn come before all of the next.
-
-    Args:
-        program: the program.
-        seconds: expected seconds of each action ``[actions]``; None: all take the same.
+    Actions come in the order in which they would end if only they took time (``seconds`` each; None: the same), so most
+    messages arrive while other actions run. Collective passes of one turn come before all of the next.
     """
     work = np.ones(program.num_actions) if seconds is None else seconds
     ns = np.maximum(np.rint(work * 1e9), 1).astype(np.int64)
@@ -69,7 +64,7 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
 
 
 def _turns(program: Program) -> tuple[IntArray, IntArray]:
-    """Edges that put a collective's passes before the next one's, over further nodes; both ends ``[edges]``."""
+    """Edges over further nodes that put the passes of a collective before those of the next ``[edges]``."""
     nothing = np.zeros(0, np.int64)
     if not any(placed.sharded for placed in program.layout.modules):
         return nothing, nothing

@@ -1,8 +1,7 @@
 """One rank's plan of an iteration: its actions in order, with the messages that each receives and sends.
 
-Everything is derived from the program, so both ends of a message know its size and its place in the sender's order, and
-nothing is negotiated. Chunks may feed any number of chunks on any ranks (deferral, different DP per module), which
-megatron-core's bridge communicators cannot express: they pair one contiguous batch with one contiguous batch.
+Both ends derive a message from the program; nothing is negotiated. Chunks may feed any chunks on any ranks, which
+megatron-core's bridge communicators cannot express.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ Rows = slice | IntArray | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """A tensor that one action hands to another, on one pair of ranks.
-
-    The rows, of ``width`` elements, are those of the producer's output and of the consumer's input; sender and receiver
-    are equal if the tensor stays where it is.
-    """
+    """A tensor of rows of ``width`` elements from one action to another; it may stay on its rank."""
 
     source: int
     target: int
@@ -73,9 +68,8 @@ class Start:
 class Step:
     """One action of a rank, with its messages and what its rank begins before it.
 
-    It ``ends_gradients`` if no later pass of this rank adds to those of its stage, and ``closes`` them if none of
-    another replica does: their sum begins in this pass. ``starts`` are gathers of weights before the first use on any
-    rank (``align_param_gather``: before all actions), and sums of gradients whose last pass is another rank's.
+    ``ends_gradients``: this rank's last pass that adds to the stage's gradients; ``closes``: the last of all replicas,
+    which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes.
     """
 
     action: int
@@ -113,10 +107,7 @@ class EmptyPass:
 def plan_rank(
     program: Program, rank: int, framework: FrameworkOptions = DEFAULTS, order: IntArray | None = None
 ) -> RankPlan:
-    """The rank's actions in the program's order, with all messages that leave or reach it.
-
-    ``order`` is one of all actions ``[actions]``, equal on all ranks; None: that in which all take the same time.
-    """
+    """The rank's actions in the program's order, with all its messages; ``order`` of actions is equal on all ranks."""
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program) if order is None else order
     # In the order of all messages: that of the actions that send them, then of their targets.
@@ -126,8 +117,6 @@ def plan_rank(
 
 
 class _RankMessages:
-    """Derives the messages of one rank's actions."""
-
     def __init__(self, program: Program, rank: int, framework: FrameworkOptions) -> None:
         self.program = program
         self.rank = rank
@@ -145,12 +134,12 @@ class _RankMessages:
         source = program.dep_actions
         target = rows_of(program.dep_offsets)
         edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
-        for a, b in zip(source[edges].tolist(), target[edges].tolist(), strict=True):
-            for message in self._messages(a, b):
+        for edge in edges.tolist():
+            for message in self._messages(int(source[edge]), int(target[edge])):
                 if message.receiver == self.rank:
-                    self.incoming[b].append(message)
+                    self.incoming[message.target].append(message)
                 if message.sender == self.rank:
-                    self.outgoing[a].append(message)
+                    self.outgoing[message.source].append(message)
         for messages in self.outgoing.values():
             messages.sort(key=lambda m: (m.target, m.receiver))
 
@@ -176,7 +165,7 @@ class _RankMessages:
         )
 
     def _collectives(self, order: IntArray) -> tuple[set[int], dict[int, list[Start]]]:
-        """This rank's actions that are the last for the gradients of a stage; what it begins, by its next action."""
+        """Actions of this rank that close a stage's gradients, and collectives it begins, by the next action."""
         program = self.program
         places = order[self.actions]
         closing = set()
@@ -199,48 +188,45 @@ class _RankMessages:
                     starts[self.actions[index]].append(Start(place, module, stage, sums))
         return closing, starts
 
-    def _place(self, action: int) -> Place:
+    def _labels(self, action: int) -> tuple[int, int, int, int]:
+        """Module, stage, replica and chunk of an action."""
         program = self.program
-        module, stage, replica = (int(column[action]) for column in (program.module, program.stage, program.replica))
+        columns = (program.module, program.stage, program.replica, program.chunk)
+        module, stage, replica, chunk = (int(column[action]) for column in columns)
+        return module, stage, replica, chunk
+
+    def _place(self, action: int) -> Place:
+        module, stage, replica, _ = self._labels(action)
         if replica >= 0:
             return self.places[module, replica, stage]
         return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
 
     def _messages(self, source: int, target: int) -> Iterable[Message]:
-        """The messages of one dependency: one for each receiving rank."""
-        from_ranks = self._block(source)
-        to_ranks = self._block(target)
-        model = self.program.model
-        if (module := self.program.module[source]) == self.program.module[target]:
-            rows = self._local_tokens(target)
-            width = model.modules[module].config.hidden_size
-            for sender, receiver in zip(from_ranks, to_ranks, strict=True):
-                yield Message(source, target, sender, receiver, rows, width)
-            return
-        num_rows, of_source, of_target = self._common_rows(source, target)
-        for sender, receiver in zip(sending_ranks(from_ranks, to_ranks), to_ranks, strict=True):
-            width = model.llm.config.hidden_size
+        module = self._labels(source)[0]
+        senders, receivers = map(self._block, (source, target))
+        if module == self._labels(target)[0]:
+            rows: tuple[int, Rows, Rows] = (self._local_tokens(target), None, None)
+            width = self.program.model.modules[module].config.hidden_size
+        else:
+            rows = self._common_rows(source, target)
+            width = self.program.model.llm.config.hidden_size
+            senders = sending_ranks(senders, receivers)
+        num_rows, of_source, of_target = rows
+        for sender, receiver in zip(senders, receivers, strict=True):
             yield Message(source, target, sender, receiver, num_rows, width, of_source, of_target)
 
     def _block(self, action: int) -> list[int]:
-        program = self.program
-        module, replica, stage = (int(column[action]) for column in (program.module, program.replica, program.stage))
-        return block_of(program.layout, module, replica, stage)
+        module, stage, replica, _ = self._labels(action)
+        return block_of(self.program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
-        """Tokens of a chunk on each rank: CP cuts samples or packs, TP with sequence parallelism what is left."""
-        program = self.program
-        module = int(program.module[action])
-        spec = program.model.modules[module]
-        placed = program.layout.modules[module]
-        tp, cp = placed.degrees[placed.degree_of_copy[program.replica[action]]]
-        lengths = spec.lengths(program.shapes, self._members(action))
+        module, _, replica, chunk = self._labels(action)
+        spec = self.program.model.modules[module]
+        placed = self.program.layout.modules[module]
+        tp, cp = placed.degrees[placed.degree_of_copy[replica]]
+        lengths = spec.lengths(self.program.shapes, self.program.chunks[module].units(chunk))
         parts = tp if self.framework.splits_tokens(spec, tp) else 1
         return rank_rows(lengths, cp, whole_pack=self.framework.cp_split == PACK, parts=parts) // parts
-
-    def _members(self, action: int) -> IntArray:
-        program = self.program
-        return program.chunks[int(program.module[action])].units(int(program.chunk[action]))
 
     def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
         """Rows of the items that both chunks have in common: how many, and where in either tensor."""
@@ -255,31 +241,25 @@ class _RankMessages:
 
     def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
         """First and last row of every item's projected tokens at the module boundary of a chunk."""
-        program = self.program
-        module = int(program.module[action])
-        chunk = int(program.chunk[action])
+        module, *_, chunk = self._labels(action)
         if (module, chunk) not in self._rows:
-            members = self._members(action)
-            items = members if program.model.modules[module].is_encoder else items_of_samples(program, members)
-            ends = np.cumsum(program.shapes.item_llm_tokens[items])
-            starts = ends - program.shapes.item_llm_tokens[items]
+            shapes = self.program.shapes
+            items = self.program.chunks[module].units(chunk)
+            if not self.program.model.modules[module].is_encoder:
+                items = take_rows(shapes.item_offsets, items)[1]
+            ends = np.cumsum(shapes.item_llm_tokens[items])
+            starts = ends - shapes.item_llm_tokens[items]
             spans = zip(starts.tolist(), ends.tolist(), strict=True)
             self._rows[module, chunk] = dict(zip(items.tolist(), spans, strict=True))
         return self._rows[module, chunk]
 
 
 def _named(places: IntArray, total: int) -> Rows:
-    """Places among ``total`` rows, as a slice if they are consecutive."""
     first = int(places[0])
     count = len(places)
     if not np.array_equal(places, np.arange(first, first + count)):
         return places
     return None if count == total else slice(first, first + count)
-
-
-def items_of_samples(program: Program, samples: IntArray) -> IntArray:
-    """Items of the given samples, sample by sample, in order."""
-    return take_rows(program.shapes.item_offsets, samples)[1]
 
 
 def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[EmptyPass]]:

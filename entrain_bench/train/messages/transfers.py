@@ -1,12 +1,7 @@
 """Messages between ranks: receives posted in one order of all, sends that overlap with compute or block.
 
-All ranks share an order of actions that the program's dependencies and their own orders agree with
-(``positions.order_of_actions``); a message stands right behind the action that sends it. A rank hands its device what
-it takes part in, in that order: a receive before its first action that is later than the sender's. So nothing gets
-stuck, even if a device runs all it is given one after the other (one hardware queue) and a send waits for its receive:
-of what is not through, the first in the order is the first on all ranks that take part. Where a device has more queues
-or streams, whatever it runs waits for less. And with as little: a receive that stands behind an action would hardly
-have had anything to receive before that ended.
+A message stands behind the action that sends it in ``positions.order_of_actions``. Every rank hands its device what it
+takes part in, in that order, so the first unfinished message always has both ends ready, even with one hardware queue.
 """
 
 from __future__ import annotations

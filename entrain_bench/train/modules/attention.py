@@ -24,9 +24,8 @@ from entrain_bench.train.modules.positions import Rotation
 class AttentionKernel(StrEnum):
     """Attention kernels.
 
-    ``FLASH2``, ``FLASH3`` and ``FLASH4`` are torch's variable-length attention, with all sequences in one call;
-    ``FLASH2`` is torch's own kernel, the others come from installed packages. ``CPU`` is torch's flash attention for
-    CPUs. ``SDPA`` is torch's scaled dot-product attention, with one call for all sequences of equal length.
+    ``FLASH2`` to ``FLASH4`` are torch's variable-length attention (3 and 4 from packages), ``CPU`` its flash attention
+    for CPUs, ``SDPA`` its scaled dot-product attention with one call for all sequences of equal length.
     """
 
     CPU = "cpu"
@@ -65,10 +64,7 @@ class PackedAttention(torch.nn.Module):
         self.causal = attn_mask_type == AttnMaskType.causal
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **_: Any) -> Tensor:
-        """Attend from ``[tokens of this rank, 1, heads, head_dim]`` to ``[tokens of this rank, 1, heads * head_dim]``.
-
-        Keys and values have key-value heads.
-        """
+        """Attend, ``[tokens of this rank, 1, heads, head_dim]`` to ``[tokens of this rank, 1, heads * head_dim]``."""
         segments = mask.segments
         remade: AbstractContextManager[None] = nullcontext()
         if mask.rotation is not None:
@@ -88,7 +84,7 @@ class PackedAttention(torch.nn.Module):
 
 
 def _gathered(own: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Keys and values ``[keys, heads, head_dim]`` of all ranks, of this rank's side by side."""
+    """Keys and values of all ranks, each ``[keys, heads, head_dim]``."""
     both = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=True, group=mask.cp)
     if mask.segments.keys is not None:
         both = both.index_select(0, mask.segments.keys)
@@ -105,7 +101,7 @@ class _Gathered:
 
 @contextmanager
 def _gathered_again(own: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) -> Iterator[None]:
-    """Inside, autograd keeps this rank's keys and values, and not those of all ranks, as Megatron-Core's kernels do."""
+    """Have autograd keep this rank's keys and values only, as Megatron-Core's kernels do; backward gathers again."""
     # Hooks do not nest: those around, such as a checkpoint's, get all that is kept.
     pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (lambda kept: kept,) * 2
     places = {rows.untyped_storage()._cdata: place for place, rows in enumerate(gathered) if len(rows)}
@@ -167,7 +163,7 @@ def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, ca
 
 
 class _FlashOnCpu(torch.autograd.Function):
-    """torch's flash attention for CPUs, one call per segment length; it keeps the same tensors as a GPU kernel."""
+    """torch's flash attention for CPUs; it keeps the same tensors as a GPU kernel."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
@@ -205,10 +201,7 @@ class _FlashOnCpu(torch.autograd.Function):
 
 
 def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Yield segments of equal lengths with their rows of each tensor ``[segments, heads, rows, head_dim]``.
-
-    The second and third tensors are keys and values; the others have the rows of queries.
-    """
+    """Segments of equal lengths with their rows of each tensor ``[segments, heads, rows, head_dim]``."""
     queries = segments.query_lengths
     keys = segments.key_lengths
     members = defaultdict(list)
@@ -221,7 +214,6 @@ def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[
 
 
 def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
-    """Return the masking arguments; if a segment has as many queries as keys, the kernel masks."""
     num_queries = query.shape[2]
     num_keys = key.shape[2]
     if not causal or num_queries == num_keys:

@@ -38,10 +38,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def transformer_config(
     module: ModuleSpec, tp: int, dtype: torch.dtype, *, sequence_parallel: bool = False
 ) -> TransformerConfig:
-    """megatron-core's description of a module's blocks; no dropout, fused kernels if they keep less for backward.
-
-    ``IncompatibleError`` names biases and activations that megatron-core's layers do not offer.
-    """
+    """megatron-core's description of a module's blocks; ``IncompatibleError`` for biases and activations it lacks."""
     config = module.config
     if config.linear_bias and not config.qkv_bias:
         where = f"model.modules.{module.name}.linear_bias=true"
@@ -78,10 +75,7 @@ def transformer_config(
 
 
 class Norm(torch.nn.Module):
-    """LayerNorm or RMSNorm that keeps its input for backward, and nothing else of that size.
-
-    megatron-core's own torch norms refuse sequence parallelism.
-    """
+    """LayerNorm or RMSNorm that keeps only its input for backward; megatron-core's refuse sequence parallelism."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
         super().__init__()
@@ -124,10 +118,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class Block(TransformerLayer):  # type: ignore[misc]
-    """megatron-core's layer, which may run its MLP, with the norm before it, again in backward.
-
-    Its own ``recompute_modules=["mlp"]`` needs the states of a GPU's random generators, and keeps the norm's result.
-    """
+    """megatron-core's layer, which may run its MLP again in backward; its own way needs a GPU's random states."""
 
     remakes_mlp: bool = False  # whether the next forward keeps the MLP's input only
 

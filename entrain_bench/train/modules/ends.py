@@ -1,7 +1,4 @@
-"""First and last layers: input embeddings, an encoder's projector, the LLM's head with its loss.
-
-Encoders begin and end in consecutive products, with rows folded together between them.
-"""
+"""First and last layers: input embeddings, an encoder's projector, the LLM's head with its loss."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import Norm
-from entrain_bench.train.modules.grids import Arrangement, merge_tokens
 from entrain_bench.train.modules.packing import (
     Pack,
     Shares,
@@ -39,7 +35,7 @@ from entrain_bench.train.modules.packing import (
     share_of,
     with_halo,
 )
-from entrain_bench.train.modules.positions import on_grid
+from entrain_bench.train.modules.positions import Arrangement, merge_tokens, on_grid
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter
 
 
@@ -65,8 +61,7 @@ def whole_tokens(config: TransformerConfig) -> TransformerConfig:
 class Fold:
     """How rows become the input rows of the next product, each of ``width`` rows, ``stride`` rows after the last.
 
-    As wide as the stride: merged; wider: a convolution that reaches back; of width one: the mean of the stride.
-    ``rows_per_token`` counts rows before folding.
+    ``width == stride`` merges, a larger width is a convolution that reaches back, width one takes the mean of a stride.
     """
 
     width: int
@@ -81,8 +76,7 @@ class Fold:
     def apply(self, rows: Tensor, positions: Tensor | None) -> Tensor:
         """Fold rows of consecutive tokens ``[rows, channels]`` to ``[rows / stride, width * channels]``.
 
-        ``positions`` are the place of each token in its sequence, on the CPU: a convolution takes zeros for rows before
-        a sequence's first.
+        ``positions`` of tokens in their sequences are on the CPU; rows before a sequence's first are zeros.
         """
         if self.width == self.stride:
             return rows.reshape(-1, self.width * rows.shape[1])
@@ -98,7 +92,6 @@ class Fold:
 
 
 def _fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) -> Fold:
-    """The fold from rows of ``channels`` to the rows of a product; ``IncompatibleError`` if there is none."""
     stride = rows_per_token / gemm.rows_per_token
     width = gemm.k / channels
     whole = stride == int(stride) and width == int(width)
@@ -111,11 +104,7 @@ def _fold_between(channels: int, rows_per_token: float, gemm: Gemm, where: str) 
 
 
 class Products(torch.nn.Module):
-    """Products with GELU between them, column and row parallel as specified; a fold before each.
-
-    The first takes rows of ``channels``, ``rows_per_token`` of them a token; ``IncompatibleError`` names the product
-    (``where``) whose rows do not follow from those before it.
-    """
+    """Products with GELU between them and a fold before each; ``IncompatibleError`` names one that does not follow."""
 
     def __init__(
         self,
@@ -160,7 +149,7 @@ class Products(torch.nn.Module):
 
 
 def _all_tokens(hidden: Tensor, groups: StageGroups) -> Tensor:
-    """Gather the tokens of tensor parallel ranks, all of which use them alike, so that each has the whole gradient."""
+    """Gather the tokens of tensor parallel ranks, which all use them alike: each has the whole gradient."""
     if not groups.splits_tokens:
         return hidden
     gathered: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=groups.tp)
@@ -168,11 +157,7 @@ def _all_tokens(hidden: Tensor, groups: StageGroups) -> Tensor:
 
 
 class EncoderEmbedding(torch.nn.Module):
-    """Features of all tokens to hidden states of this rank's tokens.
-
-    A product that takes more rows than it advances is a convolution; it reaches back within its item, so a rank also
-    embeds the few tokens before its own. Every tensor parallel rank has the features of all their tokens.
-    """
+    """Features of all tokens to hidden states of this rank's tokens; convolutions take a few tokens before them."""
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
         super().__init__()
@@ -228,7 +213,7 @@ class EncoderEmbedding(torch.nn.Module):
 
 
 class Projector(torch.nn.Module):
-    """Hidden states of this rank's tokens to the LLM tokens of all items, the same on all ranks.
+    """Hidden states to the LLM tokens of all items, the same on all ranks.
 
     Each item takes ``outputs * merge`` of its tokens: missing ones are zeros, surplus ones are dropped.
     """
@@ -247,10 +232,7 @@ class Projector(torch.nn.Module):
         self.groups = groups
 
     def forward(self, hidden: Tensor, pack: Pack, shares: Shares, arrangement: Arrangement | None) -> Tensor:
-        """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``, in the order of the pack.
-
-        Context parallel ranks project a share of the outputs each.
-        """
+        """``[tokens of this rank, hidden_size]`` to ``[sum(outputs), LLM hidden size]``, in the order of the pack."""
         hidden = _all_tokens(self.norm(hidden), self.groups)
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=shares.cp)
         share = share_of(sum(pack.outputs), shares.cp)
@@ -319,10 +301,9 @@ class TokenEmbedding(torch.nn.Module):
 
 
 class LanguageHead(torch.nn.Module):
-    """Final norm, logits, and the cross entropy of the labelled positions.
+    """Final norm, logits, and cross entropy of labelled positions.
 
-    Logits are of all positions at once, or, with ``chunk_tokens``, of as many labelled ones at a time, which are
-    computed again in backward; others have none.
+    With ``chunk_tokens``, logits are of that many labelled positions at a time, and computed again in backward.
     """
 
     def __init__(
@@ -349,10 +330,7 @@ class LanguageHead(torch.nn.Module):
         )
 
     def forward(self, hidden: Tensor, pack: Pack, shares: Shares, weight: Parameter | None) -> Tensor:
-        """``[tokens of this rank, hidden_size]`` to the summed cross entropy of labelled positions, a float32 scalar.
-
-        ``weight`` is a tied input embedding on this stage.
-        """
+        """Summed cross entropy, a float32 scalar, of ``[tokens of this rank, hidden_size]``; ``weight`` if tied."""
         assert pack.labels is not None
         labels = shares.products.pad(pack.labels, -1)
         hidden = self.norm(hidden)
@@ -372,7 +350,6 @@ class LanguageHead(torch.nn.Module):
         return torch.stack(losses).sum()
 
     def _loss(self, hidden: Tensor, labels: Tensor, weight: Parameter | None) -> Tensor:
-        """Summed cross entropy of normalised rows, the labels -1 left out."""
         logits, _ = self.logits(hidden, weight=weight)
         logits = logits.float()  # frees those in bfloat16 before the loss
         ids = self.groups.renumbered(labels.clamp(min=0), self.logits.output_size)

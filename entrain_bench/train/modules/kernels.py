@@ -94,13 +94,11 @@ def find_kernels(
     device: torch.device,
     machine: Machine | None = None,
 ) -> Kernels:
-    """Choose the attention kernel of each module; GPU kernels run a trial first.
-
-    A process uses one kernel for packed sequences. Modules whose heads it cannot take use ``sdpa``.
+    """Choose the attention kernel of each module, one for all packed sequences; others use ``sdpa``.
 
     Raises:
         UserError: if the requested kernel is not available or fails its trial.
-        IncompatibleError: if the requested kernel cannot take a module's heads.
+        IncompatibleError: if it cannot take a module's heads.
     """
     machine = machine or machine_of(device)
     allowed = {module.name: candidates(request, machine, dtype, module.config.head_dim) for module in modules}
@@ -140,7 +138,7 @@ def _try(
             activate_flash_attention_impl(PACKAGES[kernel][0])
         else:
             restore_flash_attention_impl(_raise_warn=False)
-        errors = [error for head_dim in head_dims for error in _errors(kernel, head_dim, dtype, device)]
+        errors = [_error(kernel, head_dim, dtype, device) for head_dim in head_dims]
     except Exception as error:
         return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     wrong = [error for error in errors if not error <= TOLERANCE]
@@ -148,26 +146,24 @@ def _try(
 
 
 @cache
-def _errors(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: torch.device) -> list[float]:
-    """Return relative errors of output and gradients against ``sdpa`` in float32, causal and not."""
+def _error(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Largest error of output and gradients against ``sdpa`` in float32, relative to its norm, causal and not."""
+    segments = make_segments(QUERIES, KEYS, None, device)
     generator = torch.Generator().manual_seed(0)
     shapes = [(sum(QUERIES), NUM_HEADS), (sum(KEYS), NUM_KV_HEADS), (sum(KEYS), NUM_KV_HEADS)]
-    inputs = [torch.randn(*shape, head_dim, generator=generator).to(device, dtype) for shape in shapes]
-    gradient = torch.randn(inputs[0].shape, generator=generator).to(device, dtype)
+    *inputs, gradient = (
+        torch.randn(*shape, head_dim, generator=generator).to(device, dtype) for shape in (*shapes, shapes[0])
+    )
+
+    def results(kernel: AttentionKernel, dtype: torch.dtype, causal: bool) -> list[Tensor]:
+        leaves = [rows.to(dtype).requires_grad_() for rows in inputs]
+        query, key, value = leaves
+        output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
+        return [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(dtype))]
+
     errors = []
     for causal in (True, False):
-        exact = _results(AttentionKernel.SDPA, [rows.float() for rows in inputs], gradient.float(), causal)
-        results = _results(kernel, inputs, gradient, causal)
-        errors += [
-            float(torch.linalg.vector_norm(own.float() - wanted) / torch.linalg.vector_norm(wanted))
-            for own, wanted in zip(results, exact, strict=True)
-        ]
-    return errors
-
-
-def _results(kernel: AttentionKernel, inputs: Sequence[Tensor], gradient: Tensor, causal: bool) -> list[Tensor]:
-    """Return the output, and gradients of queries, keys and values."""
-    query, key, value = leaves = [rows.detach().clone().requires_grad_() for rows in inputs]
-    segments = make_segments(QUERIES, KEYS, None, query.device)
-    output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
-    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
+        exact = results(AttentionKernel.SDPA, torch.float32, causal)
+        for own, wanted in zip(results(kernel, dtype, causal), exact, strict=True):
+            errors.append(torch.linalg.vector_norm(own.float() - wanted) / torch.linalg.vector_norm(wanted))
+    return float(torch.stack(errors).max())

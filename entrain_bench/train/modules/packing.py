@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,8 @@ from entrain_bench.train.device import to_device
 class StageGroups:
     """Process groups of this rank for one stage of one module; gradients of parameters are summed over ``dp_cp``.
 
-    ``sequence_parallel`` and ``cp_split`` are those of ``FrameworkOptions``; ``weights_tp`` is the TP of the weights
-    that a wider TP takes slices of. Ranks keep their shards, so rank ``p`` computes with slice ``p % weights_tp *
-    slices + p // weights_tp``, one of ``slices`` in its shard.
+    ``weights_tp`` is the TP of the weights that a wider TP takes slices of: rank ``p`` computes with slice
+    ``p % weights_tp * slices + p // weights_tp``, one of ``slices`` in its shard.
     """
 
     tp: dist.ProcessGroup
@@ -49,6 +49,11 @@ class StageGroups:
     def splits_tokens(self) -> bool:
         """Whether tensor parallel ranks hold different tokens between products."""
         return self.sequence_parallel and self.tp.size() > 1
+
+
+def first_groups(tp: int, cp: int, dp_cp: dist.ProcessGroup, *options: Any) -> StageGroups:
+    """The groups of rank 0 at a TP and a CP degree, with the other options of ``StageGroups``."""
+    return StageGroups(dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), dp_cp, *options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,13 @@ class Pack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The rows of a pack that one of several ranks holds, padded at the end so that all ranks hold as many.
+    """The rows of a pack that one of several ranks holds, padded at the end to as many as each holds.
 
     Attributes:
         rows: row of the pack at each place, -1 for padding ``[size]``; on the CPU.
-        places: place of each row of the pack among the rows of all ranks, one rank after the other ``[total]``.
+        places: place of each row of the pack among the rows of all ranks ``[total]``.
         first: place of this rank's first row among them.
-        run: the rows, if they follow each other; None if they do not.
+        run: the rows, if they are consecutive.
     """
 
     rows: Tensor
@@ -129,13 +134,9 @@ def share_of(total: int, group: dist.ProcessGroup) -> Share:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The tokens of a chunk that a rank works on.
+    """The tokens of a chunk that a rank works on: in ``products`` and attention its context parallel part.
 
-    Attributes:
-        products: in attention and products: its part among context parallel ranks.
-        hidden: between products: with sequence parallelism a part of those.
-        cp: context parallel ranks, which hold the other tokens.
-        tp: tensor parallel ranks, which share the products.
+    Between products (``hidden``) it is a part of those with sequence parallelism.
     """
 
     products: Share
@@ -161,10 +162,7 @@ def _share_of_pieces(lengths: tuple[int, ...], cp: int, rank: int, whole_pack: b
 
 
 def with_halo(share: Share, lengths: tuple[int, ...], halo: int) -> tuple[Share, Tensor | None]:
-    """A share with up to ``halo`` tokens of the same sequence before each run of tokens, and where its own are.
-
-    Places of own tokens are None if there are no others.
-    """
+    """A share with up to ``halo`` tokens of the same sequence before each run; places of its own, None if all are."""
     if not halo:
         return share, None
     own = share.rows[share.rows >= 0].numpy()
@@ -191,9 +189,8 @@ class Segments:
     Attributes:
         query_lengths: rows of each segment among this rank's tokens, in order.
         key_lengths: rows of each segment among its keys; a causal segment's last query sees all of them.
-        keys: rows of keys among those of all ranks, segment by segment; None: all, as they are.
-        query_offsets, key_offsets: starts of the segments' rows, and the last end ``[segments + 1]``, int32, on the
-            device that attends.
+        keys: rows of keys among those of all ranks, segment by segment; None: all.
+        query_offsets, key_offsets: bounds of segments ``[segments + 1]``, int32, on the device.
     """
 
     query_lengths: tuple[int, ...]
@@ -215,10 +212,7 @@ def make_segments(
 def segments_of(
     runs: Sequence[int], share: Share, *, causal: bool, device: torch.device, gathered: bool = True
 ) -> Segments:
-    """Segments of runs of tokens, packed sequences or windows; padding attends to itself alone.
-
-    Without ``gathered`` this rank holds all tokens, and its keys are all there are.
-    """
+    """Segments of sequences or windows; padding attends to itself. Without ``gathered`` this rank has all tokens."""
     bounds = np.cumsum([0, *runs])
     rows = share.rows[share.rows >= 0].numpy()
     padding = share.size - len(rows)

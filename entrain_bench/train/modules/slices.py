@@ -1,9 +1,7 @@
 """A stage computed with more tensor parallel ranks than its weights are split over: by slices of each rank's weights.
 
-Weights that FSDP gathers layer by layer are sliced as each layer begins, others once an iteration.
-
-Gradients flow back into these weights, where those of all ranks are summed once. A slice's gradient is that of its
-rank alone; parameters that every rank uses whole count once, not once a rank.
+Weights that FSDP gathers are sliced as each layer begins, others once an iteration. Gradients of all ranks are summed
+once; parameters that every rank uses whole count once, not once a rank.
 """
 
 from __future__ import annotations
@@ -18,22 +16,14 @@ import torch
 from torch import Tensor
 
 from entrain_bench.train.modules.blocks import Block
-from entrain_bench.train.modules.build import NamedParameter, named_parameters
 from entrain_bench.train.modules.ends import LanguageHead
 from entrain_bench.train.modules.packing import StageGroups
-from entrain_bench.train.modules.stage import Stage
+from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A parameter of a sliced stage: where it stands, what it is a slice of, and how often ranks compute it.
-
-    Attributes:
-        owner, name: the part of the sliced stage that has it, and its name there.
-        named: which shard it is.
-        holder: the part of the stage that holds the weights, under the same name.
-        copies: ranks that each compute its whole gradient.
-    """
+    """A parameter ``name`` of ``owner`` in a sliced stage, a shard of ``holder``'s; ``copies`` ranks compute it."""
 
     owner: torch.nn.Module
     name: str
@@ -84,12 +74,7 @@ class SlicedStage:
 
 
 def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
-    """The stage for wider groups: it has no weights of its own.
-
-    Args:
-        whole: holds the weights, of a language model or not split.
-        groups: those of the wider group.
-    """
+    """The stage for wider groups, without weights of its own."""
     with torch.device("meta"):
         stage = Stage(
             whole.module,
@@ -142,7 +127,7 @@ def _as_shared(
 
 
 class _CountedOnce(torch.autograd.Function):
-    """The parameter itself; of its gradient an equal share for each of the ranks that compute it."""
+    """The parameter; its gradient is divided among the ranks that compute it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, copies: int) -> Tensor:

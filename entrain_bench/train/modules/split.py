@@ -1,8 +1,7 @@
 """Backwards in two passes: gradients of inputs first, those of weights later (B and W of arXiv:2401.10241, section 2).
 
-A product leaves its input and the gradient of its output to the second pass, the embedding of tokens the gradient of
-its rows. Gradients of norms and of biases are sums over tokens that backward has at hand: they are computed in the
-first pass and wait for the second, so that all gradients of a stage arrive there.
+A product leaves its input and the gradient of its output to the second pass. Gradients of norms and biases are
+computed in the first and wait for the second.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ class WeightPass:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Add to the gradients, one parameter after the other, and free the inputs of each.
-
-        Every parameter's gradient arrives once, as its hooks expect, even if it is used twice (a tied embedding).
-        """
+        """Add to the gradients, each parameter once, as its hooks expect, and free the inputs of each."""
         while self.left:
             parts = self.left.pop(next(iter(self.left)))
             torch.autograd.backward([begin for begin, _ in parts], [gradient() for _, gradient in parts])
@@ -79,8 +75,6 @@ class Splitter:
 
 
 class _Later(torch.autograd.Function):
-    """See ``Splitter.later``."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor, _: Parameter, put: Callable[..., None], *kept: Tensor) -> Tensor:
         ctx.put = put
@@ -127,7 +121,7 @@ def _part_of_product(weight: Parameter, gathered: dist.ProcessGroup | None, grad
 
 
 def _gather(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
-    """All ranks' rows, on their way while the gradient of the input is computed: nothing is sent in the second pass."""
+    """All ranks' rows, sent while the gradient of the input is computed."""
     every = rows.new_empty(group.size() * len(rows), *rows.shape[1:])
     return every, dist.all_gather_single(every, rows.contiguous(), group=group, async_op=True)
 

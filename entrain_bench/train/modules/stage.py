@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,12 +12,14 @@ from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.program.layout import check_tensor_parallel
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.attention import AttentionKernel, Mask
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
-from entrain_bench.train.modules.grids import Arrangement, arrangement_of
+from entrain_bench.train.modules.kernels import Kernels, find_kernels
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,
@@ -26,7 +30,16 @@ from entrain_bench.train.modules.packing import (
     segments_of,
     shares_of,
 )
-from entrain_bench.train.modules.positions import Rotation, grid_rotary_angles, rotary_angles, sinusoids
+from entrain_bench.train.modules.positions import (
+    Arrangement,
+    Rotation,
+    arrangement_of,
+    check_windows,
+    grid_rotary_angles,
+    on_grid,
+    rotary_angles,
+    sinusoids,
+)
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
 
 
@@ -72,12 +85,10 @@ class Stage(torch.nn.Module):
         """Run the layers on a chunk.
 
         Args:
-            hidden: a first stage takes the features of all tokens ``[sum(lengths), input_width]`` (encoder; in the
-                order of ``in_stage_order``) or all projected tokens ``[number of -1 in token_ids, hidden_size]`` (LLM;
-                None for none); others the hidden states of this rank's tokens ``[shares_of(lengths).hidden.size,
-                hidden_size]``, split over context and, with sequence parallelism, tensor parallel ranks.
+            hidden: of a first stage features ``[sum(lengths), input_width]`` in stage order, or projected tokens
+                ``[projected tokens, hidden_size]``, None for none; of others hidden states of this rank's tokens.
             pack: the chunk's sequences.
-            groups: ranks that share the chunk, with the stage's TP; None: the stage's own.
+            groups: ranks that share the chunk; None: the stage's.
 
         Returns:
             Hidden states of this rank's tokens; from a last stage LLM tokens ``[sum(outputs), LLM hidden size]``
@@ -182,3 +193,115 @@ class Stage(torch.nn.Module):
 def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:
     output, _ = block(hidden, attention_mask=mask)
     return output  # type: ignore[no-any-return]
+
+
+_WEIGHT_STD = 0.02  # GPT-2's, and megatron-core's default init_method_std
+
+
+def build_stage(
+    model: ModelSpec,
+    module: ModuleSpec,
+    layers: range,
+    groups: StageGroups,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    device: torch.device,
+    recompute: bool,
+    logit_chunk_tokens: int = 0,
+    kernels: Kernels | None = None,
+) -> Stage:
+    """Build and initialise a stage of the given layers; call ``prepare_platform`` before.
+
+    Raises:
+        IncompatibleError: for an architecture that cannot be built.
+        UserError: if tensor parallelism does not divide a width.
+    """
+    check_tensor_parallel(module, groups.tp.size())
+    config = module.config
+    where = f"model.modules.{module.name}"
+    llm_size = model.llm.config.hidden_size
+    if module.is_encoder and module.layers[-1].gemms[-1].n != llm_size:
+        raise IncompatibleError(f"{where}.head_gemms: the last must give the LLM's hidden_size={llm_size}")
+    if on_grid(module):
+        check_windows(module)
+    unit = 4 if on_grid(module) else 2
+    if config.rotary and config.head_dim % unit:
+        raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
+    kernels = kernels or find_kernels("auto", [module], dtype, device)
+    with torch.device(device):
+        stage = Stage(
+            module,
+            layers,
+            groups,
+            dtype=dtype,
+            recompute=recompute,
+            attention=kernels.attention[module.name],
+            logit_chunk_tokens=logit_chunk_tokens,
+        )
+    initialise(stage, seed)
+    return stage
+
+
+@dataclass(frozen=True, slots=True)
+class NamedParameter:
+    """This rank's shard of a parameter.
+
+    Attributes:
+        key: ``module.layer.parameter``; both copies of a tied embedding have the input embedding's.
+        dim: the dimension that tensor parallelism splits; -1 for none.
+        stride: pieces of each shard; pieces of all ranks interleave (2 for gate and up of a gated MLP).
+    """
+
+    key: str
+    parameter: Parameter
+    dim: int
+    stride: int
+    tp: int
+    tp_rank: int
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the whole parameter."""
+        return tuple(size * self.tp if dim == self.dim else size for dim, size in enumerate(self.parameter.shape))
+
+    def shard(self, full: Tensor) -> Tensor:
+        """This rank's shard of a full tensor."""
+        if self.dim < 0:
+            return full
+        pieces = full.chunk(self.stride * self.tp, self.dim)[self.tp_rank :: self.tp]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
+
+    def assemble(self, shards: Sequence[Tensor]) -> Tensor:
+        """The full tensor, from the shards of all tensor parallel ranks in order."""
+        if self.dim < 0:
+            return shards[0]
+        pieces = [shard.chunk(self.stride, self.dim) for shard in shards]
+        return torch.cat([piece for row in zip(*pieces, strict=True) for piece in row], self.dim)
+
+
+def named_parameters(stage: Stage) -> Iterator[NamedParameter]:
+    """The parameters of a stage by key."""
+    tied = stage.tied_embedding()
+    tp = stage.groups.tp.size()
+    tp_rank = stage.groups.tp.rank()
+    for name, parameter in stage.named_parameters():
+        key = "0.words.weight" if parameter is tied else name.removeprefix("layers.")
+        # megatron-core marks the parameters that it splits, and they alone have these attributes.
+        dim = getattr(parameter, "partition_dim", -1)
+        stride = getattr(parameter, "partition_stride", 1)
+        yield NamedParameter(f"{stage.module.name}.{key}", parameter, dim, stride, tp, tp_rank)
+
+
+@torch.no_grad()
+def initialise(stage: Stage, seed: int) -> None:
+    """Set weights to normal numbers seeded by ``(seed, key)``, norms to 1 and biases to 0, whatever the layout."""
+    for named in named_parameters(stage):
+        parameter = named.parameter
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if named.key.endswith("bias") else 1.0)
+            continue
+        digest = hashlib.sha256(f"{seed}/{named.key}".encode()).digest()
+        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:7]))
+        full = torch.empty(named.full_shape, device=parameter.device).normal_(0.0, _WEIGHT_STD, generator=generator)
+        parameter.copy_(named.shard(full))

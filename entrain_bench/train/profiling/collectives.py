@@ -31,10 +31,7 @@ def measure_collectives(
     operations: Sequence[str] = COLLECTIVES,
     cores: Sequence[int] = (),
 ) -> list[CollectivePoint]:
-    """Time every operation at every size on ranks of this machine; ``ExecutionError`` if a rank fails.
-
-    On a CPU ranks are pinned to ``cores`` in turn, if there are any.
-    """
+    """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
     args = (device, message_bytes, patience, tuple(operations))
     points, *_ = on_ranks(_points, num_ranks, *args, device=device, cores=cores)
     return [parse(CollectivePoint, each, "collectives") for each in points]
@@ -66,8 +63,6 @@ def _point(
 
 
 def _calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
-    """Every operation by name, on a tensor and a rank's share of it; ranks beyond the first two do not send."""
-
     def send() -> None:
         # There and back: one transfer is half of it.
         for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):

@@ -93,10 +93,9 @@ class ProfileRecorder:
         ]
 
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
-        """Measure all missing points and return the profile, as in the file.
+        """Measure all missing points and return the profile, as in the file; ``advance`` is told what comes next.
 
-        ``advance`` is called before every pack and every number of ranks, with their names. ``UserError`` names layers
-        that cannot be built, or a file that cannot be written; ``ExecutionError`` says that communication failed.
+        ``UserError`` names layers that cannot be built, or a file that cannot be written.
         """
         settings = self.settings
         device = self.device

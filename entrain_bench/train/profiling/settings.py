@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.grammar import own
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.framework import ALL, HEAD_TOKENS, FrameworkOptions
@@ -93,12 +93,3 @@ class ProfileSettings:
             for module in model.modules:
                 check_tensor_parallel(module, tp, "tp")
         return [*product(degrees, self.cp)]
-
-
-def check_model(model: ModelSpec) -> None:
-    """Raise ``UserError`` for a model whose layers the training runtime does not have."""
-    if model.generators:
-        raise IncompatibleError(
-            f"model={model.name}: has a generator ({model.generators[0].name}), which entrain-bench profile does not "
-            "support"
-        )

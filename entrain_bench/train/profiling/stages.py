@@ -19,8 +19,8 @@ from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.grids import merge_tokens
-from entrain_bench.train.modules.packing import shares_of
+from entrain_bench.train.modules.packing import first_groups, shares_of
+from entrain_bench.train.modules.positions import merge_tokens
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
 from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
@@ -39,7 +39,7 @@ NORM = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of layer at a TP and a CP degree, and the numbers of its layers in the stages that are timed.
+    """A kind of layer at a TP and a CP degree, and its numbers of layers in timed stages.
 
     ``share`` is that of labelled tokens, for a head over these; 0 for other layers.
     """
@@ -67,10 +67,7 @@ def targets_of(module: ModuleSpec, tp: int, cp: int = 1) -> list[Target]:
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
-    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many, of different lengths.
-
-    As few sequences as an LLM's context allows take the place of one; there is no pack if it allows none.
-    """
+    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many; none if the context is too short."""
     if target.share and not target.labelled(tokens):
         return
     longest = target.module.config.context_tokens or tokens
@@ -174,12 +171,7 @@ def one_of_many(
         torch.cuda.set_device(device)
     with rank_of_many(max(tp * cp for tp, cp in degrees)):
         alone = dist.new_group([0])
-        groups = {
-            (tp, cp): StageGroups(
-                dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), alone, sequence_parallel
-            )
-            for tp, cp in degrees
-        }
+        groups = {(tp, cp): first_groups(tp, cp, alone, sequence_parallel) for tp, cp in degrees}
         yield Bench(model, groups, alone, dtype, device, logit_chunk)
 
 
@@ -232,9 +224,8 @@ class TargetStages:
         for _ in range(2):
             with clock.action(0):
                 stage.buffers(inputs.start(), inputs.pack)
-        rows = clock.rows()
         # A backward is two forwards, one with recomputation and the forward before it four.
-        return float((rows[:, 2] - rows[:, 1]).min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
+        return float(clock.seconds().min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
 
     def _turn(self, inputs: Inputs, clock: Clock) -> None:
         """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
@@ -250,7 +241,6 @@ class TargetStages:
 
 
 def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """The output, and the gradient that its backward starts with."""
     output: Tensor = trained.buffers(inputs.start(), inputs.pack)
     if inputs.is_loss:
         return output / sum(inputs.pack.lengths), None

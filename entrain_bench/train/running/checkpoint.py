@@ -1,11 +1,8 @@
 """Checkpoints of a training run: torch.distributed.checkpoint over safetensors, and the rest of the run as JSON.
 
-They hold whole tensors, so a run resumes under any layout, by any strategy. The sampler needs no state: batches follow
-from seed and iteration. A checkpoint counts once its ``meta.json`` is there. Nothing that is read runs code.
-
-A parameter of a tensor parallel rank is a ``DTensor``, so torch cuts it again for another layout. Where several
-matrices are one parameter (gate and up), each is a tensor of its own. Data parallel ranks that hold a part of the
-optimizer's states each put them together, and take turns to write them.
+They hold whole tensors, so a run resumes under any layout, by any strategy. A checkpoint counts once its
+``meta.json`` is there. Nothing that is read runs code. A tensor parallel parameter is a ``DTensor`` for each of its
+matrices (gate and up); data parallel ranks put the optimizer's states together and take turns to write them.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ Stages = Mapping[tuple[int, int], TrainedStage | ShardedStage]
 class Checkpoints:
     """The checkpoints of one run in a folder; the last one is kept, and what else is in the folder stays.
 
-    A checkpoint must share ``identity`` with the run (model, seed and so on, by name), but not ``setup``, on which
-    metrics depend (layout and strategy). ``control`` is of all ranks.
+    A checkpoint must share ``identity`` with the run, but not ``setup``, on which metrics depend.
     """
 
     folder: Path
@@ -59,11 +55,8 @@ class Checkpoints:
     def resume(self, stages: Stages, iterations: int) -> tuple[list[dict[str, float]], int]:
         """Read the newest whole checkpoint into the stages, if there is one; collective.
 
-        Returns:
-            Metrics of the iterations behind it, and how many of them, the first ones, had another setup.
-
-        Raises:
-            UserError: if it is damaged, of another model or run, or beyond the run's iterations.
+        Returns metrics of the iterations behind it, and how many of the first ones had another setup. ``UserError`` if
+        it is damaged, of another run, or beyond the run's iterations.
         """
         written = self._written()
         if not written:
@@ -149,21 +142,16 @@ class Checkpoints:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Bytes of a checkpoint's files of tensors, by name."""
     return {file.name: file.stat().st_size for file in sorted(path.glob(_TENSORS))}
 
 
 def _remove_files(path: Path) -> None:
-    """Remove a checkpoint's own files, the one that makes it count first."""
     for file in (path / META, *path.glob(_TENSORS)):
         file.unlink(missing_ok=True)
 
 
 def stage_state(trained: TrainedStage | ShardedStage) -> dict[str, Tensor]:
-    """Return the tensors that this rank writes, on the CPU; collective over the stage's replicas.
-
-    They are parameters in fp32, whatever the model's type, their moments, and the number of optimizer steps.
-    """
+    """Return the tensors that this rank writes, fp32 on the CPU: parameters, moments, steps; collective."""
     groups = trained.groups
     state: dict[str, Tensor] = {}
     for number, named in enumerate(named_parameters(trained.stage)):

@@ -18,11 +18,9 @@ from entrain_bench.train.modules import StageGroups
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The process groups of one rank.
+    """The process groups of one rank, by module and stage; ``widths`` also by entry of ``ModuleLayout.widths``.
 
-    ``stages`` and ``tied`` (the two copies of an embedding, on different ranks) are by module and stage, and by module;
-    ``widths`` are the groups that may share a unit, by module, stage and entry of ``ModuleLayout.widths``; ``control``
-    is of all ranks over gloo, ``alone`` of this one.
+    ``tied`` are the ranks of an embedding's two copies; ``control`` is of all ranks over gloo, ``alone`` of this one.
     """
 
     stages: dict[tuple[int, int], StageGroups]
@@ -37,14 +35,12 @@ class Groups:
 class GroupMaker:
     """Makes every distinct group once, for runtimes that take turns: gloo's threads wake often. Collective."""
 
-    def __init__(
-        self, control: dist.ProcessGroup, timeout_s: float, device: torch.device, *, apart: bool = True
-    ) -> None:
+    def __init__(self, control: dist.ProcessGroup, timeout_s: float, device: torch.device) -> None:
         self.control = control
         self.timeout = timedelta(seconds=timeout_s)
         everyone = tuple(range(control.size()))
         self.world = self.new(everyone)
-        self.channels = Channels(lambda: self.new(everyone), device, apart=apart)
+        self.channels = Channels(lambda: self.new(everyone), device)
         self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
 
     def make(self, ranks: tuple[int, ...], stage: tuple[int, int] | None = None) -> dist.ProcessGroup:

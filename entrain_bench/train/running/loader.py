@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from functools import partial
+from itertools import cycle
 from queue import Queue, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -15,12 +15,9 @@ import torch
 from torch import multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.run.parallel import end_with_parent
-from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.messages.failure import Failure
-from entrain_bench.train.running.content import Content
-from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.messages.control import Failure
+from entrain_bench.train.running.data import Content, Inputs, SampleData
 from entrain_bench.train.settings import TrainSettings
 
 # Inputs of forwards that wait for their rank, of which the features of 5,000 tokens of 1,176 numbers take 24 MB.
@@ -28,23 +25,8 @@ LOAD_AHEAD = 4
 # Worker processes of a rank, if there are as many free cores.
 WORKERS_PER_RANK = 2
 
-
-@dataclass(frozen=True, slots=True)
-class MakeInputs:
-    """Makes the inputs of a chunk; arguments of ``SampleData.inputs``."""
-
-    data: SampleData
-    module: ModuleSpec
-    stage: int
-    members: IntArray
-    remade: int = 0
-    splits_backward: bool = False
-
-    def __call__(self) -> Inputs:
-        """Return the inputs."""
-        return self.data.inputs(
-            self.module, self.stage, self.members, self.remade, splits_backward=self.splits_backward
-        )
+# Arguments of ``SampleData.inputs`` for one chunk.
+type Request = tuple[Any, ...]
 
 
 class InlineLoader:
@@ -53,13 +35,13 @@ class InlineLoader:
     def __init__(self, device: torch.device) -> None:
         self.pins = device.type == "cuda"
 
-    def load(self, makers: Sequence[MakeInputs]) -> Iterator[Inputs]:
-        """Yield the inputs that the makers return, in order."""
-        return (maker() for maker in makers)
+    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+        """Yield the inputs of chunks in order."""
+        return (data.inputs(*request) for request in requests)
 
 
 class ThreadLoader:
-    """Makes inputs one after the other in one thread, a bounded number ahead of who takes them."""
+    """Makes inputs in one thread, at most ``ahead`` of the consumer."""
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
         self.pins = device.type == "cuda"
@@ -69,11 +51,11 @@ class ThreadLoader:
         Thread(target=_make, args=(self._asked, self._made, device), name="load", daemon=True).start()
         finalize(self, self._asked.put, None)
 
-    def load(self, makers: Sequence[Callable[[], Inputs]]) -> Iterator[Inputs]:
-        """Yield the inputs that the makers return, in order; makers begin as soon as earlier calls leave room."""
-        for maker in makers:
-            self._asked.put(maker)
-        return (self._take() for _ in makers)
+    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+        """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
+        for request in requests:
+            self._asked.put(partial(data.inputs, *request))
+        return (self._take() for _ in requests)
 
     def _take(self) -> Inputs:
         made = self._made.get()
@@ -83,36 +65,35 @@ class ThreadLoader:
 
 
 def _make(asked: SimpleQueue[Any], made: Queue[Inputs | Exception], device: torch.device) -> None:
-    """Make what is asked for until it is None."""
     # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    while (maker := asked.get()) is not None:
+    while (make := asked.get()) is not None:
         try:
-            made.put(maker())
+            made.put(make())
         except Exception as error:
             made.put(error)
 
 
-class _Requests(IterableDataset[tuple[int, Inputs | Failure]]):
-    """Inputs that one worker of a ``DataLoader`` makes: it is asked for every ``len(queues)``-th of them."""
+class _Requests(IterableDataset[Inputs | Failure]):
+    """Inputs that the workers of a ``DataLoader`` make; each takes requests from its own queue."""
 
     def __init__(self, content: Content, num_workers: int) -> None:
         context = multiprocessing.get_context("fork")
         self.queues = [context.Queue() for _ in range(num_workers)]
         self._content = content
 
-    def __iter__(self) -> Iterator[tuple[int, Inputs | Failure]]:
+    def __iter__(self) -> Iterator[Inputs | Failure]:
         worker = get_worker_info()
         assert worker is not None
         while (asked := self.queues[worker.id].get()) is not None:
-            number, shapes, request = asked
+            shapes, request = asked
             made: Inputs | Failure
             try:
-                made = MakeInputs(SampleData(shapes, self._content), *request)()
+                made = SampleData(shapes, self._content).inputs(*request)
             except Exception as error:
                 made = Failure.of(error, f"worker {worker.id}")
-            yield number, made
+            yield made
 
 
 class WorkerLoader:
@@ -121,11 +102,10 @@ class WorkerLoader:
     pins = False
 
     def __init__(self, device: torch.device, content: Content, num_workers: int, timeout_s: float) -> None:
-        self._requests = _Requests(content, num_workers)
-        self._numbers = count()
+        requests = _Requests(content, num_workers)
         # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
         loader = DataLoader(
-            self._requests,
+            requests,
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=max(1, LOAD_AHEAD // num_workers),
@@ -134,22 +114,20 @@ class WorkerLoader:
             worker_init_fn=_begin_worker,
             multiprocessing_context="fork",
         )
-        self._made: Iterator[tuple[int, Any]] = iter(loader)
+        self._made: Iterator[Any] = iter(loader)
+        # As torch asks its workers.
+        self._queues = cycle(requests.queues)
         # A worker that waits for a request would keep torch waiting for its end.
-        finalize(self, _end_workers, self._requests.queues)
+        finalize(self, _end_workers, requests.queues)
 
-    def load(self, makers: Sequence[MakeInputs]) -> Iterator[Inputs]:
-        """Yield the inputs that the makers return, in order; raise what making them raised."""
-        numbers = [next(self._numbers) for _ in makers]
-        for number, maker in zip(numbers, makers, strict=True):
-            request = (maker.module, maker.stage, maker.members, maker.remade, maker.splits_backward)
-            queue = self._requests.queues[number % len(self._requests.queues)]
-            queue.put((number, maker.data.shapes, request))
-        return (self._take(number) for number in numbers)
+    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+        """Yield the inputs of chunks in order; raise what making them raised."""
+        for request in requests:
+            next(self._queues).put((data.shapes, request))
+        return (self._take() for _ in requests)
 
-    def _take(self, number: int) -> Inputs:
-        came, made = next(self._made)
-        assert came == number, "inputs came in another order"
+    def _take(self) -> Inputs:
+        made = next(self._made)
         if isinstance(made, Failure):
             raise made.as_error()
         assert isinstance(made, Inputs)

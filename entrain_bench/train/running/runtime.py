@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -14,33 +16,33 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import OutOfMemoryError
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.job import Job
+from entrain_bench.train.device import dtype_on
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.measuring.metrics import RankResult
 from entrain_bench.train.messages.channels import lane_of_rank
 from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, plan_rank
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import Pack
-from entrain_bench.train.modules.kernels import Kernels
+from entrain_bench.train.modules import Pack, build_stage
+from entrain_bench.train.modules.kernels import Kernels, find_kernels
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.content import Content
-from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.groups import Groups
-from entrain_bench.train.running.loader import Loader, MakeInputs
-from entrain_bench.train.running.sharded import ShardedStage
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, global_norm
-from entrain_bench.train.weights.naming import Roots
+from entrain_bench.train.running.data import Content, Inputs, MadeUp, SampleData
+from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
+from entrain_bench.train.running.loader import Loader, Request, make_loader
+from entrain_bench.train.running.sharded import ShardedStage, global_norm, shard_stage
+from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.weights.files import Checkpoint, check_tensors, close_files, load_weights
+from entrain_bench.train.weights.naming import Roots, default_roots
 
 
 @dataclass(slots=True)
 class Graph:
-    """Autograd state that a forward keeps for its backward.
-
-    ``leaf`` is the input that wants a gradient. The output itself is gone as soon as it is sent; ``output`` is None
-    where nothing that led to it learns.
-    """
+    """Autograd state that a forward keeps for its backward; ``output`` is None if nothing before it learns."""
 
     leaf: Tensor | None
     output: GradientEdge | None
@@ -81,38 +83,23 @@ class Runtime:
     kernels: Kernels = field(default_factory=Kernels)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
-        """This rank's work for a program, whose inputs are made from now on; ``order`` as of ``plan_rank``.
-
-        Works are run in the order in which they were prepared. A thread may prepare one while another runs.
-        """
+        """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
         data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
-        makers = [
-            MakeInputs(
-                data,
-                program.model.modules[step.place.module],
-                step.place.stage,
-                program.chunks[step.place.module].units(step.chunk),
-                int(program.remade[step.place.module][step.chunk, step.place.stage]) if program.remade else 0,
-                program.splits_backward(step.place.module),
-            )
+        requests = [
+            forward_request(program, step.place.module, step.place.stage, step.chunk)
             for step in plan.steps
             if step.kind is Pass.FORWARD
         ]
-        empty = empty_passes(program, plan.steps)
-        return Work(program, plan, data.num_loss_tokens, self.loader.load(makers), empty)
+        inputs = self.loader.load(data, requests)
+        return Work(program, plan, data.num_loss_tokens, inputs, empty_passes(program, plan.steps))
 
     def run(self, work: Work, clock: Clock) -> RankResult:
-        """One iteration: every action of this rank in the program's order; collective over all ranks.
-
-        Raises:
-            OutOfMemoryError: naming the action and the bytes it was predicted to need.
-        """
+        """Run every action of this rank in the program's order; collective. ``OutOfMemoryError`` names the action."""
         self.groups.channels.open(work.plan.channels)
         framework = self.settings.framework
         transfers = Transfers(work.plan, self.groups.channels, self.dtype, self.device, framework)
         iteration = _Iteration(self, work, transfers)
-        # What is opened once is none of the iteration's; gradients are zeroed in each.
         clock.start_together(self.groups.control)
         for stage in self.stages.values():
             stage.zero_grad()
@@ -142,8 +129,6 @@ class Runtime:
 
 @dataclass(slots=True)
 class _Iteration:
-    """The state of one iteration on one rank."""
-
     runtime: Runtime
     work: Work
     transfers: Transfers
@@ -168,32 +153,29 @@ class _Iteration:
 
     def execute(self, step: Step, clock: Clock) -> None:
         """Run one action."""
-        if step.kind is Pass.GRAD_SYNC:
-            with clock.action(step.action):
-                self._stage(step).sync_gradients(*self._tied(step))
-        elif step.kind is Pass.OPTIMIZER:
-            with clock.action(step.action):
-                norm = self.norm()
-                if isfinite(norm):
-                    self._stage(step).step(self.runtime.settings.clip_grad, norm)
-        elif step.kind is Pass.WEIGHT:
-            # A stage that learns nothing, with nothing before it that does, had no backward.
-            with clock.action(step.action):
-                if left := self.weight_passes.pop(_key(step), None):
-                    trained = self._stage(step)
-                    assert isinstance(trained, TrainedStage)
-                    trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
-        else:
+        if step.kind in (Pass.FORWARD, Pass.BACKWARD):
             received = {message.key: self.transfers.receive(message) for message in step.receives}
             started = perf_counter()
             inputs = next(self.work.inputs) if step.kind is Pass.FORWARD else None
             self.input_stall_s += perf_counter() - started
-            # At hand before the clock starts, as where passes are emulated: it is no part of what a stage computes.
+            # Before the clock starts, as where passes are emulated: a stage does not compute it.
             given = self._start(step, received, inputs) if inputs else self._gradient(step, received)
             with clock.action(step.action):
                 output = self._forward(step, given, inputs) if inputs else self._backward(step, given)
             if output is not None:
                 self.transfers.send(step, lambda message: cut_rows(output, message))
+            return
+        trained = self._stage(step)
+        with clock.action(step.action):
+            if step.kind is Pass.GRAD_SYNC:
+                trained.sync_gradients(*self._tied(step))
+            elif step.kind is Pass.OPTIMIZER:
+                if isfinite(norm := self.norm()):
+                    trained.step(self.runtime.settings.clip_grad, norm)
+            # A stage that learns nothing, with nothing before it that does, had no backward.
+            elif left := self.weight_passes.pop(_key(step), None):
+                assert isinstance(trained, TrainedStage)
+                trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
 
     def take_part(self, passes: Sequence[EmptyPass]) -> None:
         """Run passes of other replicas, whose collectives need this one."""
@@ -215,11 +197,12 @@ class _Iteration:
 
     def _forward(self, step: Step, leaf: Tensor | None, inputs: Inputs) -> Tensor | None:
         output = self._stage(step).forward(leaf, inputs.pack, self._degree(step))
-        if self._is_loss(step):
+        is_loss = self._is_loss(step)
+        if is_loss:
             output = output / self.work.num_loss_tokens
             self.losses.append((step.action, output.detach()))
         self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
-        return None if self._is_loss(step) else output.detach()
+        return None if is_loss else output.detach()
 
     def _backward(self, step: Step, gradient: Tensor | None) -> Tensor | None:
         graph = self.graphs.pop(_key(step))
@@ -238,11 +221,9 @@ class _Iteration:
         graph = self.graphs[_key(step)]
         if graph.output is None:
             return None
-        dtype = self.runtime.dtype
-        device = self.runtime.device
         if self._is_loss(step):
-            return torch.ones(graph.shape, device=device)
-        return gather_rows(step, received, lambda: torch.zeros(graph.shape, dtype=dtype, device=device))
+            return torch.ones(graph.shape, device=self.runtime.device)
+        return gather_rows(step, received, partial(self._zeros, graph.shape))
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """Inputs of a forward: features, received hidden states, or projected tokens from several encoders."""
@@ -260,10 +241,10 @@ class _Iteration:
         if not num_rows and not (wants_gradient and isinstance(trained, ShardedStage)):
             return None
         shape = num_rows, self.work.program.model.llm.config.hidden_size
-        dtype = self.runtime.dtype
-        device = self.runtime.device
-        rows = gather_rows(step, received, lambda: torch.zeros(shape, dtype=dtype, device=device))
-        return rows.requires_grad_(wants_gradient)
+        return gather_rows(step, received, partial(self._zeros, shape)).requires_grad_(wants_gradient)
+
+    def _zeros(self, shape: Sequence[int]) -> Tensor:
+        return torch.zeros(shape, dtype=self.runtime.dtype, device=self.runtime.device)
 
     def _stage(self, step: Step) -> TrainedStage | ShardedStage:
         return self.runtime.stages[step.place.module, step.place.stage]
@@ -282,10 +263,79 @@ class _Iteration:
         return group, first.stage.tied_embedding() if first else None
 
     def _is_loss(self, step: Step) -> bool:
-        module = self.work.program.model.modules[step.place.module]
-        return not module.is_encoder and step.place.stage == self.work.program.layout.modules[step.place.module].pp - 1
+        return is_loss(self.work.program, step.place.module, step.place.stage)
+
+
+def is_loss(program: Program, module: int, stage: int) -> bool:
+    """Whether a stage's output is the loss."""
+    return not program.model.modules[module].is_encoder and stage == program.layout.modules[module].pp - 1
+
+
+def forward_request(program: Program, module: int, stage: int, chunk: int) -> Request:
+    """Arguments of ``SampleData.inputs`` for a chunk's forward on a stage."""
+    remade = int(program.remade[module][chunk, stage]) if program.remade else 0
+    members = program.chunks[module].units(chunk)
+    return program.model.modules[module], stage, members, remade, program.splits_backward(module)
 
 
 def _key(step: Step) -> tuple[int, int, int]:
-    """Identifies a chunk on a stage."""
     return step.place.module, step.place.stage, step.chunk
+
+
+def build_runtime(
+    job: Job,
+    layout: Layout,
+    settings: TrainSettings,
+    device: torch.device,
+    seed: int,
+    control: dist.ProcessGroup,
+    maker: GroupMaker | None = None,
+    content: Content | None = None,
+) -> Runtime:
+    """The runtime of this rank; collective over all ranks. Initial weights do not depend on the layout.
+
+    Raises:
+        IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
+        UserError: for a kernel that is not there, and for published weights of another model.
+    """
+    for module, given in zip(job.model.modules, layout.modules, strict=True):
+        for tp, cp in given.degrees:
+            job.framework.check_executable(module, cp, "train")
+            if module.is_encoder and given.tp not in (1, tp):
+                raise IncompatibleError(
+                    f"layout.{given.module}.widths: harness=train cannot slice an encoder's weights split over TP "
+                    f"{given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
+                )
+        if given.offload:
+            raise IncompatibleError(
+                f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
+            )
+    model = job.model
+    dtype = dtype_on(device, settings.dtype)
+    maker = maker or GroupMaker(control, settings.timeout_s, device)
+    groups = make_groups(job, layout, maker)
+    kernels = find_kernels(settings.kernels, model.modules, dtype, device)
+    rest = settings.weight_decay, settings.epsilon, settings.clip_grad
+    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, job.framework)
+    checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
+    roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
+    build = partial(build_stage, model, dtype=dtype, seed=seed, device=device, kernels=kernels)
+    stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
+    for index, number in sorted(groups.stages):
+        module = model.modules[index]
+        placed = layout.modules[index]
+        holders = groups.stages[index, number]
+        first = sum(placed.layers_per_stage[:number])
+        layers = range(first, first + placed.layers_per_stage[number])
+        stage = build(module, layers, holders, recompute=placed.recompute, logit_chunk_tokens=job.framework.logit_chunk)
+        if checkpoint:
+            load_weights(checkpoint, model, stage, roots)
+        widths = groups.widths[index, number]
+        if placed.sharded:
+            stages[index, number] = shard_stage(stage, holders, adam, widths)
+        else:
+            stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths)
+    close_files()
+    content = content or MadeUp(seed, model.llm.config.vocab_size)
+    loader = make_loader(settings, device, content)
+    return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)

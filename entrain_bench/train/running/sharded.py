@@ -1,8 +1,6 @@
 """A stage whose weights are sharded over data and context parallel ranks: torch's FSDP2, layer by layer.
 
-Losses are divided by the batch's predicted tokens before backward, so gradients are summed, never averaged. Every pass
-is a collective: a replica that has no chunk of its own in a pass runs an empty one in its stead (``empty_pass``), which
-adds nothing to any gradient.
+Every pass is a collective: a replica without a chunk in a pass runs an empty one (``empty_pass``), which adds nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from torch.nn import Parameter
 from entrain_bench.specs.framework import BF16
 from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
 from entrain_bench.train.modules.slices import slice_layers, slice_stages
-from entrain_bench.train.running.step import OptimizerSettings, Part
+from entrain_bench.train.running.step import OptimizerSettings, Part, TrainedStage
 
 # What megatron-core notes at parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
@@ -35,10 +33,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ShardedStage:
-    """A stage under FSDP2 and its optimizer, which steps this rank's part of every parameter.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``, if any.
-    """
+    """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``."""
 
     stage: Stage
     optimizer: torch.optim.AdamW
@@ -132,11 +127,7 @@ class ShardedStage:
 def shard_stage(
     stage: Stage, groups: StageGroups, settings: OptimizerSettings, widths: Mapping[int, StageGroups] | None = None
 ) -> ShardedStage:
-    """Shard a stage over its data and context parallel ranks, each of its layers by itself; collective over them.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``. A tied embedding stays with the
-    root, whose weights are whole from a forward to the end of its backward.
-    """
+    """Shard a stage layer by layer; collective over its replicas. A tied embedding stays with the root."""
     notes: dict[str, dict[str, Any]] = {
         name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}
         for name, parameter in stage.named_parameters()
@@ -178,3 +169,17 @@ def shard_stage(
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def global_norm(
+    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    other: torch.Tensor | float = 0.0,
+) -> float:
+    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
+    square = torch.zeros((), dtype=torch.float64, device=device) + other
+    for trained in stages.values():
+        square += trained.gradient_square().to(device)
+    dist.all_reduce(square, group=group)
+    return float(square.sqrt())

@@ -1,7 +1,7 @@
 """Learning parameters of a stage: gradients in fp32 buckets, summed over data and context parallel ranks, an Adam step.
 
-The buffers, the reduction, the (distributed) optimizer and the clipping are megatron-core's. Losses are divided by the
-batch's predicted tokens before backward, so gradients are summed, never averaged.
+Buffers, reduction, optimizer and clipping are megatron-core's. Losses are divided by the batch's predicted tokens
+before backward, so gradients are summed, never averaged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,6 @@ from entrain_bench.specs.framework import FP32, FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.slices import SlicedStage, slice_stages
 from entrain_bench.train.modules.split import WeightPass
-
-if TYPE_CHECKING:
-    from entrain_bench.train.running.sharded import ShardedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +39,9 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a parameter that a rank's optimizer updates.
+    """The part of a parameter that a rank's optimizer updates and knows by ``owner``.
 
-    ``value`` is consecutive numbers of the parameter, in fp32 if it learns, from ``start`` of this rank's shard; the
-    optimizer knows them by ``owner``, and has ``states`` of those that learn.
+    ``value`` is consecutive numbers, in fp32 if it learns, from ``start`` of this rank's shard.
     """
 
     value: torch.Tensor
@@ -57,11 +52,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStage:
-    """A stage with its gradient buffers and its optimizer.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``, if any; ``sliced`` is what those
-    of a wider TP compute with, by TP.
-    """
+    """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP."""
 
     stage: Stage
     buffers: DistributedDataParallel
@@ -86,16 +77,12 @@ class TrainedStage:
         return sliced.stage if sliced else self.stage
 
     def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients.
-
-        ``last``: it is this rank's last pass of the iteration that does. ``closes``: it is the last of all replicas,
-        and sends gradients off, bucket by bucket.
-        """
+        """Add to the stage's gradients; ``last`` and ``closes`` as ``ends_gradients`` and ``closes`` of ``Step``."""
         with self._sending(last=last, closes=closes):
             torch.autograd.backward([output], [gradient])
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients what a split backward has left; ``last`` and ``closes`` as in ``backward``."""
+        """Add to the stage's gradients what a split backward has left."""
         with self._sending(last=last, closes=closes):
             left.run()
 
@@ -138,8 +125,7 @@ class TrainedStage:
     def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
         """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
 
-        Then those of a tied embedding over its two copies, as megatron-core does it. Ranks in ``tied`` hold them; if
-        both are on this rank, ``first_copy`` is the first, and this stage, the last to synchronise, has the second.
+        Then those of a tied embedding over its copies: on ranks ``tied``, or ``first_copy`` on this one.
         """
         self.start_sums()
         self.buffers.finish_grad_sync()
@@ -200,10 +186,7 @@ def train_stage(
     settings: OptimizerSettings,
     widths: Mapping[int, StageGroups] | None = None,
 ) -> TrainedStage:
-    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``.
-
-    ``widths`` are groups that may share a unit, by entry of ``ModuleLayout.widths``.
-    """
+    """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
         setattr(collection, name, groups.dp_cp)
@@ -249,17 +232,3 @@ def train_stage(
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
     optimizer.tp_group = groups.tp
     return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slice_stages(stage, widths or {}))
-
-
-def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
-    group: dist.ProcessGroup,
-    device: torch.device,
-    other: torch.Tensor | float = 0.0,
-) -> float:
-    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
-    square = torch.zeros((), dtype=torch.float64, device=device) + other
-    for trained in stages.values():
-        square += trained.gradient_square().to(device)
-    dist.all_reduce(square, group=group)
-    return float(square.sqrt())

@@ -1,7 +1,6 @@
 """Stored tensors of each parameter, by architecture of published checkpoint.
 
-Names are of Hugging Face ``transformers`` (5.23) and of the checkpoints on its hub, whose prefixes differ. In a scheme
-a name is ``root:rest``; ``Roots`` says which prefix a checkpoint has for each root.
+Names are of Hugging Face ``transformers`` (5.23). ``Roots`` says which prefix a checkpoint has for a name's root.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ class Rows:
 class Stored:
     """The stored rows of a parameter, in the parameter's order.
 
-    Attributes:
-        width: features of a row; 0 for a vector.
-        kernel: shape of a stored row, if not ``[width]``: of a convolution, channels first.
-        taps_first: whether the parameter has a kernel's taps before its channels.
+    ``width`` is 0 for a vector. A convolution's stored rows have the shape ``kernel``, channels first.
     """
 
     parts: tuple[Rows, ...]
@@ -57,11 +53,10 @@ class Scheme:
     """How checkpoints of an architecture name a module's tensors.
 
     Attributes:
-        roots: possible prefixes of each root; the first is written if no checkpoint was read.
+        roots: possible prefixes of each root; the first is the default.
         block: prefix of a block's names, with its number from 0.
-        parts: names in a block and at the ends, by ours; queries, keys and values may be stored one by one, and so may
-            gate and up.
-        unused: prefixes, after any prefix of a root, of tensors that the model does not have.
+        parts: stored names of our parts; one part may be stored as several.
+        unused: prefixes of tensors that the model does not have.
     """
 
     roots: Mapping[str, tuple[str, ...]]
@@ -237,7 +232,6 @@ def _heads(module: ModuleSpec, scheme: Scheme, block: str, part: str) -> tuple[R
 
 
 def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> dict[str, Stored]:
-    """Products of an encoder's embedding and projector, and learned positions."""
     config = module.config
     tensors = dict[str, Stored]()
     for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
@@ -258,7 +252,6 @@ def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> di
 
 
 def _kernel(model: ModelSpec, checkpoint: str, width: int) -> dict[str, Any]:
-    """Shape in which a convolution's weights are stored."""
     if checkpoint == "whisper_encoder":
         return {"kernel": (width // 3, 3), "taps_first": True}
     side = model.tokens.patch_pixels

@@ -31,7 +31,6 @@ def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
     assert found.device.name == "made up"
     for name in ("peak_bf16_flops", "memory_bytes", "memory_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s"):
         assert getattr(found.device, name) == getattr(CONSTANTS, name)
-        assert found.sources[f"device.{name}"] == "made up"
     assert [tier.name for tier in found.tiers] == ["nvlink", "pcie", "network"]
 
 
@@ -41,7 +40,6 @@ def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path
     assert (tier.num_ranks, found.num_ranks) == (4, 4)
     assert tier.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-3)
     assert tier.latency_s == pytest.approx(1e-5, rel=1e-3)
-    assert "fitted to" in found.sources["tiers.profiled.latency_s"]
 
 
 def test_what_was_timed_otherwise_is_refused(tmp_path: Path) -> None:

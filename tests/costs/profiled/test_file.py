@@ -13,7 +13,6 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile, to_bytes, write_profile
 from entrain_bench.costs.profiled.timed_points import DeviceProfile
-from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec
 from support.profiled import profile_of_formula, written
@@ -42,11 +41,6 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_profile(tmp_path / "profile.json", "x") == profile()
 
 
-def test_a_point_is_a_line() -> None:
-    lines = content().decode().splitlines()
-    assert sum('"kind": "head"' in line for line in lines) == sum(point.kind == "head" for point in profile().stages)
-
-
 @pytest.mark.wide
 def test_a_run_takes_its_times_from_the_file_and_is_known_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
@@ -63,16 +57,6 @@ def test_a_run_takes_its_times_from_the_file_and_is_known_by_its_content(tmp_pat
     # Forwards are a third of the work; the third run has the first one's record.
     assert two[-1] == pytest.approx(4 / 3 * one[0], rel=0.05)
     assert two == three
-
-
-def test_runs_and_plans_are_known_by_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    keys = []
-    for date in ("2026-11-21", "2026-11-22", "2026-11-21"):
-        config = compose_cells([*SMALL, *LAYOUT, written(path, replace(profile(), date=date))])[0].config
-        keys.append((identify(config)[0], plan_key(config)))
-    assert keys[0] == keys[2]
-    assert not {*keys[0]} & {*keys[1]}
 
 
 @pytest.mark.wide

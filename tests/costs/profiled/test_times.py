@@ -107,12 +107,6 @@ def test_a_split_backward_is_shared_out_by_flops(recompute: bool) -> None:
         assert found.weight_s == pytest.approx(stage * (found.backward_s + found.weight_s), rel=1e-12)
 
 
-def test_a_stage_without_blocks_adds_nothing() -> None:
-    loads = times().loads(LLM, np.array(LENGTHS), np.array([0, 3]))
-    found = times().stages_s(LLM, loads, LLM.kind_counts([1, 9]), 1, 1, False)
-    assert found.forward_s[0, 0] == pytest.approx(layer_s(None, LENGTHS), rel=1e-4)
-
-
 def test_windows_are_counted_as_segments() -> None:
     windowed = VISION.kinds[1]
     assert windowed.kind == "window_block"
@@ -159,11 +153,6 @@ def test_a_context_parallel_degree_that_was_profiled_has_times_of_its_own() -> N
 
 def test_an_optimizer_step_is_a_start_and_a_share_a_parameter() -> None:
     assert times().optimizer_s(np.array([0.0, 5e6])) == pytest.approx([0.0, 1e-4 + 5e-3], rel=1e-6)
-
-
-def test_chunks_without_tokens_take_no_time() -> None:
-    loads = times().loads(LLM, np.array([5]), np.array([0, 0, 1]))
-    assert times().layers_s(LLM, loads, 1, 1)[1].forward_s[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -223,15 +212,6 @@ def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp
     # A chunk takes at least as long as any of its sequences alone.
     alone, together = seconds(np.arange(13)), seconds(offsets_from_counts(np.array([12])))
     assert (alone.max(axis=0) <= together[0] * (1 + 1e-12)).all()
-
-
-def test_the_least_gpu_time_is_that_of_the_best_degree_that_is_known() -> None:
-    found = times()
-    assert found.knows(LLM, 2)
-    assert not found.knows(LLM, 4)
-    loads, counts = found.loads(LLM, np.array([400, 200]), np.array([0, 2])), LLM.kind_counts([10])
-    one, two = (float(found.work_s(LLM, loads, counts, tp, 1, False)[0, 0]) for tp in (1, 2))
-    assert float(found.gpu_s(LLM, loads, counts)[0, 0]) == pytest.approx(min(one, 2 * two))
 
 
 def test_a_head_over_labelled_tokens_takes_what_these_and_all_tokens_take() -> None:

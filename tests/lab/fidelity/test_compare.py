@@ -12,8 +12,9 @@ import pytest
 
 from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.figures._runner import render
+from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.__main__ import main, report
+from entrain_bench.lab.fidelity.command import report
 from entrain_bench.lab.fidelity.predict import accuracy, all_rows, program_row, simulated
 from entrain_bench.lab.fidelity.programs import FidelityProgram, first_program, overrides_of
 from entrain_bench.program import Pass
@@ -147,6 +148,5 @@ def test_the_same_rows_give_the_same_figure(tmp_path: Path) -> None:
 
 
 def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--repeats", "0"])
+    assert main(["fidelity", "--repeats", "0"]) == 2
     assert "--repeats=0: must be at least 1" in capsys.readouterr().err

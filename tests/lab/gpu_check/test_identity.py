@@ -8,42 +8,13 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.lab.gpu_check import __main__ as command
-from entrain_bench.lab.gpu_check.__main__ import claim, identity_of, main, origin_of
+from entrain_bench.lab.__main__ import main
+from entrain_bench.lab.gpu_check import command
+from entrain_bench.lab.gpu_check.command import claim, origin_of
 from entrain_bench.lab.gpu_check.settings import Setup
 from support.gpu_check import machine
 
 SETUP = Setup("cuda", 2, False, Path("here"), "origin")
-
-
-def test_devices_options_tests_and_configuration_are_part_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    test = tmp_path / "test_gpu.py"
-    test.write_text("one")
-    found = identity_of(SETUP, [test])
-    assert identity_of(replace(SETUP, folder=Path("there")), [test]) == found
-    others = [
-        replace(SETUP, kind="cpu"),
-        replace(SETUP, num_devices=4),
-        replace(SETUP, everything=True),
-        replace(SETUP, origin="other"),
-    ]
-    assert found not in [identity_of(other, [test]) for other in others]
-    test.write_text("two")
-    assert identity_of(SETUP, [test]) != found
-    monkeypatch.setattr(command, "config_tree", lambda: tmp_path / "mine")
-    empty = identity_of(SETUP, [])
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "own.yaml").write_text("name: mine")
-    assert identity_of(SETUP, []) != empty
-
-
-def test_strategies_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that runs the sections does not import them."""
-    found = identity_of(SETUP, [])
-    monkeypatch.setattr(command, "OWN_PACKAGES", frozenset({"entrain_bench"}))
-    assert identity_of(SETUP, []) != found
 
 
 def test_measurements_are_of_a_machine_and_the_code_that_measures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +36,7 @@ def test_a_folder_of_something_else_is_refused_and_stays_unmodified(
     notes = Path("notes")
     notes.mkdir()
     (notes / "today.md").write_text("mine")
-    assert main(["--output", "notes", "--device", "cpu", "--sections", "environment"]) == 2
+    assert main(["gpu-check", "--output", "notes", "--device", "cpu", "--sections", "environment"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "gpu-check: --output=notes: must be a new or empty folder, or the folder of an earlier check"
     assert [path.name for path in notes.iterdir()] == ["today.md"]

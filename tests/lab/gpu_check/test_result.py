@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab.files import write_json
-from entrain_bench.lab.gpu_check.report import FAILED, PASSED, Finding, SectionResult
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, Finding, SectionResult, read_result
 from entrain_bench.lab.gpu_check.sections import judge_losses
+from entrain_bench.lab.measuring import write_json
 
 REFERENCE = [7.0, 6.5, 6.0]
 
@@ -43,7 +43,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     finding = Finding(PASSED, "fine", {"Tests": [{"test": "a", "seconds": 0.5}]}, {"t": "x"})
     result = SectionResult("tests", "x", finding, 1.5)
     write_json(tmp_path / "tests.json", asdict(result))
-    assert SectionResult.read(tmp_path / "tests.json") == result
+    assert read_result(tmp_path / "tests.json") == result
     (tmp_path / "half.json").write_text('{"name": "tests"')
     (tmp_path / "other.json").write_text('{"name": "tests"}')
-    assert all(SectionResult.read(tmp_path / f"{name}.json") is None for name in ("half", "other", "none"))
+    assert all(read_result(tmp_path / f"{name}.json") is None for name in ("half", "other", "none"))

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.figures._runner import render
-from entrain_bench.lab.preprocessing.figure import PANELS, QUANTITIES, draw, summary
-from entrain_bench.lab.preprocessing.measure import SIZES, Prepared
+from entrain_bench.lab.preprocessing import PANELS, QUANTITIES, SIZES, Prepared, draw, summary
 from entrain_bench.train.settings import PREPROCESSING
 
 NAMES = [f"{width}x{height}" for width, height in SIZES]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
 
-from entrain_bench.lab.preprocessing.measure import CAPTION_CHARS, KEPT, write_pictures
+from entrain_bench.lab.preprocessing import CAPTION_CHARS, KEPT, write_pictures
 
 
 def test_pictures_follow_from_the_seed(tmp_path: Path) -> None:

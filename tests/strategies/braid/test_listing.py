@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.actions import ListedActions
+from entrain_bench.balancing.listing import ListedActions
 from support.braid import Row, actions_of, lanes_of, most_held, orders, scheduled, timed
 
 F, B = False, True

@@ -7,7 +7,6 @@ import pytest
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
-from entrain_bench_strategies.braid.replicas import split_replicas
 from entrain_bench_strategies.braid.scheduler import (
     Choice,
     Rules,
@@ -16,6 +15,7 @@ from entrain_bench_strategies.braid.scheduler import (
     first_choices,
     improve,
     moved,
+    split_replicas,
 )
 from support.braid import BRAID, layout_of, profile_for, shape
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
-from entrain_bench.balancing.width_layouts import group_widths, layouts_with_widths, packed_program
+from entrain_bench.balancing.rounds import group_widths, layouts_with_widths, packed_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program import Pass
@@ -18,8 +18,19 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid import BraidPlanner, planner
-from entrain_bench_strategies.braid.deal import Deal, dealt, estimate_work, labelled, priced
-from entrain_bench_strategies.braid.packs import LIMITS, NARROW, SHARED, WIDE, fastest_packs, place_packs
+from entrain_bench_strategies.braid.packs import (
+    LIMITS,
+    NARROW,
+    SHARED,
+    WIDE,
+    Deal,
+    dealt,
+    estimate_work,
+    fastest_packs,
+    labelled,
+    place_packs,
+    priced,
+)
 from entrain_bench_strategies.braid.planner import evenly_s, has_room, shrink_job
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.filling import deal, longest_first, lpt_with_exchange, trivial_bound
+from entrain_bench.balancing.lpt import deal, longest_first, lpt_with_exchange, trivial_bound
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench_strategies.dflop.assigner import SolverLimits, balance, improve, makespan, solve
 

@@ -21,7 +21,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import split_evenly, unit_s
-from entrain_bench_strategies.dflop.plan_space import DflopDegrees, enumerate_degrees, pipeline_s, place_plan
+from entrain_bench_strategies.dflop.planner import DflopDegrees, enumerate_degrees, pipeline_s, place_plan
 from entrain_bench_strategies.dflop.profiling import (
     BOTH_PASSES,
     DataShapes,

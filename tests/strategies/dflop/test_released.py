@@ -15,7 +15,7 @@ from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
-from entrain_bench_strategies.dflop.plan_space import (
+from entrain_bench_strategies.dflop.planner import (
     DflopDegrees,
     accepted_plans,
     enumerate_degrees,

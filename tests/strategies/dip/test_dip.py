@@ -20,8 +20,17 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.dip import DipScheduler
-from entrain_bench_strategies.dip.search import ROOT, best_slots, exploration, learn, new_tree, propose
-from entrain_bench_strategies.dip.segments import believed_s, build_segments, chunk_s
+from entrain_bench_strategies.dip.scheduler import (
+    ROOT,
+    believed_s,
+    best_slots,
+    build_segments,
+    chunk_s,
+    exploration,
+    learn,
+    new_tree,
+    propose,
+)
 from support.builders import (
     chain_layout,
     labels,

@@ -19,9 +19,14 @@ from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
-from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
-from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, measured_layer_s
-from entrain_bench_strategies.dip.segments import build_segments, chunk_s
+from entrain_bench_strategies.dip.partitioner import (
+    chunks_per_rank,
+    colocate,
+    efficient_items,
+    measured_layer_s,
+    sub_microbatches,
+)
+from entrain_bench_strategies.dip.scheduler import build_segments, chunk_s
 from support.builders import labels, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.disttrain import generating
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.actions import BACKWARD, FORWARD
+from entrain_bench.balancing.listing import BACKWARD, FORWARD
 from support.builders import as_ints
 from support.interleaver import Reference, in_order, linked, random_actions, sequential_pipeline
 

@@ -18,8 +18,13 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
-from entrain_bench_strategies.dip.assigner import efficient_items, sub_microbatches
-from entrain_bench_strategies.dip.partitioner import chunks_per_rank, colocate, layer_s
+from entrain_bench_strategies.dip.partitioner import (
+    chunks_per_rank,
+    colocate,
+    efficient_items,
+    layer_s,
+    sub_microbatches,
+)
 from entrain_bench_strategies.optimus import OptimusScheduler
 from support.builders import (
     no_delay,

@@ -27,7 +27,7 @@ from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
-from entrain_bench_strategies.disttrain.orchestrations import Orchestration, SubProblem
+from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from entrain_bench_workloads.packed import PackedWorkload

@@ -28,8 +28,7 @@ from entrain_bench_strategies.disttrain.orchestration import (
     iteration_s,
     solve,
 )
-from entrain_bench_strategies.disttrain.orchestrations import Orchestration, SubProblem
-from entrain_bench_strategies.disttrain.planner import candidates, points
+from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem, candidates, points
 from support.builders import (
     profile_of,
     samples,

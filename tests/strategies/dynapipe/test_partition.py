@@ -14,8 +14,14 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import Layout
 from entrain_bench_strategies.dynapipe import DynaPipeAssigner
-from entrain_bench_strategies.dynapipe.assigner import Cuttable, cuts_within, cuttable, earliest_starts
-from entrain_bench_strategies.dynapipe.costs import SampleCosts, believed_costs
+from entrain_bench_strategies.dynapipe.assigner import (
+    Cuttable,
+    SampleCosts,
+    believed_costs,
+    cuts_within,
+    cuttable,
+    earliest_starts,
+)
 from support.builders import (
     chain_layout,
     placed,

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench_strategies.entrain.deferral import (
+from entrain_bench_strategies.entrain.assigner import (
     bottleneck_matching,
     defer_pairwise,
     falling_order,

@@ -14,8 +14,6 @@ from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
     ColocatedPlanner,
     NoncolocatedPlanner,
-)
-from entrain_bench_strategies.hetero.planner import (
     Pair,
     average_layer_s,
     colocated_pairs,

@@ -21,8 +21,8 @@ from entrain_bench_strategies.hetero import (
     BatchSlices,
     ColocatedScheduler,
     GraphAwareScheduler,
+    slice_rows,
 )
-from entrain_bench_strategies.hetero.assigner import slice_rows
 from support.builders import (
     durations,
     labels,

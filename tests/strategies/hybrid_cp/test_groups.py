@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench_strategies.hybrid_cp.assigner import one_pack_a_round, one_sample_a_round
-from entrain_bench_strategies.hybrid_cp.group_assignment import Group, dev_rounds, filled, least_width, main_rounds
+from entrain_bench_strategies.hybrid_cp import (
+    Group,
+    dev_rounds,
+    filled,
+    least_width,
+    main_rounds,
+    one_pack_a_round,
+    one_sample_a_round,
+)
 
 # Lengths, then the work of each of four ranks of capacity 4 in every round: of main (d98e8a64) and of dev (d48bd6be).
 ORACLES = [

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench_strategies.omnibal import OmniBalAssigner
-from entrain_bench_strategies.omnibal.assigner import Caps, caps_for, fill, filtered_groups
+from entrain_bench_strategies.omnibal import Caps, OmniBalAssigner, caps_for, fill, filtered_groups
 from support.builders import chain_layout, profile_of, random_samples, rngs, samples, tiny_job, tiny_model
 
 MODEL = tiny_model()

@@ -17,8 +17,7 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
-from entrain_bench_strategies.omnibal import OmniBalAssigner, OmniBalPlanner
-from entrain_bench_strategies.omnibal.planner import MOST_RATED, near_partitions, variance
+from entrain_bench_strategies.omnibal import MOST_RATED, OmniBalAssigner, OmniBalPlanner, near_partitions, variance
 from support.builders import profile_of, random_samples, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)

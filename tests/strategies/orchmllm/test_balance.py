@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench_strategies.orchmllm.assigner import balanced_batches, cut_padded, place_batches, unit_costs
+from entrain_bench_strategies.orchmllm import balanced_batches, cut_padded, place_batches, unit_costs
 from support.builders import as_ints, tiny_model
 
 LLM = tiny_model().llm

@@ -16,8 +16,6 @@ from support.independent.layers import (
     frozen,
     layers_of,
     mlp_of,
-    with_single_kernels,
-    with_two_gate_kernels,
 )
 from support.independent.machine import Machine
 
@@ -173,16 +171,15 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module, cp), module in self.split
-                    run = self._run(layer, module)
                     if layer.kind == "head" and module == self.llm and self.framework["head_tokens"] == "labelled":
                         most = self.most_labelled(self.chunks[module][chunk].units, parts)
-                        times = machine.labelled_times(layer, run, lengths, most, tp, parts, split)
+                        times = machine.labelled_times(layer, lengths, most, tp, parts, split)
                     else:
-                        times = machine.layer_times(run, lengths, tp, parts, split)
+                        times = machine.layer_times(layer, lengths, tp, parts, split)
                     once_more = times
                     if self.framework["recompute_granularity"] == "selective" and layer.is_block:
                         part = replace(mlp_of(self.configs[module]), learns=layer.learns)
-                        once_more = machine.layer_times(self._run(part, module), lengths, tp, parts, split=False)
+                        once_more = machine.layer_times(part, lengths, tp, parts, split=False)
                     backward = times.backward + once_more.forward, times.backward_comm + once_more.forward_comm
                     kinds[layer.kind] = times
                     again[layer.kind] = replace(times, backward=backward[0], backward_comm=backward[1])
@@ -217,14 +214,6 @@ class Job:
                 piece = row[len(row) * place // (2 * cp) : len(row) * (place + 1) // (2 * cp)]
                 held[min(place, 2 * cp - 1 - place)] += sum(piece)
         return max(held)
-
-    def _run(self, layer: Layer, module: int) -> Layer:
-        """A layer with the kernels that the framework runs."""
-        if self.framework["norm_kernel"] == "unfused":
-            layer = with_single_kernels(layer)
-        return (
-            with_two_gate_kernels(layer, self.configs[module]) if self.framework["gate_kernel"] == "unfused" else layer
-        )
 
     def seconds(self, action: Action) -> list[float]:
         """Seconds of each of the stage's layers in an action, what they send each other included."""

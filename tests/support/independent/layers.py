@@ -31,7 +31,6 @@ class Layer:
         hidden_bytes: the latter.
         returned_bytes: a token's in backward, twice those of hidden states among them; None: twice the forward's.
         gathered: bytes of a token's outputs that tensor-parallel ranks gather; then each moves all but hidden states.
-        norms: RMSNorms of hidden states.
         gathers, scatters: inputs of column-parallel products, sums of row-parallel ones.
         learns: whether its weights do.
         gradients: how many gradients its backward makes: of input and weights, of the input alone, none.
@@ -45,7 +44,6 @@ class Layer:
     elementwise_bytes: float = 0.0
     hidden_bytes: float = 0.0
     launches: int = 0
-    norms: int = 0
     gathers: int = 0
     scatters: int = 0
     learns: bool = True
@@ -103,7 +101,6 @@ def layers_of(config: Mapping[str, Any], loss: str = "unfused") -> list[Layer]:
             returned_bytes=2 * moved + words * back,
             gathered=BF16 * words * (loss == "eager"),
             launches={"unfused": 7, "fused": 3, "eager": 4}[loss],
-            norms=norm == 1,
             gathers=1,
         )
     else:
@@ -113,8 +110,7 @@ def layers_of(config: Mapping[str, Any], loss: str = "unfused") -> list[Layer]:
         first = Layer("embed", hidden, held, embed, None, traffic, 0.0, len(embed), scatters=1)
         held = sum(each.k * each.n + each.n for each in head) + (hidden * norm if get["head_norm"] else 0)
         traffic = 2 * BF16 * (hidden + sum(each.n * each.rows for each in head[:-1]))
-        norms = int(norm == 1 and get["head_norm"])
-        last = Layer("head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), norms, 1, 1)
+        last = Layer("head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), 1, 1)
     window, full = get.get("window_tokens", 0), get.get("full_attention_layers", [])
     blocks = [_block(get, norm, causal, 0 if index in full else window) for index in range(get["num_layers"])]
     return [first, *blocks, last]
@@ -138,7 +134,6 @@ def _block(get: Mapping[str, Any], norm: int, causal: bool, window: int) -> Laye
         BF16 * values,
         BF16 * states,
         launches=5 + 2 * get["rotary"],
-        norms=2 * (norm == 1),
         gathers=2,
         scatters=2,
     )
@@ -149,36 +144,7 @@ def mlp_of(config: Mapping[str, Any]) -> Layer:
     h, f = config["hidden_size"], config["ffn_hidden_size"]
     up = f * (2 if config.get("gated_mlp") else 1)
     products = [Product(h, up), Product(f, h, 1.0, True)]
-    norms = 0 if config.get("norm_bias") else 1
-    return Layer("mlp", h, 0, products, None, BF16 * (2 * h + up + f), BF16 * 2 * h, 2, norms, gathers=1)
-
-
-def with_single_kernels(layer: Layer) -> Layer:
-    """The layer with RMSNorms of seven kernels each: cast, square, mean, root, product, cast, product."""
-    if not layer.norms:
-        return layer
-    values = layer.norms * layer.hidden
-    moved = values * ((2 + 4) + (4 + 4) + 4 + (4 + 4) + (4 + 2) + (2 + 2) - (2 + 2))
-    # Sums over tokens, products and casts in their turn; a fused kernel reads two and writes one, and the weight's.
-    moved_back = values * ((2 * 3 + 2) + 4 + 6 + 8 + (4 * 3 + 4) + 4 + (4 * 3 + 8) + 12 + 6 - 8)
-    returned = 2 * layer.elementwise_bytes if layer.returned_bytes is None else layer.returned_bytes
-    return replace(
-        layer,
-        elementwise_bytes=layer.elementwise_bytes + moved,
-        hidden_bytes=layer.hidden_bytes + moved,
-        returned_bytes=returned + moved_back,
-        launches=layer.launches + 6 * layer.norms,
-    )
-
-
-def with_two_gate_kernels(layer: Layer, config: Mapping[str, Any]) -> Layer:
-    """A layer with an MLP whose activation, then whose product with the gate, each read and write their values."""
-    if not config.get("gated_mlp") or layer.kind not in ("block", "window", "mlp"):
-        return layer
-    moved = BF16 * ((1 + 1) + (2 + 1) - (2 + 1)) * config["ffn_hidden_size"]
-    returned = None if layer.returned_bytes is None else layer.returned_bytes + 2 * moved
-    moved += layer.elementwise_bytes
-    return replace(layer, elementwise_bytes=moved, returned_bytes=returned, launches=layer.launches + 1)
+    return Layer("mlp", h, 0, products, None, BF16 * (2 * h + up + f), BF16 * 2 * h, 2, gathers=1)
 
 
 def frozen(role: str, layers: Sequence[Layer], something_before_learns: bool) -> list[Layer]:

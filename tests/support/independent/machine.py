@@ -129,14 +129,10 @@ class Machine:
         return LayerTimes(forward, forward_comm, backward, backward_comm, weight)
 
     def labelled_times(
-        self, layer: Layer, run: Layer, lengths: Sequence[int], most: int, tp: int, cp: int, split: bool
+        self, layer: Layer, lengths: Sequence[int], most: int, tp: int, cp: int, split: bool
     ) -> LayerTimes:
-        """An LLM's head with logits of labelled tokens, ``most`` on a rank, whose forward runs in backward as well.
-
-        ``run`` is the layer with the kernels of its norm.
-        """
+        """An LLM's head with logits of labelled tokens, ``most`` on a rank, whose forward runs in backward as well."""
         assert layer.returned_bytes is not None
-        assert run.returned_bytes is not None
         # Of the kernels one is the norm's.
         logits = replace(
             layer,
@@ -146,11 +142,11 @@ class Machine:
             launches=layer.launches - 1,
         )
         norm = replace(
-            run,
+            layer,
             products=[],
-            elementwise_bytes=run.elementwise_bytes - logits.elementwise_bytes,
-            returned_bytes=run.returned_bytes - (logits.returned_bytes or 0.0),
-            launches=run.launches - logits.launches,
+            elementwise_bytes=layer.elementwise_bytes - logits.elementwise_bytes,
+            returned_bytes=layer.returned_bytes - (logits.returned_bytes or 0.0),
+            launches=layer.launches - logits.launches,
             gathered=0.0,
             gathers=0,
         )

@@ -219,9 +219,6 @@ def _step_bytes(job: Job) -> float:
     """Bytes of a parameter that Adam moves.
 
     One kernel reads gradient, weight and both moments in fp32, and writes weight, both moments and the bf16 weight.
-    Kernels of their own decay, average twice, take the root, correct, add, update and cast.
     """
-    cast = BF16 + FP32
-    alone = (2 + 3 + (2 + 3) + 2 + 2 + 2 + 4) * FP32 + cast
-    moved = alone if job.framework["optimizer_kernel"] == "unfused" else 4 * FP32 + 3 * FP32 + BF16
-    return moved + (cast if job.gradient_bytes == BF16 else 0)
+    moved = 4 * FP32 + 3 * FP32 + BF16
+    return moved + (BF16 + FP32 if job.gradient_bytes == BF16 else 0)

@@ -29,12 +29,9 @@ from entrain_bench.train.messages.control import gather_json, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
-from entrain_bench.train.running.build import build_runtime
-from entrain_bench.train.running.content import content_of
-from entrain_bench.train.running.data import SampleData
-from entrain_bench.train.running.feed import WorkFeed
-from entrain_bench.train.running.loop import plan
-from entrain_bench.train.running.runtime import Runtime, Work
+from entrain_bench.train.running.data import SampleData, content_of
+from entrain_bench.train.running.loop import WorkFeed, plan
+from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.sharded import ShardedStage
 from entrain_bench.train.running.step import TrainedStage
 from entrain_bench_strategies.braid import BraidPlanner

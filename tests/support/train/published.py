@@ -22,9 +22,8 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
 from entrain_bench.train.weights import Checkpoint, load_weights
+from entrain_bench.train.weights.files import _unpacked, check_tensors
 from entrain_bench.train.weights.naming import Roots, stored_tensors
-from entrain_bench.train.weights.reading import check_tensors
-from entrain_bench.train.weights.writing import _unpacked
 from support.builders import TOKENS
 from support.train.modules import CPU, Grads, module_config, run_stages
 from support.train.reference import normal

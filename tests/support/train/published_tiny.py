@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.modules.grids import arrangement_of
+from entrain_bench.train.modules.positions import arrangement_of
 from entrain_bench.train.running.data import SampleData
 from support.train.published import TEXT, VISION, randomised, tensors_of
 from support.train.runs import features_of

@@ -16,9 +16,8 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import SampleData
-from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.runtime import Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
 from support.train.handover import config_from_json, config_to_json
 

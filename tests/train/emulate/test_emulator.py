@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -21,7 +20,8 @@ from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.emulate import Emulator, bench
-from entrain_bench.train.emulate.emulator import Measured, PassSeconds, lane_orders, stage_shapes, works_of
+from entrain_bench.train.emulate.emulator import Measured
+from entrain_bench.train.emulate.work import PassSeconds, lane_orders, stage_shapes, works_of
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless
@@ -93,30 +93,6 @@ def test_every_strategy_is_emulated(strategy: str) -> None:
     assert outcome.metrics["iteration_time_s"] > 0
     assert outcome.metrics["peak_memory_bytes"] > 0
     assert not dist.is_initialized()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("frozen", ["vision", "llm"])
-def test_frozen_modules_are_emulated_without_what_they_lack(frozen: str) -> None:
-    emulator, program = emulated("strategy=megatron", f"freeze=[{frozen}]")
-    timeline = emulator.execute(program)
-    index = [module.name for module in program.model.modules].index(frozen)
-    took = timeline.end_s - timeline.start_s
-    forwards, backwards = took[program.forward_actions(index)], took[program.backward_actions(index)]
-    assert np.all(forwards > 0)
-    # Of an encoder only the projector runs backward, of an LLM all.
-    assert np.all(backwards > 0)
-    assert frozen == "llm" or backwards.sum() < forwards.sum()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("overrides", [("layout.tp=2",), ("layout.tp=1", "layout.cp=2")])
-def test_a_rank_runs_its_share_of_a_block(overrides: tuple[str, ...]) -> None:
-    emulator, program = emulated("strategy=megatron", *overrides)
-    timeline = emulator.execute(program)
-    passes = program.kind <= Pass.BACKWARD
-    assert np.all(timeline.end_s[passes] > timeline.start_s[passes])
-    assert np.all(timeline.comm_s[program.kind == Pass.FORWARD] > 0)
 
 
 @pytest.mark.parametrize("head", ["all", "labelled"])
@@ -228,23 +204,6 @@ def test_middle_stages_with_the_same_layers_are_one() -> None:
     assert second == third
     assert second.layers != third.layers
     assert len({first, second, last}) == 3
-
-
-@pytest.mark.wide
-def test_the_device_holds_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.pp=4")
-    held: list[Any] = []
-    build = bench.build_stage
-
-    def watched(*args: Any, **options: Any) -> Any:
-        assert not [stage for stage in held if stage() is not None]
-        stage = build(*args, **options)
-        held.append(weakref.ref(stage))
-        return stage
-
-    monkeypatch.setattr(bench, "build_stage", watched)
-    emulator.execute(program)
-    assert len(held) == sum(placed.pp for placed in program.layout.modules) > 2
 
 
 @pytest.mark.wide

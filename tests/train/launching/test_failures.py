@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
-from entrain_bench.train.launching.failures import (
+from entrain_bench.train.launching.worker import (
     first_cause,
     read_failures,
     show_life,
@@ -21,7 +21,7 @@ from entrain_bench.train.launching.failures import (
     silent_rank,
     write_failure,
 )
-from entrain_bench.train.messages.failure import WaitError
+from entrain_bench.train.messages.control import WaitError
 from support.processes import eventually
 
 NUM_RANKS = 4

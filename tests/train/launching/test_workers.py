@@ -13,12 +13,11 @@ import pytest
 
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.cli import run_command
-from entrain_bench.lab.preprocessing.measure import write_pictures
+from entrain_bench.lab.preprocessing import write_pictures
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.train.running.loader import num_workers
 from entrain_bench.train.settings import PREPROCESSING, TrainSettings
-from support.datasets import image_bytes, write_finevision
 from support.processes import descendants_of
 from support.train.launched import TWO_RANKS, nothing_left, processes_of_session, ranks_started, start
 from support.train.ranks import start_server
@@ -95,23 +94,6 @@ def test_losses_are_the_same_whoever_makes_inputs(tmp_path: Path, layout: list[s
         assert (stalls > 0).all()
     assert len(set(found[0])) == 3
     assert found == [found[0]] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", PREPROCESSING)
-def test_a_bad_sample_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str) -> None:
-    start_server()
-    # Its header is whole, so that it is in the trace.
-    cut = image_bytes(640, 480)[:-200]
-    write_finevision(tmp_path / "pictures.parquet", [([cut], ["what is it?"])] * 4)
-    data = scanned(tmp_path, tmp_path / "pictures.parquet")
-    ranks = [text for text in TWO_RANKS if not text.startswith("workload")]
-    capsys.readouterr()
-    assert run_command([*ranks, *data, f"harness.preprocessing={mode}", f"results_dir={tmp_path}", "mlflow=false"]) == 2
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("entrain-bench:"))
-    assert "sample pictures.parquet:" in line
-    assert not ranks_started()
 
 
 @pytest.mark.slow

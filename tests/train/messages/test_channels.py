@@ -7,7 +7,7 @@ together or not at all; streams share hardware queues.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from entrain_bench.train.messages.positions import order_of_actions, positions_o
 from entrain_bench.train.messages.rank_plan import RankPlan, Start, Step, plan_rank
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
-from support.train.hardware import Device, Key, enqueue, through, unfinished
+from support.train.hardware import Device, Key, enqueue, unfinished
 from support.train.runs import AUDIO
 from support.wide import each_strategy
 
@@ -37,25 +37,17 @@ def one_queue(_: int, __: Hashable) -> int:
     return 0
 
 
-def random_queues(count: int, seed: int) -> Callable[[int, Hashable], int]:
-    """Every stream of every rank in a random queue of ``count``."""
-    rng, queues = np.random.default_rng(seed), defaultdict[tuple[int, Hashable], int](lambda: int(rng.integers(count)))
-    return lambda rank, stream: queues[rank, stream]
-
-
-def groups_of(
-    channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch, *, apart: bool = True
-) -> dict[Channel, int]:
+def groups_of(channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch) -> dict[Channel, int]:
     """The group of every channel, by number."""
     monkeypatch.setattr(channels_module, "dist", SimpleNamespace(get_rank=lambda: -1))
     numbers = iter(range(len(channels)))
-    opened = Channels(lambda: next(numbers), torch.device("cpu"), apart=apart)  # type: ignore[arg-type, return-value]
+    opened = Channels(lambda: next(numbers), torch.device("cpu"))  # type: ignore[arg-type, return-value]
     opened.open(channels)
     return {channel: opened[channel] for channel in channels}  # type: ignore[misc]
 
 
 def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a program on four ranks comes to its end, in whatever queues, with a group a channel or one for all.
+    """Check that a program on four ranks comes to its end, in whatever queues.
 
     One queue is the worst case: an operation waits there for all that its rank was given before, in any other mapping
     of streams to queues for some of it.
@@ -63,8 +55,8 @@ def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [plan_rank(program, rank) for rank in range(4)]
     sent = {(m.sender, m.receiver) for p in plans for s in p.steps for m in s.sends if m.sender != m.receiver}
     assert sent == set(channels_of(program))
-    for apart, p2p in product((True, False), P2P):
-        groups = groups_of(channels_of(program), monkeypatch, apart=apart)
+    groups = groups_of(channels_of(program), monkeypatch)
+    for p2p in P2P:
         devices = [enqueue(program, plan, groups, monkeypatch, p2p) for plan in plans]
         sizes: dict[Key, set[int]] = defaultdict(set)
         for (_, key), size in (item for device in devices for item in device.sizes.items()):
@@ -122,18 +114,6 @@ def test_no_mapping_to_two_queues_gets_stuck_and_some_do_where_receives_are_post
         )
     assert stuck["in order"] == 0
     assert 0 < stuck["ahead"] < len(maps)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("queues", [1, 8])
-def test_receives_posted_out_of_order_get_stuck(queues: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = program_of("strategy=megatron", "layout.dp=1")
-    plans = [ahead_by_one(plan_rank(program, rank)) for rank in range(4)]
-    groups = groups_of(channels_of(program), monkeypatch)
-    devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans]
-    assert not unfinished(devices), "a queue for every stream would do"
-    stuck = sum(bool(unfinished(devices, random_queues(queues, seed))) for seed in range(10))
-    assert stuck == 10 if queues == 1 else 0 < stuck < 10
 
 
 def test_collectives_begun_where_a_rank_comes_to_them_get_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,47 +181,6 @@ def test_groups_are_shared_by_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyP
     assert groups_of(two_pipelines, monkeypatch) == {(0, 1): 0, (1, 0): 1, (2, 3): 0, (3, 2): 1}
     one_pipeline = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
     assert groups_of(one_pipeline, monkeypatch) == dict(zip(one_pipeline, (0, 1, 2, 3, 0, 1), strict=True))
-
-
-def test_one_group_for_all_channels_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_pipeline = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
-    assert set(groups_of(one_pipeline, monkeypatch, apart=False).values()) == {0}
-
-
-def test_one_group_stops_where_receives_are_posted_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = program_of("strategy=megatron", "layout.dp=1")
-    plans = [ahead_by_one(plan_rank(program, rank)) for rank in range(4)]
-    together = groups_of(channels_of(program), monkeypatch, apart=False)
-    assert unfinished([enqueue(program, plan, together, monkeypatch, "overlapped") for plan in plans])
-
-
-def test_messages_in_one_group_end_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a second for all, never earlier; and one queue is worse than any."""
-    program = program_of("strategy=hetero_colocated", "layout.dp=1")
-    plans = [plan_rank(program, rank) for rank in range(4)]
-
-    def seconds(devices: list[Device], queue_of: Callable[[int, Hashable], Hashable] | None = None) -> float:
-        return max(through(devices, *([queue_of] if queue_of else []), seconds=lambda _: 1.0).values())
-
-    apart, together = (
-        [
-            enqueue(program, p, groups_of(channels_of(program), monkeypatch, apart=a), monkeypatch, "overlapped")
-            for p in plans
-        ]
-        for a in (True, False)
-    )
-    assert seconds(apart) < seconds(together) <= seconds(together, one_queue)
-    assert seconds(apart) <= seconds(apart, random_queues(8, 0)) <= seconds(apart, one_queue)
-
-
-def test_receives_in_another_order_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = program_of("strategy=megatron", "layout.dp=1")
-    plans = [plan_rank(program, rank) for rank in range(4)]
-    groups = groups_of(channels_of(program), monkeypatch)
-    faulty = next(plan for plan in plans if len(plan.arrivals) > 1)
-    plans[faulty.rank] = replace(faulty, arrivals=faulty.arrivals[::-1])
-    with pytest.raises((AssertionError, KeyError)):
-        assert not unfinished([enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.modules.grids import arrange
-from entrain_bench.train.running.content import MadeUp
-from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.modules.positions import arrange
+from entrain_bench.train.running.data import MadeUp, SampleData
 from support.builders import TOKENS
 from support.train.modules import module_config
 

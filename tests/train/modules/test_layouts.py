@@ -20,7 +20,7 @@ from entrain_bench.train.modules import split as splitting
 from entrain_bench.train.platform import prepare_platform
 from support.train import modules
 from support.train.modules import Grads, differences, run_module, small_model
-from support.train.ranks import RankError, run_ranks
+from support.train.ranks import run_ranks
 
 FAULTS = ("gated slice", "key gradients", "norm gradients", "tokens of one rank")
 LAYOUTS = [(2, 1, ()), (1, 2, ()), (2, 2, (1, 3))]
@@ -128,14 +128,3 @@ def test_every_layout_equals_one_rank_and_planted_faults_show() -> None:
         assert not any("linear" in line and "weight" in line for line in found["norm gradients"])
         assert any("linear" in line and "weight" in line for line in found["tokens of one rank"])
         assert not any("norm" in line for line in found["tokens of one rank"])
-
-
-def _fail_on_one(rank: int) -> None:
-    if rank == 1:
-        raise ValueError("planted")
-    dist.barrier()
-
-
-def test_the_first_failing_rank_ends_all() -> None:
-    with pytest.raises(RankError, match=r"(?s)rank 1:.*ValueError: planted"):
-        run_ranks(_fail_on_one, 2, stay=False)

@@ -196,10 +196,7 @@ def scattered_by_mask(hidden: Tensor, _: int, rows: Tensor, values: Tensor) -> T
     ("name", "owner", "attribute", "fault", "message"),
     [
         ("llm", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
-        ("vision", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("llm", packing, "to_device", left_on_the_cpu, "CPU and GPU"),
-        ("audio", ends, "to_device", left_on_the_cpu, "CPU and GPU"),
-        ("audio", stage, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("llm", ends, "to_device", copied_from_pageable_memory, "waits for it"),
         ("llm", ends, "to_device", made_from_a_list, "numbers of the host"),
         ("llm", attention, "packed_attention", counted, "item"),

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from entrain_bench.specs.model import FULL, SELECTIVE
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from entrain_bench.train.modules.split import WeightPass
-from support.train.allocations import allocated, num_bytes
+from support.train.allocations import num_bytes
 from support.train.kept import LENGTHS, input_of, wide_model
 from support.train.modules import batch_of, differences, run_module, small_model, stage_of
 
@@ -74,36 +74,6 @@ def test_every_gradient_arrives_once_and_in_the_second_pass(alone: StageGroups, 
     assert not left.left
 
 
-def test_passes_of_chunks_run_in_any_order(alone: StageGroups) -> None:
-    stage, packs = stage_of(MODEL, MODEL.llm, alone, range(1, 3)), (Pack((9, 30)), Pack((14, 5, 2)))
-    found = []
-    for splits in (False, True):
-        stage.zero_grad()
-        generator = torch.Generator().manual_seed(0)
-        inputs = [torch.randn(sum(p.lengths), 128, generator=generator, requires_grad=True) for p in packs]
-        if splits:
-            passes = [first_pass(stage, *given)[1] for given in zip(inputs, map(split_pack, packs), strict=True)]
-            for left in reversed(passes):
-                left.run()
-        else:
-            for given in zip(inputs, packs, strict=True):
-                stage(*given).sum().backward()
-        found.append({key: parameter.grad for key, parameter in stage.named_parameters()})
-    assert not differences(found[1], found[0], tolerance=1e-6)
-
-
-def test_what_is_frozen_hands_gradients_on_and_leaves_nothing(alone: StageGroups) -> None:
-    still = MODEL.with_frozen(["llm"])
-    stage = stage_of(still, still.llm, alone, range(1, 3))
-    hidden = torch.randn(20, 128, requires_grad=True)
-    given, left = first_pass(stage, hidden, Pack((20,), splits_backward=True))
-    stage(hidden, Pack((20,))).sum().backward()
-    assert hidden.grad is not None
-    assert given is not None
-    assert torch.equal(given, hidden.grad)
-    assert not left.left
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 @pytest.mark.parametrize("recompute", [False, True])
@@ -123,15 +93,3 @@ def test_what_waits_is_what_is_predicted(alone: StageGroups, name: str, layer: i
     predicted = sum(LENGTHS) * module.layers[layer].weight_pass_bytes(1, 4)
     rows = 0 if layer or module.is_encoder else sum(LENGTHS) * module.config.hidden_size * 4
     assert sum(storages.values()) - small == pytest.approx(predicted + rows, rel=0.01)
-
-
-def test_nothing_else_is_kept_between_the_passes_and_nothing_after_them(alone: StageGroups) -> None:
-    stage, hidden = stage_of(WIDE, WIDE.llm, alone, range(1, 2)), torch.randn(SHAPE, requires_grad=True)
-    stage(torch.zeros(SHAPE), Pack(LENGTHS)).sum().backward()  # buffers of gradients, which stay
-    pack = Pack(LENGTHS, splits_backward=True)
-    between, after = (
-        allocated(call)
-        for call in (lambda: first_pass(stage, hidden, pack), lambda: first_pass(stage, hidden, pack)[1].run())
-    )
-    assert between.left_bytes == pytest.approx(WAITING + num_bytes(hidden), rel=0.01)
-    assert after.left_bytes < 0.01 * WAITING

@@ -101,15 +101,6 @@ def kept_bytes(stage: Stage, hidden: Tensor, remade: int = 0) -> int:
     return size
 
 
-def test_recomputation_keeps_block_inputs_only(alone: StageGroups) -> None:
-    model, hidden = small_model(), torch.zeros(sum(SAMPLES), 128, requires_grad=True)
-    kept = {
-        recompute: kept_bytes(stage_of(model, model.llm, alone, range(1, 3), recompute=recompute), hidden)
-        for recompute in (False, True)
-    }
-    assert kept[True] < kept[False] / 5
-
-
 def test_a_chunk_recomputes_as_many_blocks_as_it_is_told(alone: StageGroups) -> None:
     model = small_model()
     stage = stage_of(model, model.llm, alone, range(1, 3))
@@ -133,27 +124,6 @@ def test_frozen_blocks_keep_nothing_if_nothing_before_them_learns(alone: StageGr
     hidden = torch.zeros(sum(SAMPLES), vision.config.hidden_size, requires_grad=blocks.passes_gradients)
     assert kept_bytes(blocks, hidden) == 0
     assert not blocks(hidden, Pack(SAMPLES)).requires_grad
-
-
-def test_a_frozen_llm_hands_gradients_on_and_learns_nothing(alone: StageGroups) -> None:
-    model, still = small_model(), small_model().with_frozen(["llm"])
-    gradients = []
-    for spec in (model, still):
-        stage = stage_of(spec, spec.llm, alone, range(1, 3))
-        hidden = normal(np.random.default_rng(0), sum(SAMPLES), 128).requires_grad_(stage.passes_gradients)
-        stage(hidden, Pack(SAMPLES)).square().sum().backward()
-        gradients.append(hidden.grad)
-        assert all((parameter.grad is not None) == (spec is model) for parameter in stage.parameters())
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
-
-
-def test_llm_takes_text_alone(alone: StageGroups) -> None:
-    model = small_model()
-    stage = stage_of(model, model.llm, alone)
-    ids = torch.arange(20)
-    empty = torch.zeros(0, model.llm.config.hidden_size)
-    pack = Pack((20,), (), ids, ids.roll(-1))
-    torch.testing.assert_close(stage(None, pack), stage(empty, pack))
 
 
 def test_windows_and_items_do_not_see_each_other(alone: StageGroups) -> None:

@@ -14,18 +14,16 @@ from PIL import Image
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench.train.features.pictures import PatchRules, write_patches
-from entrain_bench.train.features.sounds import write_windows
-from entrain_bench.train.modules import StageGroups, build_stage, in_stage_order
-from entrain_bench.train.running.content import MadeUp, check_input, content_of
-from entrain_bench.train.running.data import SampleData
+from entrain_bench.train.features import PatchRules, write_patches, write_windows
+from entrain_bench.train.modules import in_stage_order
+from entrain_bench.train.running.data import SampleData, check_input, content_of
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.tar import TarSource
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
 from support.train.handover import config_from_json
-from support.train.parity import compare, sample_loss, train_reference
+from support.train.parity import compare, train_reference
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import CPU, batch, configuration, features_of
+from support.train.runs import batch, configuration, features_of
 
 RANKS = 4
 # Rows of one image, of two, of none; of as many sizes as rows.
@@ -122,49 +120,8 @@ def test_two_strategies_train_on_images_like_one_process(images: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_strategy_trains_on_images_like_one_process(images: Path, tmp_path: Path) -> None:
-    check_strategies(images, EVERY, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_every_strategy_trains_on_sounds_and_images_like_one_process(sounds: Path, tmp_path: Path) -> None:
     check_strategies(sounds, EVERY, tmp_path, "model=tiny_av")
-
-
-def loss_of(setting: RunContext, data: SampleData, alone: StageGroups) -> float:
-    """The first iteration's loss in one process."""
-    model = setting.job.model
-    with torch.no_grad():
-        stages = {
-            module.name: build_stage(
-                model,
-                module,
-                range(len(module.layers)),
-                alone,
-                dtype=torch.float32,
-                seed=0,
-                device=CPU,
-                recompute=False,
-            )
-            for module in model.modules
-        }
-        return float(sum(sample_loss(data, stages, model, sample) for sample in range(len(data.shapes))))
-
-
-def test_what_an_image_shows_decides_the_loss(images: Path, tmp_path: Path, alone: StageGroups) -> None:
-    """Two rows with each other's image have the same shapes and another loss."""
-    setting, other = setting_of(images), setting_of(scan_images(tmp_path / "swapped", swapped=True))
-    shapes, swapped = (each.source.shapes for each in (setting, other))  # type: ignore[attr-defined]
-    for name in ("text_tokens", "item_encoder_tokens", "item_grids"):
-        np.testing.assert_array_equal(getattr(shapes, name), getattr(swapped, name))
-    both = [0, 4]
-    losses = []
-    for each, given in ((setting, shapes), (setting, shapes), (other, swapped)):
-        content = content_of(each.executor, each.workload, each.job.model, 0)
-        losses.append(loss_of(each, SampleData(given.take(np.array(both)), content), alone))
-    assert losses[0] == losses[1]
-    assert abs(losses[0] - losses[2]) > 1e-3
 
 
 def test_features_and_tokens_are_those_of_the_rows(images: Path) -> None:
@@ -248,8 +205,3 @@ def test_an_audio_encoder_of_another_input_is_refused(sounds: Path) -> None:
         IncompatibleError, match=r"^model.modules.audio: harness.data=files needs 2 log-mel frames per token"
     ):
         check_input(audio, replace(model.tokens, audio_frames_per_s=25.0))
-
-
-def test_made_up_content_is_the_default() -> None:
-    setting = prepare(config_from_json(configuration("model=tiny")))
-    assert content_of(setting.executor, setting.workload, setting.job.model, 3) == MadeUp(3, 1024)

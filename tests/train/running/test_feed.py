@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.messages.control import PlanningGroup
-from entrain_bench.train.running import feed as feed_module
-from entrain_bench.train.running.feed import WorkFeed
+from entrain_bench.train.running import loop as feed_module
+from entrain_bench.train.running.loop import WorkFeed
 from support.train.handover import config_from_json
 from support.train.ranks import PRELOADED, run_ranks
 from support.train.runs import DISJOINT, configuration

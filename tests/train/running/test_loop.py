@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from math import isfinite
 from typing import Any
@@ -24,13 +25,12 @@ from entrain_bench.train.modules.attention import AttentionKernel
 from entrain_bench.train.modules.kernels import Kernels
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
-from entrain_bench.train.running.build import build_runtime
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.feed import WorkFeed
-from entrain_bench.train.settings import P2P_GROUPS
+from entrain_bench.train.running.loop import WorkFeed
+from entrain_bench.train.running.runtime import build_runtime
 from support.train.handover import config_from_json
-from support.train.ranks import run_ranks
-from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, configuration, train_here
+from support.train.ranks import RankError, run_ranks
+from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, build_here, configuration, train_here
 
 
 @contextmanager
@@ -110,19 +110,6 @@ def test_out_of_memory_names_the_action_and_its_bytes() -> None:
     assert "predicted need: 0." in line
 
 
-def _losses(_: int, configs: list[str]) -> list[list[float]]:
-    prepare_platform()
-    return [[row["loss"] for row in train_here(config)] for config in configs]
-
-
-@pytest.mark.wide
-def test_messages_in_one_group_give_the_same_losses() -> None:
-    configs = [configuration(*DISJOINT, "iterations=2", f"harness.p2p_groups={name}") for name in P2P_GROUPS]
-    apart, together = run_ranks(_losses, 4, configs)[0]
-    assert apart == together
-    assert len(set(apart)) == 2
-
-
 def _execution(_: int, config: str) -> tuple[dict[str, str], tuple[str, ...]]:
     with patch.object(loop, "process_group", lambda *_: nullcontext(dist.group.WORLD)):
         outcome = loop.train(config_from_json(config), lambda _: None)
@@ -171,3 +158,40 @@ def test_versions_of_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         said, _ = loop.ran_with(runtime, Mock())
     assert said["attention.llm"] == "flash3"
     assert said["flash_attn_interface"] == version("torch")
+
+
+def test_offloaded_modules_are_refused() -> None:
+    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train cannot offload weights"):
+        run_ranks(_offloaded, 1, configuration(*DISJOINT), stay=False)
+
+
+def _offloaded(_: int, config: str) -> None:
+    setting = prepare(config_from_json(config))
+    layout = setting.strategy.plan(setting.profile)
+    vision, llm = layout.modules
+    build_runtime(
+        setting.job,
+        replace(layout, modules=(replace(vision, offload=True), llm)),
+        setting.executor,
+        CPU,
+        0,
+        dist.group.WORLD,
+    )
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("encoder_cp=false", "not supported with harness=train and layout.cp=2 .vision"),
+        ("encoder_optimizers=2", "must be 1 with harness=train. Use harness=simulate"),
+    ],
+)
+def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:
+    config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", setting)
+    with pytest.raises(RankError, match=f"{setting}: {message}"):
+        run_ranks(_built, 1, config, stay=False)
+
+
+def _built(_: int, config: str) -> None:
+    build_here(config)

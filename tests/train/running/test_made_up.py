@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from entrain_bench.train.running import data as data_module
-from entrain_bench.train.running.content import row_keys
-from entrain_bench.train.running.data import made_up_features
+from entrain_bench.train.running.data import made_up_features, row_keys
 
 WIDTH = 1176
 
@@ -59,17 +58,6 @@ def test_rows_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch: pytest.M
         assert torch.equal(features(0, [4], [1], [300]), expected)
     # A narrower row is the beginning of a wider one.
     assert torch.equal(features(0, [4], [1], [300], width=10), expected[:, :10])
-
-
-def test_no_item_has_rows_of_another() -> None:
-    seeds, samples, numbers = np.meshgrid(range(3), range(50), range(20), indexing="ij")
-    keys = np.concatenate(
-        [
-            row_keys(s, a.ravel(), n.ravel(), np.full(a.size, 8))
-            for s, a, n in zip(range(3), samples, numbers, strict=True)
-        ]
-    )
-    assert len(np.unique(keys.view(np.uint64))) == 8 * seeds.size
 
 
 @pytest.mark.parametrize(("name", "value"), [("_FIRST", 1), ("_SECOND", 1), ("_UPPER_16", -1), ("_UPPER_17", -1)])

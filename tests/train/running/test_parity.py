@@ -8,7 +8,7 @@ import pytest
 from entrain_bench.config.tree import choices
 from entrain_bench.run.experiment import prepare
 from support.train.handover import config_from_json
-from support.train.parity import FAULTS, SPLIT, compare, train_reference
+from support.train.parity import SPLIT, compare, train_reference
 from support.train.ranks import run_ranks
 from support.train.runs import AUDIO, configuration
 
@@ -164,10 +164,6 @@ def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
 def test_planted_faults_are_caught(model: str, reference: Path) -> None:
     for case, results in run_cases(FAULTY, MODELS[model], reference).items():
         assert max(result["gradient"] for result in results if isinstance(result, dict)) > 1, case
-
-
-def test_every_fault_is_planted() -> None:
-    assert [change for *_, change in FAULTY] == [*FAULTS]
 
 
 @pytest.mark.wide

@@ -16,8 +16,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.train.measuring.clock import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
 from entrain_bench.train.running import runtime as runtime_module
-from entrain_bench.train.running.content import MadeUp
-from entrain_bench.train.running.data import Inputs, SampleData
+from entrain_bench.train.running.data import Inputs, MadeUp, SampleData
 from entrain_bench.train.running.loader import ThreadLoader
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.step import TrainedStage

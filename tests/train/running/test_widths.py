@@ -16,7 +16,7 @@ from entrain_bench.program import Program
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.messages.channels import block_of, lane_of_rank, places_of
 from entrain_bench.train.modules import StageGroups, slices
-from entrain_bench.train.running.build import build_runtime
+from entrain_bench.train.running.runtime import build_runtime
 from support.train.handover import config_from_json
 from support.train.parity import SPLIT, compare, train_reference
 from support.train.ranks import run_ranks

@@ -15,7 +15,7 @@ from PIL import Image
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.contents import Moved
-from entrain_bench.train.features.sounds import write_windows
+from entrain_bench.train.features import write_windows
 from entrain_bench_workloads.dataset import parquet as parquet_module
 from entrain_bench_workloads.dataset import samples as samples_module
 from entrain_bench_workloads.dataset import video as video_module

@@ -1,0 +1,52 @@
+"""``python -m entrain_bench.lab PROGRAM [OPTIONS]``: measure the suite itself, or training, on this machine.
+
+Each program's module says what it does, adds its options and runs: ``add_options(parser)`` and ``run(options)``.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from entrain_bench.base.errors import UserError, unknown_choice
+
+PROGRAMS = {
+    "bench": "entrain_bench.lab.bench",
+    "fidelity": "entrain_bench.lab.fidelity.command",
+    "gpu-check": "entrain_bench.lab.gpu_check.command",
+    "preprocessing": "entrain_bench.lab.preprocessing",
+}
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a program; exit code 1 if what it measured is not right, 2 for bad options (one line), 130 if interrupted."""
+    name, *rest = arguments or [""]
+    if name not in PROGRAMS:
+        print(f"entrain_bench.lab: {unknown_choice('program', name, PROGRAMS)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    # The others' packages would count as memory of what is measured.
+    module = import_module(PROGRAMS[name])
+    parser = ArgumentParser(f"python -m entrain_bench.lab {name}", description=module.__doc__, allow_abbrev=False)
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go (default: results)")
+    module.add_options(parser)
+    options = parser.parse_args(rest)
+    try:
+        return int(module.run(options))
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; what is finished is kept in {options.results_dir}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    # An exception, so that the process that runs at the moment is ended, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""FlexSP (arXiv:2412.01523): sharded weights, and groups of widths that a solver chooses for every microbatch.
+
+A program of a microbatch minimises the makespan of its slowest group, under memory, with widths that sum to at most all
+ranks. The greedy packing of ``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of
+lengths improves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rank_groups import (
+    GOOD,
+    SequenceGroups,
+    first_positions,
+    grouped,
+    measured,
+    room_bytes,
+    unit_costs,
+)
+from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.compiled import njit
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
+
+
+def blasted(size: FloatArray, count: int) -> IntArray:
+    """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A) ``[sequences]``.
+
+    Bisection over the largest sum, which sequences then fill one microbatch after another; sizes count in integers.
+
+    Args:
+        size: of sequences in their order, integers ``[sequences]``.
+        count: number of microbatches, at most as many as sequences.
+    """
+    whole = np.rint(size).astype(np.int64)
+    low = int(whole.max(initial=0))
+    high = int(whole.sum())
+    while low < high:
+        middle = (low + high) // 2
+        if _consecutive(whole, middle)[-1] < count:
+            high = middle
+        else:
+            low = middle + 1
+    microbatch: IntArray = _consecutive(whole, high)
+    return microbatch
+
+
+@njit()
+def _consecutive(size, most):  # type: ignore[no-untyped-def]
+    microbatch = np.empty(len(size), np.int64)
+    number = 0
+    filled = 0
+    for index in range(len(size)):
+        if filled and filled + size[index] > most:
+            number = number + 1
+            filled = 0
+        microbatch[index] = number
+        filled += size[index]
+    return microbatch
+
+
+def bucketed(rising: IntArray, count: int) -> IntArray:
+    """Bucket of each value so that rounding up to the largest of its bucket adds least ``[values]``.
+
+    ``error[k][q] = min over j of error[j][q - 1] + sum over j < i <= k of (s_k - s_i)``; of equal cuts the first.
+
+    Args:
+        rising: values in rising order, integers ``[values]``.
+        count: number of buckets at most.
+    """
+    distinct, which, number = np.unique(rising, return_inverse=True, return_counts=True)
+    if len(distinct) <= count:
+        return np.asarray(which.ravel(), np.int64)
+    bucket: IntArray = _buckets(distinct, number, count)[which.ravel()]
+    return bucket
+
+
+@njit()
+def _buckets(value, number, count):  # type: ignore[no-untyped-def]
+    """Bucket of each distinct value that occurs so often."""
+    size = len(value)
+    below = np.zeros(size + 1, np.int64)
+    total = np.zeros(size + 1, np.int64)
+    for index in range(size):
+        below[index + 1] = below[index] + number[index]
+        total[index + 1] = total[index] + number[index] * value[index]
+    far = np.int64(2**62)
+    error = np.full((count + 1, size + 1), far)
+    cut = np.zeros((count + 1, size + 1), np.int64)
+    error[0, 0] = 0
+    for bucket in range(1, count + 1):
+        for end in range(1, size + 1):
+            for begin in range(end):
+                if error[bucket - 1, begin] == far:
+                    continue
+                added = (below[end] - below[begin]) * value[end - 1] - (total[end] - total[begin])
+                if error[bucket - 1, begin] + added < error[bucket, end]:
+                    error[bucket, end] = error[bucket - 1, begin] + added
+                    cut[bucket, end] = begin
+    label = np.empty(size, np.int64)
+    end = size
+    for bucket in range(count, 0, -1):
+        label[cut[bucket, end] : end] = bucket - 1
+        end = cut[bucket, end]
+    return label
+
+
+# Seconds and bytes as the integer program counts them: shares of the greedy makespan and of the room.
+UNITS = 10_000
+
+
+def solved(
+    start: SequenceGroups,
+    seconds: FloatArray,
+    bytes_: FloatArray,
+    widths: IntArray,
+    num_ranks: int,
+    room: float,
+    num_buckets: int,
+    work: float,
+) -> SequenceGroups:
+    """The better of ``start`` and what the mixed-integer program over buckets finds within its work.
+
+    Args:
+        start: groups to improve.
+        seconds: as of ``grouped``.
+        bytes_: likewise.
+        widths: likewise.
+        num_ranks: likewise.
+        room: likewise.
+        num_buckets: buckets of sequences with about the same time.
+        work: of the solver, in CP-SAT's deterministic time (about seconds).
+    """
+    floor = max(float(seconds.min(axis=0).max()), float((seconds * widths[:, None]).min(axis=0).sum()) / num_ranks)
+    if start.makespan_s <= GOOD * floor or work <= 0:
+        return start
+    order = np.argsort(decisive(seconds[0]), kind="stable")
+    unit = start.makespan_s / UNITS
+    bucket = np.empty(len(order), np.int64)
+    bucket[order] = bucketed(np.ceil(seconds[0, order] / unit).astype(np.int64), num_buckets)
+    count = np.bincount(bucket)
+    members = [np.flatnonzero(bucket == index) for index in range(len(count))]
+    # A bucket counts as its largest sequence.
+    cost = np.stack([np.ceil(seconds[:, mine].max(axis=1) / unit) for mine in members], axis=1).astype(np.int64)
+    held = np.array([np.ceil(bytes_[mine].max() / room * UNITS) for mine in members], np.int64)
+    model = cp_model.CpModel()
+    makespan = model.new_int_var(0, UNITS, "")
+    taken: list[tuple[int, list[cp_model.IntVar]]] = []
+    chosen: list[tuple[int, cp_model.IntVar]] = []
+    for level, width in enumerate(widths.tolist()):
+        before = None
+        for _ in range(num_ranks // width):
+            selected = model.new_bool_var("")
+            counts = [model.new_int_var(0, int(most), "") for most in count]
+            model.add(cp_model.LinearExpr.weighted_sum(counts, cost[level].tolist()) <= makespan)
+            model.add(cp_model.LinearExpr.weighted_sum(counts, held.tolist()) <= UNITS * width)
+            for variable, most in zip(counts, count.tolist(), strict=True):
+                model.add(variable <= most * selected)
+            if before is not None:
+                model.add_implication(selected, before)
+            before = selected
+            taken.append((width, counts))
+            chosen.append((width, selected))
+    for groups, most in enumerate(count.tolist()):
+        model.add(sum(counts[groups] for _, counts in taken) == most)
+    model.add(sum(width * selected for width, selected in chosen) <= num_ranks)
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work
+    solver.parameters.relative_gap_limit = GOOD - 1
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return start
+    width = []
+    group = np.zeros(len(bucket), np.int64)
+    next_of = [0] * len(count)
+    for groups, counts in taken:
+        values = [solver.value(variable) for variable in counts]
+        if not any(values):
+            continue
+        for index, value in enumerate(values):
+            group[members[index][next_of[index] : next_of[index] + value]] = len(width)
+            next_of[index] += value
+        width.append(groups)
+    solution = measured(np.array(width), group, seconds, widths)
+    return solution if decisive(solution.makespan_s) < decisive(start.makespan_s) else start
+
+
+@dataclass(frozen=True, slots=True)
+class FlexibleGroups:
+    """Microbatches of consecutive lengths, each with the groups that are through first.
+
+    Attributes:
+        trials: numbers of microbatches that are considered, from the least that memory allows on.
+        buckets: of sequences in the solver's program.
+        solver_work: for each microbatch, in CP-SAT's deterministic time (about seconds); 0: the greedy groups alone.
+    """
+
+    handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
+
+    trials: int = 5
+    buckets: int = 16
+    solver_work: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.assigner", 1, "trials", "buckets")
+        check_least(self, "strategy.assigner", 0, "solver_work")
+
+    def draft(self) -> FlexibleGroups:
+        """Without integer programs."""
+        return replace(self, solver_work=0.0)
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Group and microbatch of every unit.
+
+        Raises:
+            IncompatibleError: if the layout has no widths, or has stages.
+            OutOfMemoryError: if the longest sample fits on no group.
+        """
+        model = profile.job.model
+        llm = layout.modules[model.llm_index]
+        check_plane(layout, "flexsp", "strategy/planner=flexsp")
+        if llm.pp > 1:
+            raise IncompatibleError(f"layout.pp={llm.pp}: must be 1 with strategy/assigner=flexsp")
+        widths = np.array([cp for _, cp in llm.degrees])
+        seconds, bytes_ = sample_costs(shapes, layout, profile)
+        room = room_bytes(layout, profile)
+        if room <= 0 or bytes_.max() > room * widths[-1]:
+            raise OutOfMemoryError(
+                f"assignment: the longest of {len(shapes)} samples does not fit on {widths[-1]} ranks"
+            )
+        order = np.argsort(shapes.llm_tokens, kind="stable")
+        least = int(np.ceil(decisive(float(bytes_.sum()) / (room * llm.dp))))
+        best: list[tuple[IntArray, SequenceGroups]] = []
+        best_s = np.inf
+        count = least
+        last = least + self.trials
+        while count <= len(shapes) and (count < last or not best):
+            microbatches = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
+            total_s = decisive(sum(groups.makespan_s for _, groups in microbatches)) if microbatches else np.inf
+            if total_s < best_s:
+                best = microbatches
+                best_s = total_s
+            count += 1
+        number, first, width = np.zeros((3, len(shapes)), np.int64)
+        for index, (mine, start) in enumerate(best):
+            groups = solved(start, seconds[:, mine], bytes_[mine], widths, llm.dp, room, self.buckets, self.solver_work)
+            begin = first_positions(groups.width)
+            number[mine] = index
+            first[mine] = begin[groups.group]
+            width[mine] = groups.width[groups.group]
+        return round_labels(model, shapes, layout, Rounds(number, first, width), spread=True)
+
+    def _microbatches(
+        self,
+        order: IntArray,
+        count: int,
+        seconds: FloatArray,
+        bytes_: FloatArray,
+        widths: IntArray,
+        num_ranks: int,
+        room: float,
+    ) -> list[tuple[IntArray, SequenceGroups]]:
+        """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
+        microbatch = blasted(bytes_[order], count)
+        group_lists = []
+        for number in range(int(microbatch.max()) + 1):
+            mine = order[microbatch == number]
+            groups = grouped(seconds[:, mine], bytes_[mine], widths, num_ranks, room)
+            if groups is None:
+                return []
+            group_lists.append((mine, groups))
+        return group_lists
+
+
+def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """Believed seconds of both passes of a sample on a group of each width, and bytes that the group shares.
+
+    The LLM's as FlexSP has them, linear and quadratic in the length with communication by width, and the items' on one
+    position each, shared out evenly over the group ``[widths, samples]``, ``[samples]``.
+    """
+    model = profile.job.model
+    widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
+    seconds = np.zeros((len(widths), len(shapes)))
+    bytes_ = np.zeros(len(shapes))
+    for module, placed in zip(model.modules, layout.modules, strict=True):
+        owner = module.owners(shapes, module.units(shapes))
+        unit_s, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
+        for level, width in enumerate(widths.tolist()):
+            seconds[level] += np.bincount(
+                owner, unit_s[level] if module is model.llm else unit_s[0] / width, len(shapes)
+            )
+        bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
+    return seconds, bytes_

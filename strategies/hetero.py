@@ -1,0 +1,442 @@
+"""Heterogeneous parallelism (arXiv:2605.27678): every module has degrees of its own, and data is left as it comes.
+
+Layouts by exhaustive search over every (TP, CP, PP, DP) of the LLM with every grid of the encoders (the paper tunes by
+hand), rated by closed forms for uniform microbatches of an average shape. Samples in arrival order, cut into contiguous
+slices where DP differs. Three-phase and graph-aware 1F1B schedules (section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from math import ceil
+
+import numpy as np
+
+from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.lpt import arrival_places
+from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.planning import (
+    partition_layers,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+    tensor_degrees,
+)
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.balancing.schedules import chain_program, check_colocated, check_routes, three_phase_program
+from entrain_bench.balancing.tuning import chosen_layout
+from entrain_bench.balancing.warmup import WarmUp
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.boundary import find_ratio, is_colocated, is_disjoint, is_integer_ratio
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.specs.job import Degrees, Job, divisors
+from entrain_bench.specs.layer import BF16_BYTES
+from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes
+
+# Ranks of all layouts of a search together.
+MAX_PLACED_RANKS = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Degrees of the encoders, which share one grid, and of the LLM."""
+
+    encoder: Degrees
+    llm: Degrees
+
+
+def colocated_pairs(job: Job, encoder_tp: int | None = None) -> list[Pair]:
+    """Pairs that both use all ranks; encoder PP = CP = 1 and an integer DP ratio (arXiv:2605.27678, section 5).
+
+    The job's request binds the LLM; without ``encoder_tp`` every TP of the encoders is tried.
+
+    Raises:
+        UserError: if none meets the request.
+    """
+    _check_request(job)
+    ranks = job.cluster.num_ranks
+    pairs = []
+    for llm in _llm_degrees(job, ranks):
+        if job.request.pp not in (None, llm.pp):
+            continue
+        for tp in _encoder_degrees(job, encoder_tp):
+            dp, rest = divmod(ranks, tp)
+            if not rest and is_integer_ratio(dp, llm.dp):
+                pairs.append(Pair(Degrees(tp, 1, 1, dp), llm))
+    return _some(job, pairs)
+
+
+def island_sizes(job: Job) -> list[int]:
+    """Ranks an encoder island may have: a part of a node or whole nodes, at most half of the cluster."""
+    node = job.cluster.gpus_per_node
+    half = job.cluster.num_ranks // 2
+    return [size for size in range(1, half + 1) if size % node == 0 or node % size == 0]
+
+
+def noncolocated_pairs(
+    job: Job, encoder_ranks: int | None, max_encoder_pp: int | None, encoder_tp: int | None = None
+) -> list[Pair]:
+    """Pairs that together use all ranks; encoder CP = 1 and an integer DP ratio.
+
+    ``request.pp`` counts the stages of both. Without ``encoder_ranks`` the encoder island has every one of
+    ``island_sizes``, without ``max_encoder_pp`` as many stages as layers, without ``encoder_tp`` every TP.
+
+    Raises:
+        UserError: if none meets the request.
+    """
+    _check_request(job)
+    layers = min(len(module.layers) for module in job.model.encoders)
+    most = min(layers, max_encoder_pp or layers)
+    pairs = []
+    for size in [encoder_ranks] if encoder_ranks else island_sizes(job):
+        for llm in _llm_degrees(job, job.cluster.num_ranks - size):
+            for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, most + 1)):
+                dp, rest = divmod(size, tp * pp)
+                if rest or not is_integer_ratio(dp, llm.dp) or job.request.pp not in (None, pp + llm.pp):
+                    continue
+                pairs.append(Pair(Degrees(tp, 1, pp, dp), llm))
+    return _some(job, pairs)
+
+
+def place_pair(
+    job: Job, pair: Pair, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], *, colocated: bool
+) -> Layout:
+    """Both modules on consecutive ranks, replica after replica, TP innermost, then CP, then stages.
+
+    Colocated, both start at rank 0, so that the encoder replicas that feed an LLM replica are neighbours on its ranks
+    (or the other way round). Otherwise the module with the wider TP comes first, so that every block is aligned.
+    ``layers`` are those of each stage, for every module.
+    """
+    encoder = _grid(pair.encoder)
+    llm = _grid(pair.llm)
+    if not colocated and pair.encoder.tp > pair.llm.tp:
+        llm = llm + encoder.size
+    elif not colocated:
+        encoder = encoder + llm.size
+    modules = []
+    for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
+        degrees, ranks = (pair.encoder, encoder) if module.is_encoder else (pair.llm, llm)
+        modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, ranks, again))
+    layout = Layout(tuple(modules), job.num_microbatches(pair.llm.dp))
+    check_layout(layout, job.model, job.cluster)
+    return layout
+
+
+def _grid(degrees: Degrees) -> IntArray:
+    shape = (degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    return np.arange(degrees.dp * degrees.pp * degrees.tp * degrees.cp).reshape(shape)
+
+
+def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
+    """Degrees of the LLM on that many ranks, within the request for TP, CP and DP."""
+    asked = job.request
+    tps = [asked.tp] if asked.tp else tensor_degrees(job, [job.model.llm])
+    cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
+    batches, uneven = divmod(job.global_batch, job.microbatch_size)
+    if uneven:
+        return
+    dps = [asked.dp] if asked.dp else divisors(batches)
+    for tp, cp in product(tps, cps):
+        for dp in dps:
+            pp, rest = divmod(ranks, tp * cp * dp)
+            if not rest and batches % dp == 0 and 1 <= pp <= len(job.model.llm.layers):
+                yield Degrees(tp, cp, pp, dp)
+
+
+def _encoder_degrees(job: Job, encoder_tp: int | None) -> list[int]:
+    """Degrees of the encoders, or the one asked for."""
+    degrees = tensor_degrees(job, job.model.encoders)
+    if encoder_tp is None:
+        return degrees
+    require(encoder_tp in degrees, "strategy.planner.encoder_tp", encoder_tp, f"null or one of {degrees}")
+    return [encoder_tp]
+
+
+def _check_request(job: Job) -> None:
+    if not job.model.encoders:
+        raise IncompatibleError(
+            f"model={job.model.name}: has no encoder, so encoder and LLM cannot have different degrees"
+        )
+    node = job.cluster.gpus_per_node
+    asked = job.request
+    if asked.tp:
+        require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
+    if asked.dp:
+        job.num_microbatches(asked.dp)
+
+
+def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
+    if not pairs:
+        asked = job.request
+        wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
+        raise UserError(
+            f"{wanted or 'layout'}: no degrees of encoder and LLM with an integer ratio of DP use the "
+            f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name} with dp x microbatch_size="
+            f"{job.microbatch_size} dividing global_batch={job.global_batch}"
+        )
+    if len(pairs) * job.cluster.num_ranks > MAX_PLACED_RANKS:
+        raise UserError(
+            f"layout: {len(pairs)} degrees of encoder and LLM on the {job.cluster.num_ranks} ranks of "
+            f"cluster={job.cluster.name} are too many to search. Set layout.tp, layout.cp or layout.dp"
+        )
+    return pairs
+
+
+def list_candidates(
+    profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
+) -> Iterator[Candidate]:
+    """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
+
+    Samples are averaged into one shape. A module's stages are its own, so its split into stages does not depend on
+    recomputation.
+    """
+    job = profile.job
+
+    @cache
+    def split(index: int, num_samples: float, degrees: Degrees) -> tuple[tuple[int, ...], FloatArray]:
+        module = job.model.modules[index]
+        costs = average_layer_s(profile, module, samples, num_samples, degrees.tp, degrees.cp)
+        layers = partition_layers(costs, degrees.pp)
+        return layers, stage_sums(costs, layers)
+
+    for pair in pairs:
+        encoder = pair.encoder
+        llm = pair.llm
+        count = job.num_microbatches(llm.dp)
+        three_phase = colocated and llm.pp > 1
+        # Samples whose items an encoder replica processes at a time.
+        share = job.microbatch_size * llm.dp / encoder.dp * (count if three_phase else 1)
+        splits = [
+            split(index, share, encoder) if module.is_encoder else split(index, job.microbatch_size, llm)
+            for index, module in enumerate(job.model.modules)
+        ]
+        none = [False] * len(splits)
+        plain = place_pair(job, pair, [layers for layers, _ in splits], none, colocated=colocated)
+        step = profile.programs.step_s(plain)
+        choices = product(recompute_choices(job), [False, True] if three_phase and offload else [False])
+        for recompute, away in choices:
+            scaled = [stage * recompute_factor(again) for (_, stage), again in zip(splits, recompute, strict=True)]
+            seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated)
+            modules = tuple(
+                replace(placed, recompute=again, offload=away and module.is_encoder)
+                for module, placed, again in zip(job.model.modules, plain.modules, recompute, strict=True)
+            )
+            transfers = offload_s(job, encoder.tp) if away else 0.0
+            yield Candidate(seconds + step + transfers, replace(plain, modules=modules))
+
+
+def offload_s(job: Job, tp: int) -> float:
+    """Time in which the encoders' bf16 weights leave a rank and come back over the host link."""
+    parameters = sum(module.parameters for module in job.model.encoders) / tp
+    return 2 * BF16_BYTES * parameters / job.cluster.device.host_bandwidth_bytes_per_s
+
+
+def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
+    """Time of uniform microbatches, without the step at the end of the iteration.
+
+    Arguments are forward and backward seconds of each stage for a microbatch; of encoders in three phases for the whole
+    window.
+    """
+    if not colocated:
+        chain = np.concatenate([encoder, llm])
+        return float(chain.sum() + (num_microbatches - 1) * chain.max())
+    if len(llm) > 1:
+        return float(encoder.sum() + llm.sum() + (num_microbatches - 1) * llm.max())
+    return float(num_microbatches * (encoder.sum() + llm.sum()))
+
+
+def average_layer_s(
+    profile: Profile, module: ModuleSpec, samples: SampleShapes, num_samples: float, tp: int, cp: int
+) -> FloatArray:
+    """Measured forward and backward seconds of each layer on the average units of so many samples ``[layers]``.
+
+    Their number may be a fraction; units are rounded up as in the fullest of several slices.
+    """
+    units = module.units(samples)
+    if not len(units):
+        return np.zeros(len(module.layers))
+    length = max(1, round(float(module.lengths(samples, units).mean())))
+    count = max(1, ceil(num_samples * len(units) / len(samples) - 1e-9))
+    times = profile.layers.measure(module, np.full(count, length), tp, cp)
+    return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedPlanner:
+    """Encoder and LLM on all ranks, each with its own TP and DP; the encoder has one stage.
+
+    ``layout.tp``, ``cp``, ``pp`` and ``dp`` bind the LLM.
+
+    Attributes:
+        encoder_tp: TP of the encoders; None searches it.
+        offload_encoder: whether layouts are considered, too, whose encoder weights and gradients are in host memory
+            while the LLM runs (three-phase schedules only).
+        profile_samples: samples averaged into one shape.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
+    """
+
+    encoder_tp: int | None = None
+    offload_encoder: bool = False
+    profile_samples: int = 256
+    num_trials: int = 8
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The fastest of the most promising candidates that fit memory."""
+        samples = profile.samples.draw(self.profile_samples)
+
+        def candidates(sized: Profile) -> list[Candidate]:
+            pairs = colocated_pairs(sized.job, self.encoder_tp)
+            return by_estimate(list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder))
+
+        return chosen_layout(profile, candidates, make_program, self.num_trials)
+
+
+@dataclass(frozen=True, slots=True)
+class NoncolocatedPlanner:
+    """An encoder island beside the LLM; together they use all ranks.
+
+    ``layout.tp``, ``cp`` and ``dp`` bind the LLM; ``layout.pp`` counts the stages of both.
+
+    Attributes:
+        encoder_ranks: size of the island; None searches parts of a node and whole nodes up to half of the cluster.
+        max_encoder_pp: most encoder stages; None sets no limit but the layers.
+        encoder_tp: TP of the encoders; None searches it.
+        profile_samples: samples averaged into one shape.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
+    """
+
+    encoder_ranks: int | None = None
+    max_encoder_pp: int | None = None
+    encoder_tp: int | None = None
+    profile_samples: int = 256
+    num_trials: int = 8
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials", "encoder_ranks", "max_encoder_pp")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The fastest of the most promising candidates that fit memory."""
+        if self.encoder_ranks is not None:
+            most = profile.job.cluster.num_ranks - 1
+            require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
+        samples = profile.samples.draw(self.profile_samples)
+        limits = self.encoder_ranks, self.max_encoder_pp, self.encoder_tp
+        if not profile.job.free_microbatch_size:
+            # The tuner asks for few degrees at a time; that all are too many should be known before.
+            noncolocated_pairs(profile.job, *limits)
+
+        def candidates(sized: Profile) -> list[Candidate]:
+            pairs = noncolocated_pairs(sized.job, *limits)
+            return by_estimate(list_candidates(sized, samples, pairs, colocated=False))
+
+        return chosen_layout(profile, candidates, make_program, self.num_trials)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlices:
+    """Samples in arrival order; an LLM replica's items in contiguous slices over the encoder replicas that feed it.
+
+    What is sliced is the batch dimension of the boundary tensor (arXiv:2605.27678, section 1): the items of one LLM
+    microbatch, or, where the encoder runs once for the whole window (colocated, LLM PP > 1: three phases), the items
+    of all of a replica's microbatches. Slices differ by at most one item.
+
+    Attributes:
+        encoder_passes: chunks of an encoder replica's window in the three-phase schedule; the paper runs one.
+    """
+
+    encoder_passes: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.assigner", 1, "encoder_passes")
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Replica and microbatch from the position in the batch alone."""
+        job = profile.job
+        *encoders, llm = layout.modules
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
+        modules = []
+        for module, placed in zip(job.model.encoders, encoders, strict=True):
+            ratio = find_ratio(placed, llm)
+            owner = shapes.item_sample[module.units(shapes)]
+            group = replica[owner] // ratio.fan_out
+            if is_colocated(placed, llm) and llm.pp > 1:
+                encoder = group * ratio.fan_in + slice_rows(group, ratio.fan_in)
+                passes = slice_rows(encoder, self.encoder_passes)
+            else:
+                passes = microbatch[owner]
+                row = group * (1 + int(microbatch.max(initial=0))) + passes
+                encoder = group * ratio.fan_in + slice_rows(row, ratio.fan_in)
+            modules.append(ModuleAssignment(encoder, passes))
+        return Assignment((*modules, ModuleAssignment(replica, microbatch)))
+
+
+def slice_rows(row: IntArray, num_slices: int) -> IntArray:
+    """Slice of each unit when the units of each row, in their order, are cut into contiguous slices ``[units]``.
+
+    Every row has ``num_slices``, which differ by at most one unit. Rows are not negative.
+    """
+    counts = np.bincount(row)
+    order = np.argsort(row, kind="stable")
+    position = np.empty(len(row), np.int64)
+    position[order] = np.arange(len(row)) - offsets_from_counts(counts)[row[order]]
+    return np.asarray(position * num_slices // counts[row])
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedScheduler(Recomputation):
+    """Encoder and LLM on the same ranks, each with its own grid.
+
+    LLM PP = 1: encoder forward, LLM forward, LLM backward, encoder backward of each microbatch in turn. LLM PP > 1:
+    three phases, all encoder forwards, 1F1B of the LLM, all encoder backwards.
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder is not on exactly the LLM's ranks or an item takes a wrong route.
+        """
+        check_colocated(layout)
+        model = profile.job.model
+        one_stage = layout.modules[-1].pp == 1
+        check_routes(model, shapes, layout, assignment, in_order=one_stage)
+        if not one_stage:
+            return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
+        warmup = [np.zeros(1, np.int64)] * len(layout.modules)
+        return self.within_memory(chain_program(model, shapes, layout, assignment, warmup), profile)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphAwareScheduler(WarmUp):
+    """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
+
+    An LLM first stage runs a microbatch when all its encoder inputs are there; a stage warms up with as many forwards
+    as stages follow it on the longest path.
+    """
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program.
+
+        Raises:
+            IncompatibleError: if an encoder shares ranks with the LLM or an item takes a wrong route.
+        """
+        *encoders, llm = layout.modules
+        for placed in encoders:
+            if not is_disjoint(placed, llm):
+                raise IncompatibleError(
+                    f"layout: a disjoint schedule needs {placed.module} and {llm.module} on different ranks"
+                )
+        check_routes(profile.job.model, shapes, layout, assignment, in_order=True)
+        return self.in_chain(shapes, layout, assignment, profile)
