@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.records.leaves import VARIANT
 from entrain_bench.records.records import MEASURED, METRICS
 
 # Results of a run; the other columns say which run it is.
