@@ -28,6 +28,9 @@ IDENTITIES = ("_target_", "name")
 OWNED = ("strategy",)
 # Keys that the user sets for all strategies; of a single strategy, its variants.
 ASKED = ("layout", "microbatch_size")
+# Parts of the saved time that a reason names, and the least share of it that is worth naming.
+MAX_PARTS = 2
+LEAST_SHARE = 0.1
 # What stands for a key that a configuration does not have.
 ABSENT = ()
 
@@ -92,22 +95,6 @@ class SeedGroup:
         """A metric of the runs that succeeded and measured it, by seed."""
         done = {seed: record.metrics for seed, record in sorted(self.runs.items()) if record.status == "ok"}
         return {seed: metrics[metric] for seed, metrics in done.items() if metrics.get(metric) is not None}
-
-    @property
-    def seconds_by_part(self) -> dict[str, float | None]:
-        """Mean seconds of an iteration over seeds, by part; empty without a result."""
-        times = self.values(TIME)
-        idle = {seed: ratio * times[seed] for seed, ratio in self.values("bubble_ratio").items()}
-        parts = {
-            "iteration": times,
-            "busy": {seed: times[seed] - part for seed, part in idle.items()},
-            "idle": idle,
-            "exposed comm.": self.values("exposed_comm_s"),
-            "step": {seed: times[seed] - core for seed, core in self.values("core_time_s").items()},
-            "bound": self.values("lower_bound_s"),
-        }
-        means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
-        return means if times else {}
 
     @property
     def seconds_by_class(self) -> dict[str, float]:
@@ -181,6 +168,22 @@ class Case:
         """The plainest variant of the baseline; None if it did not run."""
         groups = (group for group in self.groups.values() if group.strategy == self.baseline)
         return min(groups, key=lambda group: group.plainness, default=None)
+
+    @property
+    def saving(self) -> dict[str, Any] | None:
+        """Seconds of an iteration of baseline and winner, and its largest savings by class; None without either."""
+        base = self.baseline_group
+        if base is None or self.winner is None or base is self.winner:
+            return None
+        before, after = (self.comparison.standings[group.key].time for group in (base, self.winner))
+        if not before or not after:
+            return None
+        own = self.winner.seconds_by_class
+        saved = {name: spent_s - own[name] for name, spent_s in base.seconds_by_class.items() if name in own}
+        least = LEAST_SHARE * math.fsum(part for part in saved.values() if part > 0)
+        ranked = sorted(saved, key=lambda name: -saved[name])[:MAX_PARTS]
+        parts = {name: saved[name] for name in ranked if saved[name] > least}
+        return {"before": before.mean, "after": after.mean, "parts": parts}
 
     def speedup(self, group: SeedGroup) -> Interval | None:
         """Return a group's speedup over the baseline; None without one, and for the baseline itself."""

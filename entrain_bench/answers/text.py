@@ -107,8 +107,8 @@ def consecutive(values: Sequence[int]) -> str:
 
 def spell_seeds(seeds: Sequence[int]) -> str:
     """Seeds in words, each once: ``seed 3``, ``seeds 0, 2``, ``seeds 0 to 7``."""
-    found = sorted({*seeds})
-    return f"seed{'s' if len(found) > 1 else ''} {consecutive(found)}"
+    distinct = sorted({*seeds})
+    return f"seed{'s' if len(distinct) > 1 else ''} {consecutive(distinct)}"
 
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:

@@ -20,7 +20,7 @@ WIDTH = 100
 INDENT = "  "
 KEYS = "keys"
 # What is overridden, where that is not the group alone.
-PLACES = {"model/module": "model/module@model.modules.llm"}
+PLACES = {group: f"{group}@model.modules.llm" for group in ("model/module", "model/module/family")}
 TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
 # Values of a key that are no choices of its group.
 OTHER_VALUES = {

@@ -13,7 +13,6 @@ import yaml
 from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import Times, baseline_of
 from entrain_bench.answers.console_table import describe_cell, make_console
-from entrain_bench.answers.labels import FAMILIES
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.recommendation import (
@@ -155,7 +154,7 @@ class Asked:
         variants: overrides of every strategy by its name, in the order in which they start.
         baseline: the strategy that speedups are over.
         given: the user's overrides by key.
-        omitted: strategies, families and keys that are not considered.
+        omitted: strategies and values of keys that are not considered.
     """
 
     config: RunConfig
@@ -231,12 +230,8 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
             require(isinstance(needed, list), f"strategy={name}: {megatron.KEY}", needed, "a list of overrides")
         variants = variants_within(stated, None if "layout.recompute" in keys else model)
     orders = {name: nodes[first.partition("=")[2]].get("display_order") for name, (first, *_) in variants.items()}
-    families = {name: str(node.get("family") or "") for name, node in nodes.items()}
-    left_out = sorted(nodes.keys() - {*considered})
-    whole = dict.fromkeys(families[name] for name in left_out)
     omitted = {
-        "strategies": left_out,
-        "families": [FAMILIES[one] for one in whole if one not in {families[name] for name in considered}],
+        "strategies": sorted(nodes.keys() - {*considered}),
         "given": [given[key] for key in KNOBS if key in given and parse(given[key]).value() is not None],
     }
     return Asked(config, texts, variants, baseline_of(orders), given, omitted)

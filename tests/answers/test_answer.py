@@ -86,7 +86,7 @@ def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
     values = decided([replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained])
     assert (values["winner"], values["as_good"], values["exceptions"]) == ("entrain", ["near"], {})
     assert values["gain"]["mean"] == pytest.approx(2.03, abs=0.005)
-    assert values["saving"]["parts"] == {"busy": pytest.approx(0.8), "idle": pytest.approx(0.8 / 3)}
+    assert (values["saving"]["before"], values["saving"]["parts"]) == (pytest.approx(2.1), {})
     assert values["runs_in"] == ()
     assert values["next"] == {
         "kind": NextStep.RECOMMEND,

@@ -110,15 +110,6 @@ def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width
         assert {*heading[start:].split()} <= {"s/iter", "runs"}
 
 
-def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
-    ordered = [
-        made(name, time=1.0 + place, config={"strategy": {"display_order": place}})
-        for place, name in enumerate(("dip", "dflop"))
-    ]
-    assert "speedup: over dip, seed by seed" in lines(ordered)[1]
-    assert lines(ordered[:1])[1].split()[0] == "strategy", "a single strategy has nothing to be compared with"
-
-
 def test_metrics_come_by_priority_as_the_width_allows() -> None:
     names = ("megatron", "hetero_noncolocated")
     records = [

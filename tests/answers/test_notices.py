@@ -29,20 +29,6 @@ def made(samples: Counts, batch: int = 512, workload: str = "mine") -> Record:
     return Record("0", "ok", "", labels, {"global_batch": batch}, "", samples=samples)
 
 
-def remarked(*remarks: str) -> Record:
-    labels = {"workload": "mine", "model": "tiny", "harness": "train"}
-    return Record("0", "ok", "", labels, {"global_batch": 1}, "", samples=listed(1, 1), remarks=remarks)
-
-
-def test_remarks_of_runs_are_said_once_behind_samples() -> None:
-    lines = notices([remarked("no mfu"), remarked("no mfu", "another kernel"), remarked()])
-    assert lines == [
-        "workload mine: of 1 rows 1 truncated, longer than the context of model tiny",
-        "harness train: no mfu",
-        "harness train: another kernel",
-    ]
-
-
 def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float | Counts]:
     return {"listed": number, "truncated": truncated, "dropped": dropped}
 

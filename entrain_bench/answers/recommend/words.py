@@ -43,7 +43,7 @@ type Spent = Mapping[str, Mapping[str, float]]
 def answer_lines(answer: Recommendation, omitted: Mapping[str, Any], width: int, judged_dir: str) -> list[str]:
     """Return the lines of the answer, wrapped at ``width``; names and numbers are never cut.
 
-    ``omitted`` are ``strategies`` and ``families`` that were not considered, and ``given`` keys that the tuner chooses.
+    ``omitted`` are ``strategies`` that were not considered, and ``given`` values of keys that the tuner chooses.
     """
     values = {
         **answer.values,

@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import cache, lru_cache, partial
 from itertools import product, zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -162,7 +163,7 @@ def _entry(
     done = {step: record for step, record in runs.items() if record.status == "ok"}
     names = (*SHOWN, *dict.fromkeys(name for record in records for name in record.added))
     values = {name: {step: one.metrics[name] for step, one in done.items() if name in one.metrics} for name in names}
-    metrics = {name: _with_mean(found, _mean([*found.values()])) for name, found in values.items() if found}
+    metrics = {name: _with_mean(by_step, fmean(by_step.values())) for name, by_step in values.items() if by_step}
     workload = json.dumps(records[0].config["workload"], sort_keys=True)
     return Entry(
         _shared_configuration(records[0], apart),
@@ -182,10 +183,6 @@ def _shared_configuration(record: Record, apart: Sequence[str]) -> str:
     return _hash({name: value for name, value in record.config.items() if name not in apart})
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
     """Append the mean of several values, so that it is the metric's last; one value is its own mean."""
     return {**values, **({max(values) + 1: mean} if len(values) > 1 else {})}
@@ -194,7 +191,7 @@ def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
 def _by_iteration(records: Sequence[Record]) -> dict[str, dict[int, float]]:
     rows = [*zip_longest(*(record.iterations for record in records), fillvalue={})]
     values = {name: [[row[name] for row in same if name in row] for same in rows] for name in BY_ITERATION}
-    means = {name: {step: _mean(own) for step, own in enumerate(lists) if own} for name, lists in values.items()}
+    means = {name: {step: fmean(seeds) for step, seeds in enumerate(lists) if seeds} for name, lists in values.items()}
     return {name: steps for name, steps in means.items() if steps}
 
 
@@ -264,7 +261,7 @@ def _parent(
     pictures: Pictures | None,
 ) -> Entry:
     records = [*answer.records, *answer.draws]
-    speedups = {variant: found.speedup.mean for variant, found in answer.overall.items()}
+    speedups = {variant: overall.speedup.mean for variant, overall in answer.overall.items()}
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {clean(f"speedup/{variant}"): speedup for variant, speedup in speedups.items()}
     metrics |= {"best_speedup": max(speedups.values())} if speedups else {}

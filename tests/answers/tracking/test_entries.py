@@ -10,7 +10,7 @@ import pytest
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.sentences import sentences
 from entrain_bench.answers.tracking.entries import SHOWN, Entry, entries_of, parameters
-from entrain_bench.answers.tracking.pages import BASELINE_TAG, CASE_TAG, NOTE_TAG, sweep_name
+from entrain_bench.answers.tracking.pages import BASELINE_TAG, NOTE_TAG, sweep_name
 from entrain_bench.records.records import Record, Results
 from support.records import record
 
@@ -73,20 +73,6 @@ def test_at_most_twenty_metrics_with_the_time_first() -> None:
     for case in cases.values():
         assert len(case.metrics) == 20
         assert next(iter(case.metrics)) == "iteration_time_s"
-
-
-def test_names_carry_what_was_swept_and_nothing_else() -> None:
-    records = [
-        record("first", 1.0, workload=workload, own={"trials": trials}, global_batch=batch, iterations=4)
-        for workload in ("text", "video")
-        for trials in (0, 8)
-        for batch in (16, 32)
-    ]
-    _, cases = shown(records)
-    assert {"first trials=0 text global_batch=16", "first trials=8 video global_batch=32"} <= {*cases}
-    assert len({case.tags[CASE_TAG] for case in cases.values()}) == 4
-    parts = [record("first", 1.0, own={"planner": {"_target_": f"some.module.{name}"}}) for name in ("Old", "New")]
-    assert {*shown(parts)[1]} == {"first planner=New", "first planner=Old"}
 
 
 def test_draws_of_constants_are_the_steps_of_a_run_of_their_own() -> None:

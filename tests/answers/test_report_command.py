@@ -68,21 +68,3 @@ def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer() -> None:
     assert {"braid", "omnibal"} < {*values["not_run"]}
     assert "| 0 to 2 | [7](#runs-1) |" in text
     assert pasted_keys() == {record.key for record in Results(Path("results")).records()}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "must hold a run with a result"),
-        (["seed=0"], "seed=0: unknown key; choices: results_dir"),
-        (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
-    ],
-)
-def test_nothing_to_say_and_bad_input_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["report", "results_dir=none", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not Path("none").exists()

@@ -49,10 +49,9 @@ def test_a_row_names_the_winner_its_gain_the_reason_and_ties() -> None:
     first, second, third, last = rows
     assert first[2] == "**best**"
     assert re.fullmatch(r"2\.03x \(\d\.\d\d to \d\.\d\d\) over base", first[3])
-    # A quarter of 2.1 s and of 1.033 s, and the rest.
     assert first[4:8] == [
         "near",
-        "idle 0.525 to 0.258 s, busy 1.575 to 0.775 s",
+        "2.100 to 1.033 s",
         "broken failed at 1 of 3 seeds",
         "0 to 2",
     ]
@@ -69,7 +68,7 @@ def test_sections_come_in_order_and_only_if_there_is_anything_to_say() -> None:
         return re.findall(r'<h2 id="(\w+)">', page)
 
     usual = runs({"base": SLOW, "best": FAST})
-    assert anchors(html(report(usual))) == ["decision", "answer", "time", "environment", "rerun"]
+    assert anchors(html(report(usual))) == ["decision", "answer", "environment", "rerun"]
     many = [*usual, *runs({"base": SLOW, "best": [*FAST[:2], None]}, workload="x")]
     many += runs({"base": SLOW, "best": FAST}, belief_error=0.5)
     assert anchors(html(report(many))) == [name for name in SECTIONS if name != "ranking"]
@@ -126,7 +125,7 @@ def test_links_lead_to_places_on_the_page_which_needs_nothing_else() -> None:
     page = report(records, PICTURES)
     text, twin = html(page), markdown(page)
     links, places = re.findall(r'href="([^"]*)"', text), re.findall(r' id="([^"]*)"', text)
-    assert len(links) > 8
+    assert len(links) > 6
     assert all(link.startswith("#") and link[1:] in places for link in links)
     assert len({*places}) == len(places)
     assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', text))
@@ -140,8 +139,7 @@ def test_the_first_lines_are_for_whoever_decides() -> None:
     facts = dict(re.findall(r"^- \*\*([^*]+)\*\*: (.*)$", markdown(report(simulated)), re.M))
     assert [*facts] == ["Use", "Gain", "Why", "Not run", "Where it runs today", "Next step"]
     assert facts["Use"] == "entrain; near is as good."
-    saved = "It saves 0.800 s (busy) and 0.267 s (idle)."
-    assert facts["Why"] == f"An iteration takes 1.033 s instead of 2.100 s. {saved}"
+    assert facts["Why"] == "An iteration takes 1.033 s instead of 2.100 s."
     assert facts["Not run"].startswith("20 of 23 strategies (braid, ")
     assert facts["Where it runs today"] == "In this suite alone: no other framework runs entrain unmodified."
     assert facts["Next step"] == "Freeze a plan and judge it on fresh seeds:"
