@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow mutants fuzz tamper screenshots bench ui docs docs-serve lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper screenshots bench ui docs docs-serve lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -51,7 +51,7 @@ preprocessing: setup ## Train with three kinds of input preprocessing; draw resu
 	$(PYTHON) -m entrain_bench.lab preprocessing
 
 fidelity: setup ## Train and predict 63 programs on this machine (about an hour); draw results/figures/fidelity.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab fidelity$(if $(PROFILE), --truth cluster/device=profiled "cluster.device.path=$(PROFILE)")
+	$(PYTHON) -m entrain_bench.lab fidelity
 
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
 	$(PYTHON) -m entrain_bench.lab gpu-check $(OPTIONS)
@@ -74,10 +74,13 @@ reference: setup ## Update results/reference and docs, and list every change
 TEST = $(PYTHON) -m pytest -n auto --dist worksteal -q
 
 test: setup ## Run the quick tests; WIDE=1: also tests that take seconds or repeat for every strategy, figure and trace
-	$(TEST)$(if $(WIDE), -m 'not slow')
+	$(TEST)$(if $(WIDE), -m 'not slow and not site')
 
 test-slow: setup ## Run the slow tests; SEED=1 draws other combinations of parts
 	SEED=$(or $(SEED),0) $(PYTHON) -m pytest -q -m slow
+
+test-site: setup ## Build the site and open its pages and MLflow's in a browser (needs chromium and chromedriver)
+	$(PYTHON) -m pytest -q -m site
 
 mutants: setup ## Run mutation testing on the core (about an hour): SEED=0 COUNT=100
 	PYTHONPATH=tests $(PYTHON) -m mutants --seed $(or $(SEED),0) --count $(or $(COUNT),100)
@@ -86,7 +89,7 @@ fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COU
 	COUNT=$(or $(COUNT),1000) $(PYTHON) -m pytest -q -n0 --timeout=0 --hypothesis-seed=$(or $(SEED),0) tests/test_fuzz.py
 
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
-	PYTHONPATH=tests $(PYTHON) -m tamper --seed $(or $(SEED),0) --count $(or $(N),500)
+	SEED=$(or $(SEED),0) N=$(or $(N),500) $(PYTHON) -m pytest -q -n0 --timeout=0 tests/tamper
 
 screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (build/screenshots); needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots
@@ -97,14 +100,11 @@ bench: setup ## Benchmark the suite itself (up to five minutes); write results/b
 ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui
 
-# Its own parts import as a package of docs/.
-SITE = PYTHONPATH=docs $(PYTHON) -m sitegen
-
 docs: setup ## Build the documentation as a site, offline, warnings as errors: build/docs/html/index.html
-	$(SITE)
+	PYTHONPATH=docs $(PYTHON) -m sitegen
 
-docs-serve: setup ## Build it and serve it on 127.0.0.1: PORT=8000
-	$(SITE) --serve $(or $(PORT),8000)
+docs-serve: docs ## Build it and serve it on 127.0.0.1: PORT=8000
+	$(PYTHON) -m http.server --bind 127.0.0.1 --directory build/docs/html $(or $(PORT),8000)
 
 lint: setup ## Check style, types, import contracts and the words of docs and help
 	.venv/bin/ruff format --check .

@@ -20,10 +20,10 @@ IMAGES, PICTURES, SITE = ROOT / "docs" / "images", ROOT / "build" / "screenshots
 # Main pages of the site, by the name of their picture.
 SITE_PAGES = {
     "site_home": "index.html",
-    "site_tutorial": "tutorials/which_strategy.html",
-    "site_strategy": "strategies/braid.html",
-    "site_results": "results_table.html",
-    "site_claims": "claims.html",
+    "site_tutorial": "docs/tutorials/which_strategy.html",
+    "site_strategy": "docs/strategies/braid.html",
+    "site_results": "docs/results_table.html",
+    "site_claims": "docs/claims_table.html",
 }
 SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")

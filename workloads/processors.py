@@ -65,19 +65,28 @@ def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, 
         widths: in pixels ``[images]``.
         heights: in pixels ``[images]``.
         rules: of the model.
-
-    Returns:
-        The tiles; LLM tokens of an image are spread evenly over its tiles, at least one each.
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
     cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts == 1, counts)))
-    ask_items(cut.tiles)
+    return tiled_items(counts, cut.tiles, cut.encoder_tokens, cut.llm_tokens)
+
+
+def tiled_items(counts: IntArray, tiles: IntArray, encoder_tokens: IntArray, llm_tokens: IntArray) -> Items:
+    """Return an item per tile; LLM tokens of an image are spread evenly over its tiles, at least one each.
+
+    Args:
+        counts: images of each sample ``[samples]``.
+        tiles: tiles of each image ``[images]``.
+        encoder_tokens: of each of an image's tiles ``[images]``.
+        llm_tokens: of each whole image ``[images]``.
+    """
+    ask_items(tiles)
     owner = np.repeat(np.arange(len(counts)), counts)
-    of_sample = np.bincount(owner, weights=cut.tiles, minlength=len(counts)).astype(np.int64)
-    place = np.arange(int(cut.tiles.sum())) - np.repeat(np.cumsum(cut.tiles) - cut.tiles, cut.tiles)
-    share, rest = np.divmod(np.repeat(cut.llm_tokens, cut.tiles), np.repeat(cut.tiles, cut.tiles))
+    of_sample = np.bincount(owner, weights=tiles, minlength=len(counts)).astype(np.int64)
+    place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    share, rest = np.divmod(np.repeat(llm_tokens, tiles), np.repeat(tiles, tiles))
     llm = np.maximum(1, share + (place < rest)).astype(np.int64)
-    return Items(of_sample, np.repeat(cut.encoder_tokens, cut.tiles), llm)
+    return Items(of_sample, np.repeat(encoder_tokens, tiles), llm)
 
 
 def _fixed_size(rules: FixedSize, images: _Images) -> _Cut:

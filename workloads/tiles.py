@@ -10,13 +10,9 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.items import Items
-from entrain_bench.specs.tokens import TileRules
+from entrain_bench.specs.tokens import FrameRules, TileRules
 
-from .budget import ask_items
-from .processors import closest_grids
-
-# An image whose unpadded grid has up to this square of the limit keeps its resolution.
-SLACK = 1.1
+from .processors import SLACK, closest_grids, tiled_items
 
 
 def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
@@ -67,21 +63,19 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     pixels ``[images]``.
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
+    encoder = np.full(len(wide), rules.encoder_side**2)
     if rules.dynamic_tiles:
-        return _dynamic_images(counts, wide, high, rules)
+        columns, rows = nearest_grids(wide, high, rules)
+        # A grid of one tile is its own thumbnail.
+        tiles = columns * rows + (columns * rows > 1)
+        return tiled_items(counts, tiles, encoder, tiles * rules.llm_side**2)
     alone = np.repeat(counts == 1, counts)
     tiles = np.ones(len(wide), np.int64)
     tokens = np.full(len(wide), rules.llm_side**2 + 1)
     columns, rows = best_grids(wide[alone], high[alone], rules)
     tiles[alone] = columns * rows + 1
     tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
-    ask_items(tiles)
-    of_sample = _tiles_of_samples(counts, tiles)
-    place = np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-    share, rest = np.divmod(np.repeat(tokens, tiles), np.repeat(tiles, tiles))
-    return Items(
-        of_sample, np.full(len(place), rules.encoder_side**2), np.maximum(1, share + (place < rest)).astype(np.int64)
-    )
+    return tiled_items(counts, tiles, encoder, tokens)
 
 
 def nearest_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
@@ -92,33 +86,11 @@ def nearest_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tupl
     return closest_grids(widths, heights, rules.pixels, rules.dynamic_tiles or 1)
 
 
-def _dynamic_images(counts: IntArray, widths: IntArray, heights: IntArray, rules: TileRules) -> Items:
-    columns, rows = nearest_grids(widths, heights, rules)
-    # A grid of one tile is its own thumbnail.
-    tiles = columns * rows + (columns * rows > 1)
-    ask_items(tiles)
-    total = int(tiles.sum())
-    encoder = np.full(total, rules.encoder_side**2)
-    llm = np.full(total, rules.llm_side**2)
-    return Items(_tiles_of_samples(counts, tiles), encoder, llm)
+def frame_rules(rules: TileRules) -> FrameRules:
+    """Return the rules of a video whose frames are one tile, pooled by 2 x 2 for the LLM, with a newline per line.
 
-
-def _tiles_of_samples(counts: IntArray, tiles: IntArray) -> IntArray:
-    """Tiles of every sample ``[samples]``, by the images of each ``[samples]`` and the tiles of each ``[images]``."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return np.bincount(owner, weights=tiles, minlength=len(counts)).astype(np.int64)
-
-
-def tiled_frames(seconds: FloatArray, frames_per_s: float, rules: TileRules) -> Items:
-    """Videos as frames of one tile, pooled by 2 x 2 for the LLM, with a newline after each line.
-
-    Under dynamic tiling nothing is pooled and there is no newline. Of videos of ``seconds`` ``[samples]`` (NaN: none),
-    longer than ``max_frames`` at ``frames_per_s``, so many frames are sampled evenly.
+    With dynamic tiling nothing is pooled and there is no newline.
     """
-    frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, 3)).astype(np.int64)
-    counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
-    ask_items(counts)
-    total = int(counts.sum())
     side = -(-rules.llm_side // 2)
     tokens = rules.llm_side**2 if rules.dynamic_tiles else side * (side + 1)
-    return Items(counts, np.full(total, rules.encoder_side**2), np.full(total, tokens))
+    return FrameRules(rules.encoder_side**2, tokens, rules.max_frames)

@@ -12,19 +12,12 @@ from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
 
 from .budget import ask_items
 from .processors import processed_images
-from .tiles import tiled_frames, tiled_images
+from .tiles import frame_rules, tiled_images
 
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
 MAX_ASPECT_RATIO = 200.0
 # Traces hold seconds as float32; a thousandth of a token absorbs that error before rounding up or down.
 _TOKEN_DECIMALS = 3
-
-
-def image_tokens(
-    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
-) -> IntArray:
-    """LLM tokens of images resized by Qwen2.5-VL's rule (``image_grids``) ``[images]``, from 1 to ``max_tokens``."""
-    return image_grids(widths, heights, rules, min_tokens, max_tokens).prod(axis=1)
 
 
 def image_grids(
@@ -83,13 +76,11 @@ def video_items(
 
     As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs what one
     resized frame costs. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
-    frames in pixels ``[videos]``. A model that cuts images into tiles takes every frame as one tile (``tiled_frames``),
-    and one with ``frames`` as an item of fixed size.
+    frames in pixels ``[videos]``. Models with ``frames`` or tiles have frames of one size, each an item.
     """
-    if rules.frames is not None:
-        return _fixed_frames(seconds, rules.video_frames_per_s, rules.frames)
-    if rules.tiles is not None:
-        return tiled_frames(seconds, rules.video_frames_per_s, rules.tiles)
+    one_size = rules.frames or (rules.tiles and frame_rules(rules.tiles))
+    if one_size:
+        return _fixed_frames(seconds, rules.video_frames_per_s, one_size)
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     present = ~np.isnan(seconds)
     groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)

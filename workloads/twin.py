@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from scipy import special, stats
+import pandas as pd
+from scipy import special
 
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.specs.items import Items, shapes_of
@@ -171,13 +172,7 @@ def _fitted(counts: IntArray, means: FloatArray, owners: IntArray, llm: FloatArr
 
 def _rank_correlations(columns: Sequence[FloatArray]) -> FloatArray:
     """Spearman correlations ``[columns, columns]`` over the samples that have both; 0 of few, and without spread."""
-    matrix = np.eye(len(columns))
-    for i, first in enumerate(columns):
-        for j, second in enumerate(columns[:i]):
-            both = ~np.isnan(first) & ~np.isnan(second)
-            if both.sum() < _LEAST_SAMPLES or np.ptp(first[both]) == 0 or np.ptp(second[both]) == 0:
-                continue
-            a, b = (stats.rankdata(values[both]) - (both.sum() + 1) / 2 for values in (first, second))
-            value = np.sum(a * b) / np.sqrt(np.sum(a * a) * np.sum(b * b))
-            matrix[i, j] = matrix[j, i] = np.round(value, _DECIMALS)
+    found = pd.DataFrame(dict(enumerate(columns))).corr("spearman", _LEAST_SAMPLES)
+    matrix = found.fillna(0.0).round(_DECIMALS).to_numpy(copy=True)
+    np.fill_diagonal(matrix, 1.0)
     return matrix

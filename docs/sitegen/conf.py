@@ -1,23 +1,19 @@
 """Sphinx's configuration of the site; ``sitegen`` passes the folder of assembled pages."""
 
 import re
-from importlib.metadata import version as _version
 from pathlib import Path
 from typing import Any
 
 project = "entrain-bench"
-version = release = _version("entrain-bench")
 author = "The entrain-bench developers"
 copyright = author  # noqa: A001
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-    "sphinx_design",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["files"]
+root_doc = "README"
+include_patterns = [
+    *("README.md", "CONTRIBUTING.md", "docs/**.md", "results/README.md", "experiments/published/README.md"),
+    *("workloads/traces/PROVENANCE.md", "examples/*_sampler/README.md"),
+]
 highlight_language = "none"
 # Commands have two hyphens.
 smartquotes = False
@@ -38,7 +34,6 @@ html_title = project
 html_static_path = [str(Path(__file__).parent / "static")]
 html_css_files = ["site.css"]
 html_js_files = ["table.js"]
-html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 6,
@@ -46,12 +41,13 @@ html_theme_options = {
     "navigation_with_keys": False,
     "show_prev_next": False,
     # Pages with wide tables need the room.
-    "secondary_sidebar_items": {"**": ["page-toc"], "claims": [], "results_table": []},
+    "secondary_sidebar_items": {"**": ["page-toc"], "docs/claims_table": [], "docs/results_table": []},
     "footer_start": ["copyright"],
     "footer_end": [],
 }
 html_context = {"default_mode": "auto"}
-html_sidebars: dict[str, list[str]] = {"index": []}
+html_sidebars: dict[str, list[str]] = {"README": []}
+copybutton_selector = "div.highlight pre, table.interactive pre"
 
 
 def setup(app: Any) -> None:

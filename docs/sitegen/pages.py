@@ -1,247 +1,167 @@
-"""All pages of the site, as Markdown that Sphinx reads: those of the repository, and generated ones."""
+"""The folder that Sphinx reads: pages at their paths in the repository, and generated pages among them."""
 
 from __future__ import annotations
 
-import posixpath
+import ast
+import json
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+import entrain_bench.figures
 from entrain_bench.answers.documents.claim import load_claims
-from entrain_bench.answers.strategy_facts import StrategyFacts, strategy_facts
-from entrain_bench.base.errors import UserError
+from entrain_bench.answers.documents.claims import FINDINGS, read_claims
+from entrain_bench.answers.strategy_facts import strategy_facts
+from entrain_bench.answers.text import markdown_table
+from entrain_bench.commands.help import help_text, verbs
+from entrain_bench.config.comments import groups
 from entrain_bench.records.records import Results
-from sitegen.claims import claims_page
-from sitegen.diagram import schedule_of
-from sitegen.gallery import gallery_page
-from sitegen.links import FILES, Site
-from sitegen.notebook import executed
-from sitegen.reference import api_page, command_line_page
-from sitegen.results import STRATEGY, read_table, result_rows, results_page
+from sitegen.notebook import with_output
 from sitegen.strategies import overview, strategy_page
+from sitegen.tables import claims_page, results_page, results_table
 
-DOCS = "docs"
-STRATEGIES = "docs/strategies"
-NAVIGATION = "docs/navigation.yaml"
-README = "README.md"
-CLAIMS = "docs/claims.md"
-STRATEGY_INDEX = "strategies/index.md"
-STRATEGY_OVERVIEW = "docs/strategies/README.md"
-# Its code runs.
-NOTEBOOK = "docs/tutorials/notebook.md"
-# Pages outside of docs/, and where they stand on the site.
-ELSEWHERE = {
-    README: "index.md",
-    STRATEGY_OVERVIEW: "strategies/overview.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "results/README.md": "results_folder.md",
-    "experiments/published/README.md": "published_numbers.md",
-    "workloads/traces/PROVENANCE.md": "trace_sources.md",
-    **{f"examples/{name}/README.md": f"example_{name}.md" for name in ("ddp_sampler", "hugging_face_sampler")},
-}
-# Made here: they stand at their path, and link as from the repository's root.
-GENERATED = ("start.md", "gallery.md", "results_table.md", "command_line.md", "api.md")
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page.
-
-    Attributes:
-        source: its path in the repository, from which its links lead.
-        place: its path on the site.
-        text: Markdown.
-    """
-
-    source: str
-    place: str
-    text: str
+DOCS = Path("docs")
+HOME = "README"
+STRATEGIES = DOCS / "strategies"
+# With pages, and files that pages link.
+COPIED = (DOCS, *map(Path, ("entrain_bench", "examples", "experiments", "results/reference", "workloads")))
+COPIED_FILES = ("CITATION.cff", "CONTRIBUTING.md", "results/README.md")
+IGNORED = ("sitegen", "navigation.yaml", "__pycache__", "*.nb[ic]")
+REFERENCE = Path("results/reference")
+FIGURES = REFERENCE / "figures"
+FIGURE_MODULES = Path(entrain_bench.figures.__path__[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the site: its page, what stands on it, and its pages by their paths in the repository."""
+    """A part of the site, as ``navigation.yaml`` states it.
+
+    Attributes:
+        title: heading of its page.
+        place: path of its page.
+        text: what its page and the home page say.
+        pages: what each of its pages answers, by path.
+    """
 
     title: str
     place: str
     text: str
-    pages: Mapping[str, str]
+    pages: dict[str, str]
 
 
-def assemble(root: Path, results: Results, target: Path) -> list[Page]:
-    """Write the Markdown of all pages, and the files that they link, to a folder; returns the pages.
+def assemble(root: Path, results: Results, source: Path) -> None:
+    """Write the folder that Sphinx reads.
 
     Args:
         root: the repository.
-        results: runs of earlier builds; those of diagrams that are missing are simulated.
-        target: emptied first.
+        results: runs of earlier builds; missing schedules are simulated.
+        source: emptied first.
 
     Raises:
-        UserError: for a page of the navigation that does not exist, and naming all links that lead to nothing.
+        UserError: if a strategy cannot run the job of the schedules, or code of the notebook fails.
     """
-    strategies = strategy_facts()
-    committed = committed_pages(root)
-    sections, places = navigation(root, committed, strategies)
-    # Simulating takes a minute the first time.
-    if broken := broken_links(root, committed, places):
-        raise UserError("; ".join(broken))
-    pages = {page.source: page for page in _pages(root, results, committed, strategies, places)}
-    pages |= {page.source: page for page in _with_sections(sections, pages, strategies)}
-    shutil.rmtree(target, ignore_errors=True)
-    site = Site(root, places)
-    files = set[str]()
-    wrong = list[str]()
-    for page in pages.values():
-        path = target / page.place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(site.rewritten(page.text, page.source, page.place, files.add, wrong.append))
-    assert not wrong, wrong
-    for file in sorted(files):
-        copy = target / FILES / file
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / file, copy)
-    return [*pages.values()]
+    shutil.rmtree(source, ignore_errors=True)
+    for folder in COPIED:
+        shutil.copytree(root / folder, source / folder, ignore=shutil.ignore_patterns(*IGNORED))
+    for name in COPIED_FILES:
+        shutil.copyfile(root / name, source / name)
+    for path, text in _generated(root, results, source):
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text(text)
 
 
-def committed_pages(root: Path) -> dict[str, str]:
-    """The text of every page of the repository, by its path."""
-    pages = (path.relative_to(root).as_posix() for path in sorted((root / DOCS).rglob("*.md")))
-    return {path: (root / path).read_text() for path in (*pages, *ELSEWHERE)}
-
-
-def broken_links(root: Path, committed: Mapping[str, str], places: Mapping[str, str]) -> list[str]:
-    """Return a line for every link of these pages that leads to no page and no file."""
-    site = Site(root, places)
-    broken = list[str]()
-    for source, text in committed.items():
-        site.rewritten(text, source, places[source], lambda _: None, broken.append)
-    return broken
-
-
-def navigation(
-    root: Path, committed: Collection[str], strategies: Sequence[StrategyFacts]
-) -> tuple[list[Section], dict[str, str]]:
-    """Return the sections with all pages, and the place on the site of every page by its path in the repository.
-
-    Raises:
-        UserError: for a page of the navigation that does not exist.
-    """
-    sections = [Section(**entry) for entry in yaml.safe_load((root / NAVIGATION).read_text())]
-    places = _places(committed, strategies) | {section.place: section.place for section in sections}
-    return complete(sections, places), places
-
-
-def complete(sections: Sequence[Section], places: Mapping[str, str]) -> list[Section]:
-    """Return the sections, with the pages that none names: those of strategies in theirs, others in the last one.
-
-    Raises:
-        UserError: for a page that does not exist.
-    """
-    named = {page for section in sections for page in section.pages}
-    for page in sorted(named):
-        if page not in places:
-            raise UserError(f"{NAVIGATION}: {page}: must be a page of the site")
-    theirs = {page: "" for page in places if page.startswith(f"{STRATEGIES}/") and page not in named}
-    apart = {README, *named, *theirs, *(section.place for section in sections)}
-    rest = {page: "" for page in places if page not in apart and not page.startswith(f"{CLAIMS.removesuffix('.md')}/")}
-    more = {STRATEGY_INDEX: theirs, sections[-1].place: rest}
-    return [replace(section, pages={**section.pages, **more.get(section.place, {})}) for section in sections]
-
-
-def halves(readme: str) -> tuple[str, str]:
-    """The README up to the end of its first section, and the rest."""
-    head, *sections = readme.split("\n## ")
-    return "\n## ".join([head, *sections[:1]]), "\n".join(f"## {section}" for section in sections[1:])
-
-
-def _places(committed: Collection[str], strategies: Sequence[StrategyFacts]) -> dict[str, str]:
-    """Place on the site of every page, by its path in the repository."""
-    places = {path: ELSEWHERE.get(path, path.removeprefix(f"{DOCS}/")) for path in committed}
-    # In display order.
-    return (
-        {f"{STRATEGIES}/{each.name}.md": f"strategies/{each.name}.md" for each in strategies}
-        | places
-        | {page: page for page in GENERATED}
-    )
-
-
-def _pages(
-    root: Path,
-    results: Results,
-    committed: Mapping[str, str],
-    strategies: Sequence[StrategyFacts],
-    places: Mapping[str, str],
-) -> Iterator[Page]:
-    """All pages but those of sections."""
-    rows = [*result_rows(read_table(root), {each.name: each.label for each in strategies})]
-    schedules = {each.name: schedule_of(each.name, results) for each in strategies}
-    systems = {claim.file: claim.system for claim in load_claims()}
-    home, start = halves(committed[README])
-    made: dict[str, Callable[[], str]] = {
-        README: lambda: home,
-        "start.md": lambda: f"# Get started\n\n{start}",
-        CLAIMS: lambda: claims_page(committed[CLAIMS], root),
-        "gallery.md": lambda: gallery_page(root),
-        "results_table.md": lambda: results_page(rows),
-        "command_line.md": command_line_page,
-        "api.md": api_page,
-    }
-    for each in strategies:
-        source = f"{STRATEGIES}/{each.name}.md"
-        mine = [row for row in rows if row.cells[STRATEGY].text == each.label]
-        papers = [system for file, system in systems.items() if each.page.startswith(f"{file}.md")]
-        text = committed.get(source, "")
-        made[source] = partial(strategy_page, each, schedules, mine, text, papers)
-    made[NOTEBOOK] = lambda: executed(committed[NOTEBOOK], NOTEBOOK, results.root.parent / "notebook")
-    for source, place in places.items():
-        if source in made or source in committed:
-            yield Page(source, place, made[source]() if source in made else committed[source])
-
-
-def _with_sections(
-    sections: Sequence[Section], pages: Mapping[str, Page], strategies: Sequence[StrategyFacts]
-) -> Iterator[Page]:
-    """The page of every section, and the home page with them."""
+def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Path, str]]:
+    facts = strategy_facts()
+    table = results_table(root / REFERENCE / "table.parquet")
+    yield DOCS / "results_table.md", results_page(table)
+    judged = read_claims(load_claims(), root / REFERENCE / FINDINGS)
+    yield DOCS / "claims_table.md", claims_page(judged)
+    papers = {one.claim.file: one.claim.system for one in judged}
+    claims = (root / DOCS / "claims.md").read_text().removeprefix("# ")
+    documents = [f"{system} </docs/claims/{file}>" for file, system in papers.items()]
+    yield DOCS / "claims.md", f"# Claims of the papers\n\n{claims}\n{toctree(documents)}"
+    yield DOCS / "gallery.md", gallery_page(root)
+    yield DOCS / "command_line.md", command_line_page()
+    notebook = DOCS / "tutorials" / "notebook.md"
+    yield notebook, with_output(root / notebook, results.root.parent / "notebook")
+    for each in facts:
+        page = STRATEGIES / f"{each.name}.md"
+        text = (root / page).read_text() if (root / page).exists() else ""
+        yield page, strategy_page(each, text, table, papers, results, source / STRATEGIES)
+    sections = [Section(**entry) for entry in yaml.safe_load((root / DOCS / "navigation.yaml").read_text())]
     for section in sections:
-        listed = [pages[source] for source in section.pages]
-        content = (
-            overview(strategies) if section.place == STRATEGY_INDEX else _cards(section.place, listed, section.pages)
-        )
-        parts = [f"# {section.title}", section.text, content, _tree(section.place, listed)]
-        yield Page(section.place, section.place, "\n\n".join(parts) + "\n")
-    home = pages[README]
-    own = [Page(section.place, section.place, f"# {section.title}") for section in sections]
-    cards = _cards(home.place, own, {section.place: section.text for section in sections})
-    head, mark, rest = home.text.partition("\n## ")
-    yield replace(home, text="\n\n".join([head.strip(), cards, f"{mark}{rest}".strip(), _tree(home.place, own)]) + "\n")
+        pages = section.pages
+        shown = cards(pages)
+        if Path(section.place).parent == STRATEGIES:
+            ordered = [f"{STRATEGIES}/{each.name}.md" for each in facts]
+            others = [str(path.relative_to(root)) for path in sorted((root / STRATEGIES).glob("*.md"))]
+            pages = dict.fromkeys((*pages, *ordered, *others), "")
+            shown = overview(facts)
+        parts = [f"# {section.title}", section.text, shown, toctree(map(_document, pages))]
+        yield Path(section.place), "\n\n".join(parts)
+    head, mark, rest = (root / f"{HOME}.md").read_text().partition("\n## ")
+    places = {section.place: section.text for section in sections}
+    yield Path(f"{HOME}.md"), "\n\n".join([head, cards(places), f"{mark}{rest}", toctree(map(_document, places))])
 
 
-def _cards(place: str, listed: Sequence[Page], texts: Mapping[str, str]) -> str:
+def _document(page: str) -> str:
+    """How Sphinx names a page of the repository."""
+    return f"/{page.removesuffix('.md')}"
+
+
+def cards(pages: dict[str, str]) -> str:
+    """A card for each page, with its title and a text."""
     lines = ["::::{grid} 1 2 2 3", ":gutter: 2", ""]
-    for page in listed:
-        lines += [f":::{{grid-item-card}} {_title(page)}", f":link: {_relative(page, place)}", ":link-type: doc", ""]
-        lines += [texts[page.source], ":::", ""]
+    for page, text in pages.items():
+        lines += [f":::{{grid-item-card}} {{doc}}`{_document(page)}`", text, ":::", ""]
     return "\n".join([*lines, "::::"])
 
 
-def _tree(place: str, listed: Sequence[Page]) -> str:
-    return "\n".join(
-        ["```{toctree}", ":hidden:", "", *(f"{_label(page)} <{_relative(page, place)}>" for page in listed), "```"]
+def toctree(documents: Iterable[str]) -> str:
+    """The navigation below a page."""
+    return "\n".join(["```{toctree}", ":hidden:", "", *documents, "```", ""])
+
+
+def gallery_page(root: Path) -> str:
+    """A card and a section for each committed figure."""
+    intro = (
+        "Every figure is drawn from simulated runs by one command, and `make verify` recomputes its data. A figure "
+        "that measures this machine says so. Draw one over your own job: [figures](figures.md)."
     )
+    pictures = []
+    sections = []
+    for path in sorted((root / FIGURES).glob("*.png")):
+        name = path.stem
+        title = name.replace("_", " ").capitalize()
+        described = path.with_suffix(".json")
+        sidecar: dict[str, Any] = json.loads(described.read_text()) if described.exists() else {}
+        module = FIGURE_MODULES / f"{name}.py"
+        docstring = ast.get_docstring(ast.parse(module.read_text())) if module.exists() else None
+        text = re.sub(r"``(.+?)``", r"`\1`", docstring or "").replace(".. ", "")
+        first = text.partition("\n")[0] or f"{sidecar['caption'].partition('. ')[0]}."
+        pictures += [f":::{{grid-item-card}} {title}", f":link: figure-{name}", ":link-type: ref"]
+        pictures += [f":img-top: ../{FIGURES}/{name}.png", f":img-alt: {title}", "", first, ":::", ""]
+        files = [f"[{suffix.upper()}](../{FIGURES}/{name}.{suffix})" for suffix in ("pdf", "csv")]
+        sections += [f"(figure-{name})=\n## {title}", f"![{title}](../{FIGURES}/{name}.png)", text or first]
+        if sidecar:
+            sections += [f"*{sidecar['caption'].replace('*', '')}*", f"```sh\n{sidecar['command']}\n```"]
+        sections.append(f"Download: {', '.join(files)}")
+    grid = "\n".join(["::::{grid} 1 2 3 3", ":gutter: 2", "", *pictures, "::::"])
+    return "\n\n".join(["# Gallery", intro, grid, *sections]) + "\n"
 
 
-def _relative(page: Page, place: str) -> str:
-    return posixpath.relpath(page.place, posixpath.dirname(place) or ".").removesuffix(".md")
-
-
-def _label(page: Page) -> str:
-    """Return the page's name in the navigation."""
-    return "Overview" if page.source == STRATEGY_OVERVIEW else _title(page)
-
-
-def _title(page: Page) -> str:
-    return page.text.partition("\n")[0].removeprefix("# ").strip()
+def command_line_page() -> str:
+    """The screens of ``--help``: overview, every verb, every group of choices."""
+    parts = ["# Command line", "Generated from `entrain-bench --help`.", f"```text\n{help_text()}\n```", "## Commands"]
+    for verb, purpose in verbs().items():
+        parts += [f"### {verb}", f"{purpose[:1].upper()}{purpose[1:]}.", f"```text\n{help_text(verb)}\n```"]
+    parts.append("## Choices")
+    for group, known in groups().items():
+        rows = [[f"`{name}`", sentence] for name, sentence in known.items()]
+        parts += [f"### {group}", markdown_table([f"`{group}=`", "what it is"], rows)]
+    return "\n\n".join(parts) + "\n"

@@ -1,112 +1,122 @@
-"""A page per strategy: facts, a diagram of its own schedule, its committed results, then what docs/strategies says."""
+"""A page for each strategy: facts, its schedule on one batch, its committed results, then the committed page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from urllib.parse import quote
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pandas as pd
 
 from entrain_bench.answers.strategy_facts import StrategyFacts
-from sitegen.diagram import BASELINE, WORDS, Schedule, alternative, command_of, svg
-from sitegen.tables import Row, facts, markdown, raw
+from entrain_bench.answers.text import markdown_table
+from entrain_bench.figures import schedule_gantt
+from entrain_bench.figures._style import styled
+from entrain_bench.records.cells import Cell
+from entrain_bench.records.records import Results
+from entrain_bench.run.cells import compose_cells, run_one
 
-NONE_PUBLIC = "we found none that is public"
-NOWHERE = "in no other framework that we know"
-HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
+BASELINE = "megatron"
+# One batch, model and node for all strategies. Planners choose by their own trials, which are faster than the tuner.
+JOB = (
+    *("workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "cluster=tiny", "cluster.gpus_per_node=8", "layout.tp=1"),
+    *("global_batch=32", "microbatch_size=4", "iterations=1", "seed=0", "tuning=own"),
+)
+WORDS = "8 A40 GPUs, 32 samples of OpenCQA OCR in microbatches of 4, Qwen2.5-VL's vision encoder with Llama 3.2 1B"
+# Strategies whose weights are sharded over all ranks; the others have two replicas.
+SHARDED = ("flexsp", "fsdp", "orchmllm", "veomni")
 # By rule of ``simulate.rendezvous``: how ranks must post receives where a send waits for its receiver.
 TRANSFERS = {
     "separate": "any blocking send and receive",
     "batched": "a pass's sends batched with the next pass's receives, as in megatron-core's 1F1B",
     "ahead": "receives posted before earlier passes; batched transfers would deadlock",
 }
-# Of a row of results: workload, model, cluster, degrees; seconds, speedup, idle; rows of most seeds are shown.
-CASE = (0, 1, 2, 3)
-SHOWN = (6, 7, 8)
-SEEDS = 10
-MAX_ROWS = 12
-# How far the common time scale of the diagrams goes beyond the baseline.
-ROOM = 1.15
+HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
+CASE = ["workload", "model", "cluster", "degrees"]
+SHOWN = [*CASE, "seconds per iteration", "speedup over Megatron", "idle"]
 
 
 def strategy_page(
-    strategy: StrategyFacts, schedules: Mapping[str, Schedule], results: Iterable[Row], text: str, papers: Sequence[str]
+    strategy: StrategyFacts, text: str, table: pd.DataFrame, papers: Mapping[str, str], results: Results, folder: Path
 ) -> str:
-    """Return a strategy's page; links are those of a page in ``docs/strategies``.
+    """Return a strategy's page, a page of ``docs/strategies``.
 
     Args:
         strategy: the facts.
-        schedules: of all strategies.
-        results: its rows of the table of results.
-        text: the committed page, if the strategy has one of its own; empty if it shares one.
-        papers: its values in the column of papers of the claims, if it has claims.
+        text: its committed page; empty if it shares one.
+        table: all committed results.
+        papers: systems with claims, by the stem of their page.
+        results: runs of earlier builds; a missing schedule is simulated.
+        folder: of the page, for the picture.
     """
-    papers_text = ", ".join(f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in strategy.paper)
-    table = {
+    cell = run_schedule(strategy.name, results)
+    draw_schedule([run_schedule(BASELINE, results), cell], results, folder / f"{strategy.name}.svg")
+    record = results.read(cell.key)
+    assert record is not None
+    row = record.row()
+    said = f"{row['iteration_time_s']:.2f} s per iteration, GPUs idle {row['bubble_ratio']:.0%}; {row['layout']}"
+    command = " ".join(("entrain-bench", *cell.overrides))
+    mine = table[table["strategy"] == strategy.name].sort_values("seeds", ascending=False, kind="stable")
+    parts = [f"# {strategy.label}", strategy.summary, facts_table(strategy, papers), "## Its schedule"]
+    parts += [f"![Passes of {strategy.label} over time]({strategy.name}.svg)"]
+    parts += [f"*{said}. The slowest replica; the same batch on every page: {WORDS}.*", f"```sh\n{command}\n```"]
+    if not mine.empty:
+        rows = mine.head(12).sort_values(CASE, kind="stable")[SHOWN]
+        more = "Commands and other strategies: [all results](../results_table.md)."
+        parts += ["## Committed results", f"{markdown_table(SHOWN, rows.to_numpy().tolist())}\n{more}"]
+    shared = f"Planning, options, deviations and measured tables: [{strategy.page}]({strategy.page})."
+    parts += ["## How it works", text.partition("\n")[2].strip() or shared]
+    return "\n\n".join(parts) + "\n"
+
+
+def facts_table(strategy: StrategyFacts, papers: Mapping[str, str]) -> str:
+    """What a strategy balances, needs and cites."""
+    page = strategy.page.partition(".")[0]
+    entries = {
         "choose it": f"`strategy={strategy.name}`",
         "family": strategy.family,
         "balances": "; ".join(strategy.balances),
         "needs": "; ".join(strategy.needs),
-        "paper": papers_text,
-        "authors' code": strategy.code or NONE_PUBLIC,
-        "runs today": "; ".join([HERE, *strategy.runs_in] if strategy.runs_in else [HERE, NOWHERE]),
+        "paper": ", ".join(f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in strategy.paper),
+        "authors' code": strategy.code or "we found none that is public",
+        "runs today": "; ".join([HERE, *(strategy.runs_in or ["in no other framework that we know"])]),
         "transfers": f"{TRANSFERS[strategy.transfers]} ([rules](../training/communication.md))",
-        "claims": ", ".join(f'<a href="../claims.html?paper={quote(paper)}">{paper}</a>' for paper in papers),
+        "claims": f"[{papers[page]}](../claims/{page}.md)" if page in papers else "",
     }
-    parts = [f"# {strategy.label}", strategy.summary, facts(table)]
-    parts += ["## Its schedule", *_diagram(strategy, schedules)]
-    if rows := _results(results):
-        parts += ["## Committed results", rows]
-    if text:
-        parts += ["## How it works", _without_title(text)]
-    else:
-        parts.append(
-            f"## How it works\n\nPlanning, options, deviations and measured tables: [{strategy.page}]({strategy.page})."
-        )
-    return "\n\n".join(parts) + "\n"
+    rows = [f"* - {name}\n  - {text}" for name, text in entries.items() if text]
+    return "\n".join([":::{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *rows, ":::"])
 
 
 def overview(strategies: Iterable[StrategyFacts]) -> str:
-    """Return a table of all strategies; links are those of the page of their section."""
+    """A table of all strategies for the page of their section."""
     rows = [
         [
-            f"[{each.label}](../docs/strategies/{each.name}.md)",
+            f"[{each.label}]({each.name}.md)",
             each.family,
             "; ".join(each.balances),
             "; ".join(each.runs_in) or "here only",
         ]
         for each in strategies
     ]
-    return markdown(["strategy", "family", "what it balances", "where it runs today"], rows)
+    return markdown_table(["strategy", "family", "what it balances", "where it runs today"], rows)
 
 
-def _diagram(strategy: StrategyFacts, schedules: Mapping[str, Schedule]) -> list[str]:
-    schedule = schedules[strategy.name]
-    baseline = schedules[BASELINE]
-    common = baseline.seconds * ROOM
-    scale = "Time scale as on every page" if schedule.seconds <= common else "Slower: time scale of its own"
-    caption = (
-        f"{alternative(schedule, baseline.seconds)} Dashed: where Megatron ends. Numbers are microbatches. {scale}. "
-        f"The same job as on every page: {WORDS}. Planned by the strategy's own trials."
-    )
-    picture = svg(schedule, max(common, schedule.seconds), baseline.seconds)
-    return [
-        raw(f'<figure class="schedule">\n{picture}\n<figcaption>{escape(caption)}</figcaption>\n</figure>'),
-        f"```sh\n{command_of(strategy.name)}\n```",
-    ]
+def run_schedule(strategy: str, results: Results) -> Cell:
+    """The cell of a strategy's schedule, simulated if its timeline is missing.
+
+    Raises:
+        UserError: if the strategy cannot run the job.
+    """
+    dp = 8 if strategy in SHARDED else 2
+    (cell,) = compose_cells((f"strategy={strategy}", *JOB, f"layout.dp={dp}"))
+    record = results.read(cell.key)
+    if record is None or results.timeline(record) is None:
+        run_one(cell, results)
+    return cell
 
 
-def _results(rows: Iterable[Row]) -> str:
-    """The rows of most seeds as a table; empty if there are none."""
-    firm = sorted(rows, key=lambda row: -int(row.cells[SEEDS].text))[:MAX_ROWS]
-    lines = []
-    for row in sorted(firm, key=lambda row: [row.cells[place].text for place in CASE]):
-        workload, model, cluster, degrees = (row.cells[place].text for place in CASE)
-        lines.append([workload, model, f"{cluster}, {degrees}", *(row.cells[place].text for place in SHOWN)])
-    heading = ["workload", "model", "cluster, degrees", "seconds per iteration", "speedup over Megatron", "idle"]
-    more = "Commands and other strategies: [all results](../../results_table.md)."
-    return f"{markdown(heading, lines)}\n{more}" if lines else ""
-
-
-def _without_title(text: str) -> str:
-    first, _, rest = text.partition("\n")
-    return (rest if first.startswith("# ") else text).strip()
+def draw_schedule(cells: list[Cell], results: Results, path: Path) -> None:
+    """Write the passes of several strategies over one time axis as SVG."""
+    cells = [*{cell.key: cell for cell in cells}.values()]
+    with styled():
+        figure = schedule_gantt.draw(schedule_gantt.load(cells, results)).figure
+        figure.savefig(path, metadata={"Date": None})

@@ -1,115 +1,204 @@
-"""HTML tables that a reader filters and sorts (``static/table.js``); without scripts the whole table stays readable."""
+"""Tables that a reader filters and sorts (``static/table.js``): committed results, and claims with their verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from entrain_bench.answers.documents.claim_pages import claim_commands, claim_row
+from entrain_bench.answers.documents.verdict import JudgedClaim
+from entrain_bench.answers.statistics import mean_interval, ratio_interval
+from entrain_bench.answers.text import NOTHING, speedup
+from entrain_bench.config.comments import documented_keys
+from entrain_bench.config.compose import compose
+from entrain_bench.config.tree import choices
+from entrain_bench.records.leaves import parameters_text, setting_text
+
+TIME = "iteration_time_s"
+BASELINE = "megatron"
+DEGREES = ("tp", "cp", "pp", "dp")
+JOB_KEYS = (
+    *("model", "workload", "cluster", "global_batch", "microbatch_size", "iterations", "tuning"),
+    *(f"layout.{name}" for name in DEGREES),
+)
+# By their columns.
+JOB = {key.replace(".", "_"): key for key in JOB_KEYS}
+# Jobs with fewer strategies compare too little.
+MIN_STRATEGIES = 3
+PARTS = ("planner", "assigner", "scheduler")
+# Commands of a claim's row: those of the settings that have a verdict in it.
+SETTINGS = ("as published", "fair")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column.
-
-    Attributes:
-        heading: what stands above it.
-        filtered: whether readers choose among its values.
-        numbers: whether it is sorted by ``Cell.value``.
-    """
-
-    heading: str
-    filtered: bool = False
-    numbers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell.
-
-    Attributes:
-        text: what it says.
-        link: where it leads, relative to the page; empty for nowhere.
-        value: what it is sorted and filtered by; None: its text.
-        strong: whether it is bold.
-    """
-
-    text: str
-    link: str = ""
-    value: float | str | None = None
-    strong: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row: its anchor on the page, its cells, and the commands that make it again."""
-
-    anchor: str
-    cells: Sequence[Cell]
-    commands: Sequence[str]
-
-
-def html_table(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Return a table with controls above it, as a raw block of MyST."""
-    controls = [
-        f'<label>Search <input type="search" data-table="{name}" placeholder="words"></label>',
-        *(_select(name, index, column, rows) for index, column in enumerate(columns) if column.filtered),
-        f'<span class="count" data-count="{name}">{len(rows)} rows</span>',
-    ]
-    heads = "".join(
-        f'<th scope="col" data-numbers="{int(column.numbers)}">{escape(column.heading)}</th>' for column in columns
+def results_page(table: pd.DataFrame) -> str:
+    """The page of committed results, a row for each job and strategy."""
+    strategies = [f'<a href="strategies/{name}.html">{escape(name)}</a>' for name in table["strategy"]]
+    shown = table.drop(columns=["strategy", "command"]).astype(str).map(escape)
+    shown.insert(4, "strategy", strategies)
+    return (
+        "# All results\n\nEvery row is a strategy on a job: the mean over seeds ± half of its 95% interval, and the "
+        "speedup over Megatron at the same seeds with its 95% interval ([metrics](metrics.md)). Simulated. Strategies, "
+        "data and settings are unchanged, so the command of a row makes its runs again. Click a heading to sort.\n\n"
+        + html_table("results", shown, table["command"], ["workload", "model", "cluster", "degrees", "strategy"])
     )
-    lines = [
-        f'<div class="table-controls">{"".join(controls)}</div>',
-        f'<div class="table-scroll"><table class="interactive" id="{name}">',
-        f'<thead><tr>{heads}<th scope="col" class="unsorted">command</th></tr></thead>',
-        "<tbody>",
-        *map(_row, rows),
-        "</tbody></table></div>",
+
+
+def results_table(path: Path) -> pd.DataFrame:
+    """Committed runs whose strategy, data and settings are those that their names and keys of ``JOB`` choose.
+
+    Args:
+        path: the committed table.
+
+    Returns:
+        A row for each job and strategy: jobs with most strategies first, the fastest of a job first.
+    """
+    runs = plain_runs(pd.read_parquet(path))
+    jobs = [(case, group) for case, group in runs.groupby([*JOB], dropna=False, sort=True)]
+    jobs.sort(key=lambda job: -job[1]["strategy"].nunique())
+    rows = []
+    for case, group in jobs:
+        if group["strategy"].nunique() < MIN_STRATEGIES:
+            continue
+        job = dict(zip(JOB, case, strict=True))
+        base = group[group["strategy"] == BASELINE]
+        means = group.groupby("strategy")[TIME].mean().sort_values(kind="stable", na_position="last")
+        rows += [_row(job, name, group[group["strategy"] == name], base) for name in means.index]
+    return pd.DataFrame(rows)
+
+
+def _row(job: Mapping[str, Any], strategy: str, runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
+    times = _times(runs)
+    seconds = str(runs["status"].iloc[0])
+    if not times.empty:
+        interval = mean_interval(times.tolist())
+        margin = f" ± {(interval.high - interval.low) / 2:.3f}" if len(times) > 1 else ""
+        failed = f", {len(runs) - len(times)} failed" if len(times) < len(runs) else ""
+        seconds = f"{interval.mean:.3f}{margin}{failed}"
+    pairs = pd.concat([_times(base), times], axis=1, join="inner")
+    gain = ratio_interval(pairs.iloc[:, 0].tolist(), pairs.iloc[:, 1].tolist()) if len(pairs) else None
+    degrees = [(name, job[f"layout_{name}"]) for name in DEGREES]
+    stated = [f"{name.upper()} {value}" for name, value in degrees if pd.notna(value) and (name, value) != ("cp", 1)]
+    size = job["microbatch_size"]
+    idle = runs["bubble_ratio"].mean()
+    memory = runs["peak_memory_bytes"].max() / 2**30
+    return {
+        "workload": str(job["workload"]),
+        "model": str(job["model"]),
+        "cluster": str(job["cluster"]),
+        "degrees": ", ".join(stated) or "planner's choice",
+        "strategy": strategy,
+        "batch / microbatch": f"{job['global_batch']} / {'any' if pd.isna(size) else size}",
+        "seconds per iteration": seconds,
+        "speedup over Megatron": speedup(gain),
+        "idle": NOTHING if pd.isna(idle) else f"{100 * idle:.0f}%",
+        "memory, GiB": NOTHING if pd.isna(memory) else f"{memory:.1f}",
+        "seeds": len(runs),
+        "command": command(job, strategy, sorted(runs["seed"])),
+    }
+
+
+def _times(runs: pd.DataFrame) -> pd.Series[float]:
+    return runs[runs["status"] == "ok"].set_index("seed")[TIME].astype(float)
+
+
+def command(job: Mapping[str, Any], strategy: str, seeds: Sequence[int]) -> str:
+    """The command of a row's runs; keys with their default are left out."""
+    defaults = {key.name: key.default for key in documented_keys()}
+    values = {JOB[name]: "null" if pd.isna(value) else str(value) for name, value in job.items()}
+    changed = [f"{key}={value}" for key, value in values.items() if defaults.get(key) != value]
+    words = ["--multirun"] if len(seeds) > 1 else []
+    seed = (
+        f"seed=range({len(seeds)})" if words and seeds == [*range(len(seeds))] else f"seed={','.join(map(str, seeds))}"
+    )
+    return shlex.join(["entrain-bench", *words, f"strategy={strategy}", *changed, seed])
+
+
+def plain_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """The simulated runs of which strategy, data and settings are unchanged but for the keys of ``JOB``."""
+    runs = table[
+        (table["harness"] == "simulate") & (table["variant"] == "") & table["cluster"].isin(choices("cluster"))
     ]
-    return raw("\n".join(lines))
+    for name, value in _defaults().items():
+        if name in runs:
+            runs = runs[runs[name].isna() | (runs[name] == value) if not value else runs[name] == value]
+    columns = ["strategy", "strategy_parameters", *PARTS]
+    strategies = [(name, *_strategy(name)) for name in _known(runs, "strategy")]
+    workloads = [(name, parameters_text(compose(f"workload={name}").workload)) for name in _known(runs, "workload")]
+    runs = runs[pd.MultiIndex.from_frame(runs[columns]).isin(strategies)]
+    return runs[pd.MultiIndex.from_frame(runs[["workload", "workload_parameters"]]).isin(workloads)]
 
 
-def raw(html: str) -> str:
-    """HTML as a block of MyST that Sphinx passes through; it must have no line of backticks."""
-    return f"````{{raw}} html\n{html}\n````\n"
+def _known(runs: pd.DataFrame, group: str) -> list[str]:
+    return sorted({*runs[group]} & {*choices(group)})
 
 
-def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def _strategy(name: str) -> tuple[str, ...]:
+    """Parameters and classes of the parts of a strategy."""
+    strategy = compose(f"strategy={name}").strategy
+    parts = (str(strategy[part]["_target_"]).rpartition(".")[2] for part in PARTS)
+    return (parameters_text(strategy), *parts)
 
 
-def facts(entries: Mapping[str, str]) -> str:
-    """A table of names and texts without a heading; empty texts are left out."""
-    rows = [f"* - {name}\n  - {text}" for name, text in entries.items() if text]
-    return "\n".join([":::{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *rows, ":::"])
+def _defaults() -> dict[str, Any]:
+    """Defaults of the settings of a run that are not of its job, by their columns."""
+    aside = {*JOB_KEYS, "seed", "strategy", "harness", "figure", "results_dir", "retry"}
+    keys = [key for key in documented_keys() if key.name not in aside and not key.name.startswith("mlflow")]
+    values = {key.name.removesuffix(".*").replace(".", "_"): yaml.safe_load(key.default) for key in keys}
+    values["speed"] = setting_text({"any": 1.0})
+    return {name: setting_text(value) if value is not None else None for name, value in values.items()}
 
 
-def _select(name: str, index: int, column: Column, rows: Sequence[Row]) -> str:
-    values = sorted({_key(row.cells[index]) for row in rows})
-    options = "".join(f"<option>{escape(value)}</option>" for value in values if value)
-    select = f'<select data-table="{name}" data-column="{index}"><option value="">all</option>{options}</select>'
-    return f"<label>{escape(column.heading)} {select}</label>"
+def claims_page(judged: Iterable[JudgedClaim]) -> str:
+    """The page of all claims with their verdicts."""
+    judged = [*judged]
+    shown = pd.DataFrame(map(_claim, judged))
+    commands = [
+        "\n".join(command for command, label in claim_commands(one.claim).items() if label in SETTINGS)
+        for one in judged
+    ]
+    return (
+        "# All claims\n\nClick a heading to sort. A claim's link leads to its settings, other choices and the "
+        "assumption that decides; [claims](claims.md) explains the verdicts. Commands run both sides.\n\n"
+        + html_table("claims", shown, commands, ["paper", "kind", "verdict", "verdict, fair"])
+    )
 
 
-def _row(row: Row) -> str:
-    anchor = f' id="{escape(row.anchor)}"' if row.anchor else ""
-    commands = "\n".join(row.commands)
-    shown = f"<details><summary>show</summary><pre>{escape(commands)}</pre></details>"
-    cells = "".join(map(_cell, row.cells))
-    return f'<tr{anchor}>{cells}<td class="command"><button type="button" hidden>copy</button>{shown}</td></tr>'
+def _claim(judged: JudgedClaim) -> dict[str, str]:
+    claim = judged.claim
+    row = claim_row(judged)
+    anchor = (claim.group or claim.name).replace("_", "-").lower()
+    cells = {
+        "paper": claim.system,
+        "kind": str(claim.kind),
+        "claim": f"{claim.claim} ({claim.where})",
+        "published": row["paper_value"],
+        "here": row["published_value"],
+        "verdict": row["published"],
+        "fair": row["fair_value"],
+        "verdict, fair": row["fair"],
+    }
+    shown = {heading: escape(text) for heading, text in cells.items()}
+    return shown | {"claim": f'<a href="claims/{claim.file}.html#{anchor}">{shown["claim"]}</a>'}
 
 
-def _cell(cell: Cell) -> str:
-    text = escape(cell.text)
-    if cell.link:
-        text = f'<a href="{escape(cell.link)}">{text}</a>'
-    if cell.strong:
-        text = f"<strong>{text}</strong>"
-    key = "" if cell.value is None else f' data-value="{escape(_key(cell))}"'
-    return f"<td{key}>{text}</td>"
+def html_table(name: str, cells: pd.DataFrame, commands: Iterable[str], filters: Sequence[str]) -> str:
+    """A table as a block of MyST.
 
-
-def _key(cell: Cell) -> str:
-    return cell.text if cell.value is None else f"{cell.value:g}" if isinstance(cell.value, float) else cell.value
+    Args:
+        name: anchor of the table.
+        cells: HTML.
+        commands: of each row.
+        filters: headings of the columns of which a reader chooses a value.
+    """
+    # pandas would write a newline as a backslash and an n.
+    lines = [escape(text).replace("\n", "&#10;") for text in commands]
+    shown = [f"<details><summary>show</summary><pre>{text}</pre></details>" for text in lines]
+    with pd.option_context("display.max_colwidth", None):
+        html = cells.assign(command=shown).to_html(index=False, escape=False, table_id=name, classes="interactive")
+    return f"````{{raw}} html\n<div class='table-scroll' data-filters='{'|'.join(filters)}'>\n{html}\n</div>\n````\n"

@@ -17,7 +17,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.simulate.place import place_program
+from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.job import MAX_SAMPLES, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes

@@ -17,7 +17,7 @@ from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.engine import place_actions
-from entrain_bench.simulate.place import place_steps
+from entrain_bench.simulate.executor import place_steps
 from entrain_bench.specs.job import Job
 
 

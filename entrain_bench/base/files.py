@@ -6,11 +6,11 @@ import fcntl
 import os
 import secrets
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import IO
 
 # What the name of a file ends with that is being written.
@@ -28,20 +28,12 @@ done
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, never sees half of it.
-
-    Raises:
-        OSError: naming the file, if it cannot be written.
-    """
+    """Write a file so that a reader, or a crash, never sees half of it; ``OSError`` names a file that cannot be."""
     stream_atomically(path, lambda file: file.write(content))
 
 
 def stream_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """The same for what ``write`` writes to the file that it is given; it may be called again.
-
-    Raises:
-        OSError: naming the file, if it cannot be written.
-    """
+    """The same for what ``write`` writes to the file that it is given; it may be called again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         while not _written(path, write):
@@ -85,21 +77,13 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder that is removed afterwards, or as soon as this process is gone: killed (SIGKILL) or not.
+    """A folder in ``parent``, or the system's, that is removed afterwards, or as soon as this process is killed.
 
-    A small process sees to it (``sh``, in a session of its own, which no Ctrl-C reaches): the pipe to it closes with
-    this process.
-    It is in ``parent``, such as ``/dev/shm`` for files that processes share, or else in the system's temporary folder.
+    A process of ``sh`` in a session of its own, which no Ctrl-C reaches, waits until the pipe from this one closes.
     """
     folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,
-    )
+    command = ["/bin/sh", "-c", GUARD]
+    guard = Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, cwd="/", start_new_session=True)
     assert guard.stdin
     try:
         # Known before it is there, so that it never is unguarded.

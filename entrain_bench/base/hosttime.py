@@ -14,12 +14,7 @@ from time import perf_counter
 
 @dataclass(slots=True)
 class HostTime:
-    """Seconds of this machine.
-
-    Attributes:
-        total_s: for all replicas together.
-        spread_s: what of it the replicas' hosts would not each spend, because every one works for its own replica.
-    """
+    """Seconds of this machine for all replicas, and those of them that hosts save by working for one replica each."""
 
     total_s: float = 0.0
     spread_s: float = 0.0

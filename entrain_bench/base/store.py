@@ -22,12 +22,7 @@ def cache_folder() -> Path:
 
 
 class Store:
-    """Values by key; a store that cannot be read or written only costs time.
-
-    Args:
-        name: what it holds.
-        version: hash of what the values depend on, besides their keys.
-    """
+    """Values by key, of a version; a store that cannot be read or written only costs time."""
 
     def __init__(self, name: str, version: str) -> None:
         self._name = name

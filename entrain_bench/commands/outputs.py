@@ -13,7 +13,7 @@ from time import perf_counter
 from entrain_bench.answers.documents.claims import claims_output
 from entrain_bench.answers.documents.posterior import drawn_cells, posterior_output, read_plan
 from entrain_bench.answers.documents.results import results_output
-from entrain_bench.answers.documents.tables import tables_of, tables_output
+from entrain_bench.answers.documents.tables import load_tables, tables_output
 from entrain_bench.answers.text import count as plural
 from entrain_bench.answers.tracking.pages import store_path, tracking_uri
 from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
@@ -49,7 +49,7 @@ DOCUMENTS = {
 
 def summaries(config_dir: str | None = None) -> dict[str, str]:
     """Every figure and document by name, and what it shows; also those of a folder of the user's."""
-    theirs = {table.name: table.title for table in tables_of(config_dir)}
+    theirs = {table.name: table.title for table in (load_tables(config_dir) if config_dir else ())}
     known = discover(config_dir) | DOCUMENTS
     if taken := [*known.keys() & theirs.keys()]:
         raise UserError(f"{config_dir}: table {taken[0]}: must have a name that no figure or document has")
@@ -73,7 +73,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
         "recommendation": recommendation_output,
         "results": results_output,
         "tables": tables_output,
-        **{table.name: partial(tables_output, table) for table in tables_of(config_dir)},
+        **{table.name: partial(tables_output, table) for table in (load_tables(config_dir) if config_dir else ())},
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
 

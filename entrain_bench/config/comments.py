@@ -23,13 +23,7 @@ PACKAGE = "# @package"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that a run has, as ``config.yaml`` states it.
-
-    Attributes:
-        name: its path; ``speed.*`` for keys that share a default.
-        default: as YAML writes it.
-        comment: all that is said of it.
-    """
+    """A key of a run as ``config.yaml`` states it: its path (``speed.*`` if keys share a default), default, comment."""
 
     name: str
     default: str
@@ -63,11 +57,7 @@ def documented_keys() -> tuple[Key, ...]:
 
 
 def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
-    """Return the choices of every group, with the first sentence on each.
-
-    Args:
-        config_dir: a folder of the user's with further choices; None for none.
-    """
+    """Return the choices of every group, also those of a user's folder, with the first sentence on each."""
     listed: dict[str, dict[str, str]] = {}
     for top in GROUPS:
         for root in folders(config_dir):
@@ -78,10 +68,7 @@ def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def text_of(group: str, choice: str, config_dir: str | None = None) -> str:
-    """Return the YAML of a choice, a folder's of the user's before the suite's, without where Hydra puts it.
-
-    Options that a part's YAML leaves to its class are shown with their defaults and meanings.
-    """
+    """Return the YAML of a choice, with the options that a part leaves to its class; a user's before the suite's."""
     paths = [root / group / f"{choice}.yaml" for root in folders(config_dir)]
     text = next(path for path in reversed(paths) if path.exists()).read_text()
     lines = [line for line in text.splitlines() if not line.startswith(PACKAGE)]

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -57,7 +57,7 @@ class Sweep:
     Attributes:
         cells: the overrides of every run; the last key varies first.
         launcher: the choice of ``hydra/launcher``.
-        num_processes: how many it is to use; -1 for all there is.
+        num_processes: how many it uses; -1 for all there is.
         address: where Ray's cluster is; None for this machine.
     """
 
@@ -200,40 +200,39 @@ class Composer:
 
     def _changes(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
         """Return the top-level values that differ from the default run's, as Hydra composes them."""
-        key = ["changes", *choices]
-        changed: dict[str, Any] | None = self._store.get(key)
-        if changed is None:
+
+        def changed() -> dict[str, Any]:
             values = compose_values(choices, self.config_dir)
-            changed = {name: value for name, value in values.items() if value != self._default.get(name)}
-            # The files of a published model are no YAML files, whose changes are seen.
-            if not any(is_reference(one.value()) for one in map(parse, choices)):
-                self._store.put(key, changed)
-        return changed
+            return {name: value for name, value in values.items() if value != self._default.get(name)}
+
+        # The files of a published model are no YAML files, whose changes are seen.
+        given = any(is_reference(one.value()) for one in map(parse, choices))
+        return changed() if given else self._stored(changed, "changes", *choices)
 
     @cached_property
     def _default(self) -> Mapping[str, Any]:
         """The values of a run without overrides."""
-        values: dict[str, Any] | None = self._store.get(["default"])
-        if values is None:
-            values = compose_values((), self.config_dir)
-            self._store.put(["default"], values)
-        return values
+        return self._stored(lambda: compose_values((), self.config_dir), "default")
 
-    def _hydra(self, choices: tuple[str, ...]) -> dict[str, Any]:
+    def _hydra(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
         """Return what a figure sweeps, its launcher, and the names of all choices."""
-        key = [HYDRA, *choices]
-        stored: dict[str, Any] | None = self._store.get(key)
-        if stored is None:
+
+        def settings() -> dict[str, Any]:
             composed = compose_values(choices, self.config_dir, with_hydra=True)
-            settings = composed[HYDRA]
-            stored = {
-                "shown": (composed[FIGURE] or {}).get("strategies"),
-                "params": settings["sweeper"]["params"] or {},
-                "launcher": settings["launcher"],
-                "choices": settings["runtime"]["choices"],
-            }
-            self._store.put(key, stored)
-        return stored
+            own = composed[HYDRA]
+            shown = (composed[FIGURE] or {}).get("strategies")
+            swept = {"params": own["sweeper"]["params"] or {}, "launcher": own["launcher"]}
+            return {"shown": shown, "choices": own["runtime"]["choices"], **swept}
+
+        return self._stored(settings, HYDRA, *choices)
+
+    def _stored(self, make: Callable[[], dict[str, Any]], *key: str) -> Mapping[str, Any]:
+        """Return what an earlier process made for a key, or make it."""
+        values: dict[str, Any] | None = self._store.get(key)
+        if values is None:
+            values = make()
+            self._store.put(key, values)
+        return values
 
     def _texts(self, override: Override, shown: Sequence[str]) -> list[str]:
         """Return the override of every value; of ``glob`` over strategies those that are shown."""
@@ -253,11 +252,7 @@ class Composer:
         return [f"{key}={text}" for text in override.sweep_string_iterator()]
 
     def _in_figures(self, strategy: str) -> str:
-        """Return the value of ``in_figures`` in a strategy's YAML.
-
-        Raises:
-            UserError: for an unknown value.
-        """
+        """Return the value of ``in_figures`` in a strategy's YAML; ``UserError`` for an unknown one."""
         places = (folder / "strategy" / f"{strategy}.yaml" for folder in folders(self.config_dir))
         word = str(_yaml_values(next(file for file in places if file.is_file())).get("in_figures", IN_FIGURES[0]))
         if word not in IN_FIGURES:
@@ -266,11 +261,7 @@ class Composer:
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
-    """Return the run of overrides ``key=value``, as on the command line; without overrides the default run.
-
-    Args:
-        overrides: as on the command line.
-        config_dir: a folder with the user's choices; None for none.
+    """Return the run of overrides, as on the command line, with the choices of a user's folder.
 
     Raises:
         UserError: for unknown keys, unknown choices, wrong types and values out of range.
@@ -306,11 +297,7 @@ def _set_launcher(launcher: Mapping[str, Any], override: Override, parsed: Seque
 
 
 def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None:
-    """Refuse another file for a workload with its own file: tables would show both under one name.
-
-    Raises:
-        UserError: if the path changes but the name does not.
-    """
+    """Raise ``UserError`` for another file under the name of a workload with its own file."""
     changed = {override.key_or_group: override.value() for override in inside}
     path = changed.get("workload.path")
     if path is None or "workload.name" in changed or not isinstance(workload, Mapping) or not workload.get("name"):
@@ -351,13 +338,7 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _resolved_group(group: str, text: str, around: str) -> Any:
-    """Return a group's values.
-
-    Args:
-        group: its name.
-        text: its values, as JSON.
-        around: those of other keys that its interpolations name.
-    """
+    """Return a group's values, from their JSON and that of other keys ``around`` that interpolations name."""
     values = json.loads(text)
     if INTERPOLATION in text:
         try:

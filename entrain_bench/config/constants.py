@@ -13,8 +13,8 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from entrain_bench.base.errors import UserError
-from entrain_bench.config.schema import NUM_DRAWS, RunConfig
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.cluster import Speed
 
@@ -37,43 +37,32 @@ def speed_of(config: RunConfig) -> Speed:
     name = str(device.get("name")) if isinstance(device, Mapping) and "path" not in device else "a profiled device"
     draws = read_draws(config_tree() / FILE)
     if config.constants not in draws.get(name, {}):
-        raise UserError(f"constants={config.constants}: must be {_allowed(name, draws)}")
+        allowed = f"0 for {name}; {FILE} has draws of {', '.join(sorted(draws)) or 'no device'}"
+        if name in draws:
+            allowed = f"0, or a draw of {name} in {FILE} (1 to {max(draws[name])})"
+        raise UserError(f"constants={config.constants}: must be {allowed}")
     return config.speed.times(draws[name][config.constants])
-
-
-def _allowed(device: str, draws: Draws) -> str:
-    """The values of ``constants`` that a device permits."""
-    if device in draws:
-        return f"0, or a draw of {device} in {FILE} (1 to {max(draws[device])})"
-    return f"0 for {device}; {FILE} has draws of {', '.join(sorted(draws)) or 'no device'}"
 
 
 @cache
 def read_draws(path: Path) -> Draws:
-    """The draws of a file by device and number; none if the file does not exist.
-
-    Raises:
-        UserError: naming the line and the column that is wrong.
-    """
+    """The draws of a file by device and number; none if there is no file. ``UserError`` names the wrong line."""
     if not path.exists():
         return {}
-    found: dict[str, dict[int, Speed]] = {}
+    draws: dict[str, dict[int, Speed]] = {}
     with path.open(newline="") as lines:
         reader = csv.DictReader(lines)
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise UserError(f"{path.name}: its columns are {reader.fieldnames}; must be {', '.join(COLUMNS)}")
         for row in reader:
-            where = f"{path.name}:{reader.line_num}"
+            of_device = draws.setdefault(row["device"], {})
             try:
-                draw = int(row["draw"])
                 speed = Speed(**{name: float(row[name]) for name in COLUMNS[2:]})
+                require(row["draw"] == str(len(of_device) + 1), "draw", row["draw"], str(len(of_device) + 1))
             except (TypeError, ValueError) as error:
-                raise UserError(f"{where}: {error}") from error
-            draws = found.setdefault(row["device"], {})
-            if draw != len(draws) + 1 or draw > NUM_DRAWS:
-                raise UserError(f"{where}: draw={draw}: must be {len(draws) + 1}, at most {NUM_DRAWS}")
-            draws[draw] = speed
-    return found
+                raise UserError(f"{path.name}:{reader.line_num}: {error}") from error
+            of_device[len(of_device) + 1] = speed
+    return draws
 
 
 def draws_text(draws: Draws) -> str:

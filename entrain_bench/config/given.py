@@ -29,14 +29,9 @@ MEMORY_GB = {"a100": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 141, "h800": 
 
 
 def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
-    """Return the YAML of a cluster that is named by its device and its number of GPUs.
+    """Return the YAML of a cluster that is named by its device and its number of GPUs, such as ``16xh100``.
 
-    Args:
-        name: such as ``16xh100``.
-        tree: a configuration tree that holds a cluster of one node of this device.
-
-    Returns:
-        None if the tree has a YAML of this name, or none of this device.
+    None if the tree has a YAML of this name, or none of this device.
 
     Raises:
         UserError: for an unknown variant of a device, and a number of GPUs that makes no whole nodes.
@@ -60,11 +55,7 @@ def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
 
 
 def resized(cluster: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
-    """Return what differs in a cluster of as many GPUs: whole nodes of its kind, or a part of one.
-
-    Raises:
-        UserError: for a number that is more than a node and no multiple of it.
-    """
+    """Return what differs in a cluster of as many GPUs: whole nodes or a part of one; ``UserError`` for others."""
     width = int(cluster["gpus_per_node"])
     name = f"{re.sub(r'x[0-9]+$', '', str(cluster['name']))}x{num_gpus}"
     allowed = f"from 1 to {width} GPUs, or a multiple of {width}, which a node has"
@@ -84,11 +75,7 @@ def resized(cluster: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
 
 
 def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Replace ``data=FILE`` by ``workload=trace workload.path=FILE``.
-
-    Raises:
-        UserError: for a second workload, and for a file whose name does not end with .parquet.
-    """
+    """Replace ``data=FILE.parquet`` by ``workload=trace workload.path=FILE``; ``UserError`` for a second workload."""
     replaced: list[str] = []
     for text in overrides:
         key, _, value = text.partition("=")
@@ -107,9 +94,9 @@ def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
 def _node_values(file: Path) -> dict[str, Any]:
     """Return the values of a cluster's YAML, and those of the kind of node that it names."""
     values: dict[str, Any] = yaml.safe_load(file.read_text())
-    nodes = [entry["node"] for entry in values.get("defaults", ()) if isinstance(entry, dict) and "node" in entry]
-    places = [
-        folder / CLUSTER / "node" / f"{node}.yaml" for node in nodes for folder in (file.parents[1], config_tree())
-    ]
-    kind = next((place for place in places if place.is_file()), None)
-    return {**(yaml.safe_load(kind.read_text()) if kind else {}), **values}
+    for entry in values.get("defaults", ()):
+        for folder in (file.parents[1], config_tree()) if isinstance(entry, dict) and "node" in entry else ():
+            kind = folder / CLUSTER / "node" / f"{entry['node']}.yaml"
+            if kind.is_file():
+                return {**yaml.safe_load(kind.read_text()), **values}
+    return values

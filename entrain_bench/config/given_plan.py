@@ -54,11 +54,7 @@ def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_plan(path: str | Path) -> TrainingPlan:
-    """The plan of a file that only names choices and gives values to keys of a run.
-
-    Raises:
-        UserError: naming the file and the field that is wrong.
-    """
+    """The plan of a file that only names choices and gives values to keys; ``UserError`` names file and field."""
     plan = read_plan(path)
     try:
         check_model(plan.job.model)

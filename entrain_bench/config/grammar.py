@@ -24,12 +24,7 @@ TOP = re.compile(r"[+~]*([A-Za-z_]\w*)")
 
 
 def own(default: Any, meaning: str = "") -> Any:
-    """A field of a verb's keys.
-
-    Args:
-        default: its default.
-        meaning: one line for ``--help``; empty for a key that ``experiments/config.yaml`` explains.
-    """
+    """A field of a verb's keys; ``meaning``: a line for ``--help``, empty for a key that ``config.yaml`` explains."""
     return field(default=default, metadata={"meaning": meaning})
 
 
@@ -91,15 +86,7 @@ class Verb[K]:
 
 @dataclass(frozen=True, slots=True)
 class Request[K]:
-    """A parsed command line of a verb.
-
-    Attributes:
-        keys: values of its own keys.
-        words: words without ``=``.
-        overrides: those of a configuration, as typed.
-        options: values of the given options by name; nothing for a flag.
-        hydra: options that Hydra answers, with their values, as typed.
-    """
+    """A command line of a verb: values of its own keys, and the rest as in ``Line``."""
 
     keys: K
     words: tuple[str, ...] = ()
@@ -120,11 +107,6 @@ class Request[K]:
 
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
     """Parse a command line of a verb.
-
-    Args:
-        line: without the verb.
-        name: the verb's.
-        verb: what it takes.
 
     Raises:
         UserError: for unknown options and keys, each with the nearest; for words that it does not take, and for values

@@ -91,11 +91,7 @@ def _of_hydra(name: str, value: str, rest: list[str]) -> list[str]:
 
 
 def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:
-    """The verb of a command line, ``run`` without one, and the line without it.
-
-    Raises:
-        UserError: for a first word that is no verb.
-    """
+    """The verb of a command line, ``run`` without one, and the line without it; ``UserError`` for another word."""
     if line.unknown:
         return next((word for word in line.words if word in verbs), RUN), line
     if not line.words:

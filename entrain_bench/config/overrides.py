@@ -20,11 +20,7 @@ MAX_NAME = 250
 
 @cache
 def parse(text: str) -> Override:
-    """One override of the command line, as Hydra understands it.
-
-    Raises:
-        UserError: for a text that is no override, and for choices of a group that are no names.
-    """
+    """One override as Hydra reads it; ``UserError`` for a text that is none, and for choices that are no names."""
     try:
         (override,) = OverridesParser.create().parse_overrides([text])
         value = override.value()
@@ -38,14 +34,10 @@ def parse(text: str) -> Override:
     return override
 
 
-def changes(override: Override) -> bool:
-    """Return whether an override gives an existing key one value."""
-    return override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
-
-
 def is_inside(override: Override) -> bool:
     """Return whether an override replaces one value inside of a choice."""
-    return changes(override) and "." in override.key_or_group and not isinstance(override.value(), dict)
+    changes = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
+    return changes and "." in override.key_or_group and not isinstance(override.value(), dict)
 
 
 def top_of(override: Override) -> str:
@@ -54,12 +46,7 @@ def top_of(override: Override) -> str:
 
 
 def with_value(node: Any, override: Override, done: int = 0) -> Any:
-    """Return a copy of nested values with the one exchanged that an override names.
-
-    Args:
-        node: mappings and lists, at the place ``done`` of the override's path.
-        override: one that ``is_inside``.
-        done: keys of the path that lead to the node.
+    """Return a copy of nested values with the one exchanged that an override names, ``done`` keys inside of its path.
 
     Raises:
         UserError: for a key that is not there, with those that are.
@@ -80,11 +67,7 @@ def with_value(node: Any, override: Override, done: int = 0) -> Any:
 
 
 def swept_keys(overrides: Sequence[str]) -> dict[str, bool]:
-    """Return the keys of overrides, in order, and whether each has several values.
-
-    Raises:
-        UserError: for an invalid override, and for a key that is given twice.
-    """
+    """Return the keys of overrides, and whether each has several values; ``UserError`` for a key given twice."""
     several: dict[str, bool] = {}
     for text in overrides:
         override = parse(text)

@@ -22,11 +22,7 @@ ENTRY = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n[ ]+.*)*)", re.MULTILINE)
 
 
 def options_of(target: str) -> dict[str, Any]:
-    """The fields of a class that have a default, as a YAML writes the defaults; none of what is no dataclass.
-
-    Args:
-        target: its path, ``module.Class``.
-    """
+    """The fields of a class that have a default, as a YAML writes the defaults; none of what is no dataclass."""
     return dict(_defaults(class_of(target)))
 
 

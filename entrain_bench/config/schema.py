@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from math import nextafter
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.parse import Allowed, Share, between
 
 # Keys that each group's choice must have.
 GROUP_KEYS = {
@@ -25,16 +27,15 @@ GROUP_KEYS = {
 }
 # What experiments/config.yaml calls the schema.
 SCHEMA = "schema"
-# Metrics of every iteration are in the record.
-MAX_ITERATIONS = 10**6
 # Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")
-MAX_TUNING_BUDGET = 10**6
 # Draws of a device's posterior.
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
+Seed = Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
+Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,20 @@ class RunConfig:
     model: Mapping[str, Any]
     cluster: Mapping[str, Any]
     harness: Mapping[str, Any]
-    seed: int
-    iterations: int
+    seed: Seed
+    iterations: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
     global_batch: int
     microbatch_size: int | None
     layout: LayoutRequest
-    belief_error: float
-    belief_bias: float
+    belief_error: Error
+    belief_bias: Error
     tuning: str
-    tuning_budget: int
-    planning_seed: int
-    action_noise: float
+    tuning_budget: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
+    planning_seed: Seed
+    action_noise: Annotated[float, between(0, 0.5, "in [0, 0.5]")]
     speed: Speed
-    constants: int
-    memory_fraction: float
+    constants: Annotated[int, between(0, NUM_DRAWS, f"in 0..{NUM_DRAWS}")]
+    memory_fraction: Share
     framework: FrameworkOptions
     results_dir: str
     mlflow: bool
@@ -72,34 +73,15 @@ class RunConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Check groups and ranges.
-
-        Args:
-            values: by top-level key, groups as mappings.
-
-        Raises:
-            UserError: naming field, value and allowed range.
-        """
+        """Check groups and ranges of values by top-level key; ``UserError`` names field, value and allowed range."""
         for path in _missing(values):
             raise UserError(f"{path}: must be given")
         for group, keys in GROUP_KEYS.items():
             _check_group(group, values[group], keys)
-        require(0 <= values["seed"] < 2**32, "seed", values["seed"], "in 0..2^32-1")
-        many = values["iterations"]
-        require(1 <= many <= MAX_ITERATIONS, "iterations", many, f"at least 1, at most {MAX_ITERATIONS}")
-        for key in ("belief_error", "belief_bias"):
-            require(0 <= values[key] < 1, key, values[key], "in [0, 1)")
+        for key, limits in _ranges().items():
+            limits.check(values[key], key)
         require(values["tuning"] in TUNING, "tuning", values["tuning"], f"one of {', '.join(TUNING)}")
-        budget = values["tuning_budget"]
-        require(1 <= budget <= MAX_TUNING_BUDGET, "tuning_budget", budget, f"at least 1, at most {MAX_TUNING_BUDGET}")
-        require(0 <= values["planning_seed"] < 2**32, "planning_seed", values["planning_seed"], "in 0..2^32-1")
-        require(0 <= values["action_noise"] <= 0.5, "action_noise", values["action_noise"], "in [0, 0.5]")
-        require(0 <= values["constants"] <= NUM_DRAWS, "constants", values["constants"], f"in 0..{NUM_DRAWS}")
         check_storage(values["mlflow_uri"], values["retry"])
-        require(0 < values["memory_fraction"] <= 1, "memory_fraction", values["memory_fraction"], "in (0, 1]")
-        known = ConfigSchema.__dataclass_fields__
-        if unknown := sorted(set(map(str, values)) - set(known)):
-            raise unknown_choice("key", unknown[0], known)
         given = {str(key): value for key, value in values.items()}
         given |= {"layout": LayoutRequest.from_values(values["layout"]), "speed": Speed(**values["speed"])}
         given.pop("figure", None)
@@ -173,11 +155,10 @@ def check_storage(mlflow_uri: str | None, retry: str | None) -> None:
     require(retry in (None, "failed"), "retry", retry, "null or failed")
 
 
-def plain_values(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """Return what Hydra composed as plain values."""
-    values = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+@cache
+def _ranges() -> dict[str, Allowed]:
+    hints = get_type_hints(RunConfig, include_extras=True)
+    return {key: get_args(hint)[1] for key, hint in hints.items() if get_origin(hint) is Annotated}
 
 
 def _missing(node: Any, prefix: str = "") -> Iterator[str]:

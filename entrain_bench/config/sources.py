@@ -40,11 +40,7 @@ _folders: list[Path] = []
 
 
 class MadeChoices(ConfigSource):
-    """Choices that are made when they are asked for.
-
-    These are parts of strategies, with the options of their classes, models of the Hugging Face hub, and clusters of
-    any number of GPUs. The source's path is a configuration tree.
-    """
+    """Parts of strategies with the options of their classes, models of the Hugging Face hub, clusters of any size."""
 
     @staticmethod
     def scheme() -> str:
@@ -136,13 +132,7 @@ def in_tree(config_dir: str | None = None) -> Iterator[None]:
 def compose_values(
     overrides: Sequence[str], config_dir: str | None, config_name: str = CONFIG_NAME, with_hydra: bool = False
 ) -> dict[str, Any]:
-    """Return what Hydra composes, as plain values with interpolations unresolved.
-
-    Args:
-        overrides: as Hydra takes them.
-        config_dir: a folder of the user's; None for none.
-        config_name: of the YAML that the overrides change.
-        with_hydra: whether Hydra's own configuration is part of it.
+    """Return what Hydra composes, with or without its own configuration; interpolations are unresolved.
 
     Raises:
         UserError: if Hydra cannot compose them.

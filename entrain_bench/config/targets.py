@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from entrain_bench.base.errors import OWN_PACKAGES, UserError
+from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain
 
 TARGET = "_target_"
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -56,6 +57,25 @@ def check_targets(node: Any, where: str = "") -> None:
         if key != TARGET and str(key).startswith("_"):
             raise UserError(f"{path}={value}: is not supported. {TARGET} is the only key that starts with _")
         check_targets(value, path)
+
+
+def import_file(file: Path, name: str) -> ModuleType:
+    """The module of a user's file under a name of its own, for something that is installed may be called like the file.
+
+    Raises:
+        UserError: if it cannot be imported.
+    """
+    spec = spec_from_file_location(name, file)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file}: cannot be imported ({explain(error)})") from error
+    return module
 
 
 def class_of(target: str) -> type:

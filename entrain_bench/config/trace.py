@@ -38,7 +38,7 @@ class TraceKeys:
         None, "shards scanned at the same time; null: one per core up to 8, or all CPUs of the cluster"
     )
     ray_address: str | None = own(None, "host:port of a running Ray cluster; null: start one on this machine")
-    timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer is skipped")
+    timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer fails its shard")
 
 
 class Scanned(Protocol):
@@ -80,12 +80,7 @@ class TraceCommand:
 
 
 def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
-    """The scan that keys and overrides describe.
-
-    Args:
-        keys: of the command.
-        overrides: ``key=value``; those of keys that a scan does not have are of the run that its summary is of.
-        config_dir: a folder of the user's with further sources.
+    """The scan that keys and overrides describe; overrides of other keys are of the run that its summary is of.
 
     Raises:
         UserError: for unknown keys, unknown sources, wrong types and values out of range.

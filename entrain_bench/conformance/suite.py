@@ -114,19 +114,17 @@ def examine(tests: Sequence[ConformanceTest]) -> Iterator[Verdict]:
     """Run the tests and yield their verdicts."""
     for case in tests:
         started = perf_counter()
-        outcome = "ok"
-        detail = ""
+        outcome = "failed"
         try:
             finding = case.examine()
+            outcome = "ok"
             detail = finding if isinstance(finding, str) else ""
         except IncompatibleError as error:
             outcome = "skipped"
             detail = str(error)
         except (ViolationError, UserError) as error:
-            outcome = "failed"
             detail = str(error)
         except Exception as error:
-            outcome = "failed"
             detail = explain(error)
         yield Verdict(case, outcome, detail, perf_counter() - started)
 

@@ -1,12 +1,17 @@
-"""The interface of layer times, which a roofline or a device profile implements."""
+"""The interface of layer times, which a roofline or a device profile implements; prices of chunks of several widths."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Protocol
+
+import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -70,3 +75,41 @@ def chunk_loads(
 ) -> Loads:
     """Return the loads of a module's units, packed into chunks; without offsets, each unit is a chunk."""
     return times.loads(module, module.lengths(shapes, units), offsets, module.labelled(shapes, units))
+
+
+# Layout of some chunks as if all had their width, what they carry, and which they are.
+type Priced = Callable[[ModuleLayout, Loads, IntArray | slice], Sequence[PassTimes]]
+
+
+def priced_by_width(placed: ModuleLayout, replica: IntArray, loads: Loads, priced: Priced) -> list[PassTimes]:
+    """Return what ``priced`` gives for chunks at their own degrees, each first axis ``[chunks]``.
+
+    ``replica`` is the group of each chunk (``ModuleLayout.copies``) ``[chunks]``.
+    """
+    if not placed.widths:
+        return list(priced(placed, loads, slice(None)))
+    degree = placed.degree_of_copy[replica]
+    priced_rows = list[tuple[IntArray, Sequence[PassTimes]]]()
+    for place in np.unique(degree).tolist() or [0]:
+        rows = np.flatnonzero(degree == place)
+        priced_rows.append((rows, priced(placed.at(place), loads.take(rows), rows)))
+    if len(priced_rows) == 1:
+        return list(priced_rows[0][1])
+    rows = np.concatenate([chunk_rows for chunk_rows, _ in priced_rows])
+    order = np.argsort(rows, kind="stable")
+    return [_joined([times[index] for _, times in priced_rows], order) for index in range(len(priced_rows[0][1]))]
+
+
+def least_times(times: Sequence[PassTimes]) -> PassTimes:
+    """Return the least of each time over several degrees."""
+    columns = zip(*(pass_times.columns for pass_times in times), strict=True)
+    return PassTimes(*(np.minimum.reduce(column) for column in columns))
+
+
+def _joined(times: Sequence[PassTimes], order: IntArray) -> PassTimes:
+    """Return the rows of several times, one after the other, in the given order."""
+    joined = dict[str, Any]()
+    for field in fields(PassTimes):
+        parts = [getattr(part, field.name) for part in times]
+        joined[field.name] = None if parts[0] is None else np.concatenate(parts)[order]
+    return PassTimes(**joined)

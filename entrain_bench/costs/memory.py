@@ -92,6 +92,11 @@ class Memory:
         """Bytes of a gradient in the buffers that are reduced."""
         return self.framework.gradient_bytes(self.element_bytes)
 
+    def sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
+        """Ranks that share out the optimizer states of the same weights."""
+        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+        return copies // (1 if placed.sharded else self.framework.optimizer_instances(module, copies))
+
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
 
@@ -117,15 +122,14 @@ class Memory:
         which the allocator keeps.
         """
         shards = module.weight_shards(placed.tp)
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
+        sharing = self.sharing(module, placed)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
         logits = np.zeros(placed.pp)
         logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * copies)) + logits
-        sharing = copies // self.framework.optimizer_instances(module, copies)
+            return np.asarray(held / (shards * sharing)) + logits
         states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
         return np.asarray(states + logits)
 
@@ -135,10 +139,8 @@ class Memory:
         It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
         """
         framework = self.framework
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         bytes_per_parameter = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
-        sharing = copies // (1 if placed.sharded else framework.optimizer_instances(module, copies))
-        shared = sharing if framework.distributed_optimizer or placed.sharded else 1
+        shared = self.sharing(module, placed) if framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))
 
@@ -214,10 +216,8 @@ class Memory:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
 
         def made() -> tuple[Layout, FloatArray]:
-            placed = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums(
-                [self.stage_state_bytes(module, module_layout) for module, module_layout in placed]
-            )
+            modules = zip(self.model.modules, layout.modules, strict=True)
+            states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
             freeze(states)
             return layout, states
 
@@ -251,18 +251,12 @@ class Memory:
             last[lane[forwards]] = forwards
             first[lane[backwards[::-1]]] = backwards[::-1]
             lanes = np.flatnonzero((last >= 0) & (last < first))
-            held = (
-                layout.lane_sums(
-                    [
-                        count(module, module_layout) / module_layout.tp * (other == index)
-                        for other, (module, module_layout) in enumerate(
-                            zip(self.model.modules, layout.modules, strict=True)
-                        )
-                    ]
-                )
-                for count in (self.stage_parameters, self.learning_parameters)
-            )
-            yield _OffloadWindow(last[lanes], first[lanes], *(values[lanes] for values in held))
+            held = []
+            per_stage = [np.zeros(other.pp) for other in layout.modules]
+            for count in (self.stage_parameters, self.learning_parameters):
+                per_stage[index] = count(self.model.modules[index], placed) / placed.tp
+                held.append(layout.lane_sums(per_stage)[lanes])
+            yield _OffloadWindow(last[lanes], first[lanes], *held)
 
     def transfers(self, program: Program) -> HandedTensors:
         """Tensors that the program's actions hand each other.
@@ -363,11 +357,8 @@ class Memory:
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
             again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole
-        groups = (
-            [placed.at(index) for index in placed.degree_of_copy.tolist()] if placed.widths else [placed] * placed.dp
-        )
-        split = np.array([group.tp * self.framework.sequence_parts(module, group.cp) for group in groups])
-        parts = split[chunks.replica]
+        split = np.array([tp * self.framework.sequence_parts(module, cp) for tp, cp in placed.degrees])
+        parts = split[placed.degree_of_copy[chunks.replica]]
         kept, working = (np.zeros((len(chunks), placed.pp)) for _ in range(2))
         for number, kind in enumerate(module.kinds):
             if kind.attention is None:
@@ -385,9 +376,9 @@ class Memory:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
         A forward's activations count from its start, a backward's until its end, so order decides and not time; what a
-        split backward leaves counts while it runs if it is more than what it frees. Weights
-        and gradients of an offloaded module are away between its last forward and its first backward on the rank.
-        Buffers of receives that are posted ahead count as soon as they are posted.
+        split backward leaves counts while it runs if it is more than what it frees. Weights and gradients of an
+        offloaded module are away between its last forward and its first backward on the rank. Buffers of receives that
+        are posted ahead count as soon as they are posted.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.group_prices import priced_by_width
-from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
+from entrain_bench.costs.layer_times import LayerTimes, chunk_loads, priced_by_width
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
@@ -31,14 +30,14 @@ from entrain_bench.specs.model import ModuleSpec
 LAYERS_GATHERED = 2
 
 
-def layer_parameters(module: ModuleSpec, *, learning: bool = False) -> FloatArray:
+def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool = True) -> FloatArray:
     """Return the parameters of each layer before tensor parallelism ``[layers]``; with ``learning`` only trainable.
 
-    The module is on one stage. A tied embedding counts with the first layer.
+    A tied embedding counts with the first layer alone if the pipeline is closed: its ends are on the same ranks.
     """
     parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
-    if module.config.tied_embeddings and parameters[0]:
-        parameters[-1] = max(parameters[-1] - parameters[0], 0.0)
+    if module.config.tied_embeddings and closed:
+        parameters[-1] -= parameters[0]
     return parameters
 
 
@@ -127,13 +126,8 @@ def exposed_s(
 ) -> FloatArray:
     """Return the seconds that gathers and scatters add to every pass ``[actions]``; 0 for modules that do not shard.
 
-    Without ``overlap_param_gather`` no gather overlaps computation; without ``overlap_grad_reduce`` no scatter does.
-
-    Args:
-        program: the program.
-        layers_s: for each of ``sharded_modules``, the seconds of its layers (``price_layers``).
-        cluster: provides the links.
-        framework: says which communication overlaps.
+    ``layers_s`` are seconds of the layers of each of ``sharded_modules`` (``price_layers``). Without
+    ``overlap_param_gather`` no gather overlaps computation; without ``overlap_grad_reduce`` no scatter does.
     """
     added = np.zeros(program.num_actions)
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)

@@ -10,11 +10,11 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
-from entrain_bench.costs.group_prices import priced_by_width
-from entrain_bench.costs.layer_times import LayerTimes
+from entrain_bench.costs.layer_times import LayerTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_layers
@@ -121,7 +121,7 @@ class StepCosts:
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
         sharded = self.memory.framework.distributed_optimizer or placed.sharded
-        shard = self._sharing(module, placed) if sharded else 1
+        shard = self.memory.sharing(module, placed) if sharded else 1
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -210,22 +210,23 @@ class StepCosts:
 
     def _traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
         framework = self.memory.framework
-        sharing = self._sharing(module, placed)
+        sharing = self.memory.sharing(module, placed)
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
         across = self._ring_tiers(rings[:, ::sharing])
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
-        layers = np.stack([module.layer_kind, self._layer_parameters(module, placed)])
-        of_layers = np.split(layers, np.cumsum(placed.layers_per_stage[:-1]), axis=1)
+        learning = layer_parameters(module, learning=True, closed=placed.is_closed) / module.weight_shards(placed.tp)
+        bounds = np.cumsum(placed.layers_per_stage[:-1])
+        layers = np.split(module.layer_kind, bounds), np.split(learning, bounds)
         held = self._parameters(module, placed).tolist()
-        stages = zip(of_layers, held, self._ring_tiers(rings), across, strict=True)
+        stages = zip(*layers, held, self._ring_tiers(rings), across, strict=True)
         stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
-        for (kinds, layer_parameters), total, ring, instances in stages:
+        for stage_kinds, stage_learning, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not stages_traffic)
             sync_s = gather_s = np.zeros(len(parameters))
@@ -236,10 +237,9 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
-            kinds = kinds.astype(np.int64)
-            layer_parameters = layer_parameters.copy()
-            freeze(kinds, layer_parameters, parameters, sync_s, gather_s)
-            stages_traffic.append(Traffic(kinds, layer_parameters, parameters, sync_s, gather_s))
+            traffic = stage_kinds, stage_learning, parameters, sync_s, gather_s
+            freeze(*traffic)
+            stages_traffic.append(Traffic(*traffic))
         return stages_traffic
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
@@ -357,23 +357,9 @@ class StepCosts:
                     stall[firsts] = wait_s
         return release, stall
 
-    def _sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
-        """Ranks that share out the optimizer states of the same weights."""
-        copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-        if placed.sharded:
-            return copies
-        return copies // self.memory.framework.optimizer_instances(module, copies)
-
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters that learn on a rank of each stage ``[stages]``."""
         return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
-
-    def _layer_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it."""
-        parameters = np.array([float(layer.parameters * layer.learns) for layer in module.layers])
-        if module.config.tied_embeddings and placed.is_closed:
-            parameters[-1] -= module.layers[0].parameters * module.layers[0].learns
-        return parameters / module.weight_shards(placed.tp)
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

@@ -7,16 +7,24 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.edges import Edges, colocated_transforms, derive_edges, held_s, moved_s
-from entrain_bench.costs.group_prices import least_times, priced_by_width
-from entrain_bench.costs.layer_times import LayerTimes, chunk_loads
+from entrain_bench.costs.edges import (
+    Edges,
+    LinkTransfers,
+    both,
+    colocated_transforms,
+    derive_edges,
+    held_s,
+    moved_s,
+    relay_between_modules,
+    transfers_between_blocks,
+)
+from entrain_bench.costs.layer_times import LayerTimes, chunk_loads, least_times, priced_by_width
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
-from entrain_bench.costs.transfers import LinkTransfers, both, relay_between_modules, transfers_between_blocks
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
@@ -132,10 +140,8 @@ class CostTruth:
         ``remade`` is the number of recomputed layers of each chunk on each stage; by default the layout decides between
         all layers that recomputation covers and none. With ``split`` a separate pass computes weight gradients.
         """
-        return self._times(module, placed, chunks.replica, self._loads(module, shapes, chunks), remade, split)
-
-    def _loads(self, module: ModuleSpec, shapes: SampleShapes, chunks: Chunks) -> Loads:
-        return chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
+        loads = chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
+        return self._times(module, placed, chunks.replica, loads, remade, split)
 
     def _times(
         self,
@@ -176,8 +182,9 @@ class CostTruth:
         for index, (module, placed) in enumerate(zip(self.model.modules, layout.modules, strict=True)):
             remade = program.remade[index] if program.remade else None
             split = program.splits_backward(index)
-            loads.append(self._loads(module, program.shapes, program.chunks[index]))
-            times = self._times(module, placed, program.chunks[index].replica, loads[index], remade, split)
+            chunks = program.chunks[index]
+            loads.append(chunk_loads(self.layer_times, module, program.shapes, chunks.members, chunks.offsets))
+            times = self._times(module, placed, chunks.replica, loads[index], remade, split)
             forward, backward, weight = program.spans(index)
             comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
             duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()

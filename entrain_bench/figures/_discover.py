@@ -1,20 +1,21 @@
-"""The figures: modules of this package, and modules and sweeps in a folder of the user's."""
+"""The figures: modules, and sweeps that a module draws; of the suite, and in a folder of the user's."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import entrain_bench.figures as package
-from entrain_bench.base.errors import UserError, explain, unknown_choice
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.comments import first_sentence
+from entrain_bench.config.targets import import_file
+from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._rows import drawing_of
 
-# In a folder of the user's: modules, and sweeps that name one as their ``figure.drawing``.
+# Folder of the user's modules, and of sweeps that name a module as their ``figure.drawing``.
 MODULES = "figures"
 SWEEPS = "figure"
 
@@ -38,18 +39,18 @@ def module_of(name: str, config_dir: str | None = None) -> tuple[ModuleType, str
 
 
 def _files(config_dir: str | None) -> dict[str, Path]:
-    """The module of every figure, or the YAML of a sweep that a module draws."""
-    ours = {path.stem: path for path in sorted(Path(package.__path__[0]).glob("[!_]*.py"))}
-    if config_dir is None:
-        return ours
-    folder = Path(config_dir)
-    sweeps = [path for path in sorted((folder / SWEEPS).glob("*.yaml")) if drawing_of(path)]
-    theirs = dict[str, Path]()
-    for path in (*sorted((folder / MODULES).glob("[!_]*.py")), *sweeps):
-        if path.stem in ours or path.stem in theirs:
-            raise UserError(f"{path}: there is a figure {path.stem}; must have another name")
-        theirs[path.stem] = path
-    return ours | theirs
+    """The module of every figure, or the YAML of a sweep that another figure's module draws."""
+    places = [(Path(package.__path__[0]), config_tree())]
+    if config_dir is not None:
+        places.append((Path(config_dir, MODULES), Path(config_dir)))
+    known = dict[str, Path]()
+    for modules, tree in places:
+        sweeps = (path for path in (tree / SWEEPS).glob("*.yaml") if drawing_of(path))
+        for path in sorted((*modules.glob("[!_]*.py"), *sweeps), key=lambda path: path.stem):
+            if path.stem in known:
+                raise UserError(f"{path}: there is a figure {path.stem}; must have another name")
+            known[path.stem] = path
+    return known
 
 
 def _summary(path: Path) -> str:
@@ -64,18 +65,8 @@ def _summary(path: Path) -> str:
 def _imported(path: Path) -> ModuleType:
     if path.parent == Path(package.__path__[0]):
         return importlib.import_module(f"{package.__name__}.{path.stem}")
-    # Not by its name: something that is installed may be called alike.
     name = f"{package.__name__}._theirs_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: cannot be imported ({explain(error)})") from error
+    module = import_file(path, name)
     # What it defines can be pickled only if it is found there.
     sys.modules[name] = module
     for member in ("EXPERIMENT", "RUNS", "load", "draw"):

@@ -54,10 +54,9 @@ def ranking(
     """Left: strategies from best to worst over all jobs. Right: every job, a column each.
 
     Args:
-        overall: ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows.
-        jobs: values by strategy; columns are (group, job), as people say them. Strategies without an entry in
-            ``overall`` come last.
-        labels: names of the strategies, with a star for those that lack seeds.
+        overall: ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows; others come last.
+        jobs: values by strategy; columns are (group, job), as people say them.
+        labels: of the strategies.
         colours: of the dots.
         handles: legend of the colours.
         label: of the axis of ``overall``.
@@ -106,15 +105,20 @@ def ranking_by(
     data: pd.DataFrame, table: pd.DataFrame, metric: str, label: str, form: str, descending: bool = False
 ) -> Figure:
     """A ``ranking`` by the mean of one metric of a table of runs by model, trace and strategy (``over_seeds``)."""
+    wide, shown = by_job(data, table, metric)
+    overall = wide.mean(axis="columns", skipna=False).dropna().sort_values(ascending=not descending, kind="stable")
+    handles = family_handles(data)
+    return ranking(overall.to_frame("mean"), wide, shown, family_colours(data), handles, label, form)
+
+
+def by_job(data: pd.DataFrame, table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, dict[str, str]]:
+    """A metric by strategy, a column a job (model and trace as people say them), and labels of the strategies."""
     labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     wide = table.astype({metric: float}).pivot_table(metric, "strategy", JOB, dropna=False)
     wide = wide[[(model, trace) for model in models for trace in traces if (model, trace) in wide]]
-    overall = wide.mean(axis="columns", skipna=False).dropna().sort_values(ascending=not descending, kind="stable")
     wide.columns = pd.MultiIndex.from_tuples([(models[job[0]], traces[job[1]]) for job in wide.columns])
     runs = table.groupby("strategy")[["num_ok", "num_runs"]].sum()
-    shown = {name: starred(labels[name], runs.loc[name]) for name in wide.index}
-    handles = family_handles(data)
-    return ranking(overall.to_frame("mean"), wide, shown, family_colours(data), handles, label, form)
+    return wide, {name: starred(labels[name], runs.loc[name]) for name in wide.index}
 
 
 def _name_groups(panel: Axes, groups: Sequence[str]) -> None:

@@ -118,10 +118,9 @@ def extreme_replica(actions: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def replica_lanes(actions: pd.DataFrame, replica: int) -> pd.DataFrame:
-    """The actions, steps included, of the lanes that hold an LLM replica and of the encoder stages that feed it.
+    """The actions of the lanes that hold an LLM replica and of the encoder stages that feed it.
 
-    Encoders on lanes of their own with another DP feed the LLM's replicas in order. Lanes are counted from 0, those
-    with encoder work first.
+    Encoders on lanes of their own with another DP feed the LLM's replicas in order. Lanes with encoder work come first.
     """
     work = actions[actions["replica"] >= 0]
     llm, encoder = (work[work["side"] == side] for side in (Role.LLM, Role.ENCODER))

@@ -38,14 +38,9 @@ def ranks_png(results: Results, record: Record) -> bytes:
 
 
 def rank_table(actions: pd.DataFrame) -> pd.DataFrame:
-    """Return memory and time shares of every lane, ranks that always act together (``timeline_frame``).
+    """Return the memory (``peak_bytes``, if known) and the shares of time of every lane (``timeline_frame``), by rank.
 
-    Communication is what a rank waits for (``exposed_comm_s``): collectives inside of actions, data that is under way,
-    and the gradients' synchronisation.
-
-    Returns:
-        A row a lane by ``rank``, its first: ``peak_bytes`` if the executor can tell memory, ``PARTS`` and ``IDLE`` as
-        shares of the iteration's time.
+    Communication is what a rank waits for (``exposed_comm_s``), and the gradients' synchronisation.
     """
     # A weight pass is the rest of a backward.
     actions = actions.assign(**{"pass": actions["pass"].replace("weight", "backward")})

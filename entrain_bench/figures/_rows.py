@@ -68,13 +68,11 @@ MAX_NAME = 60
 
 
 def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
-    """The sweeps of a figure with overrides of the user's: several values for what is ``REPLACED``, or inside of it.
-
-    An override takes the place of the figure's value for that key, and of those inside of it; what the figure says
-    nothing about is added.
+    """The sweeps of a figure with overrides of the user's in the place of its values; others are added.
 
     Raises:
-        UserError: for keys whose values the figure compares, for several values of others, and for what is no override.
+        UserError: for keys whose values the figure compares, for several values of keys that are not ``REPLACED``, and
+            for what is no override.
     """
     content = _yaml(experiment, config_dir)
     rows = rows_of(experiment, config_dir)

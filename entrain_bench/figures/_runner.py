@@ -1,7 +1,4 @@
-"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``.
-
-That is a file of its own, for a comment in the CSV would break programs that read it.
-"""
+"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._discover import module_of
+from entrain_bench.figures._discover import discover, module_of
 from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
 from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
 from entrain_bench.records.cells import Cell
@@ -32,12 +29,16 @@ SUFFIXES = ("pdf", "png", "csv", "json")
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure (``name`` is of its files), the sweeps of its cells, and the arguments that draw it again."""
+    """A figure (``name`` is of its files), the sweeps of its cells, and the arguments that draw it again.
+
+    ``title`` is that of another figure's sweep; empty: the module's first line.
+    """
 
     name: str
     module: ModuleType
     sweeps: Sweeps
     command: Sequence[str]
+    title: str = ""
 
     @property
     def output(self) -> Output:
@@ -71,7 +72,8 @@ class Drawing:
 def figure_output(name: str, config_dir: str | None = None) -> Output:
     """The figure of that name, of ours or of a folder of the user's."""
     module, experiment = module_of(name, config_dir)
-    return Drawing(name, module, sweeps_of(experiment, config_dir), ["figures", name]).output
+    title = discover(config_dir)[name]
+    return Drawing(name, module, sweeps_of(experiment, config_dir), ["figures", name], title).output
 
 
 def draw_figure(drawing: Drawing, study: Study) -> str:
@@ -99,7 +101,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
         problem = " ".join(str(error).split()) if isinstance(error, UserError) else explain(error)
         reason = problem
         files = render(lambda: empty_figure(reason))
-    title = (module.__doc__ or "").partition("\n")[0]
+    title = drawing.title or (module.__doc__ or "").partition("\n")[0]
     caption = f"{title} {message}".strip()
     files["json"] = sidecar(caption, command_line(drawing.command, study.config_dir), cells)
     for suffix, content in files.items():
@@ -126,12 +128,7 @@ def files_of(picture: Picture) -> dict[str, bytes]:
 
 
 def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:
-    """The file of a figure that is drawn of these cells.
-
-    Returns:
-        JSON: ``command``, ``caption``, ``setting`` (every value that the cells have, by its key), ``seeds``,
-        ``cost_source`` by cluster.
-    """
+    """JSON of a figure of these cells: command, caption, values of every key (``setting``), seeds, ``cost_source``."""
     configs = [cell.config for cell in cells]
     setting = {
         "cluster": _distinct(config.cluster["name"] for config in configs),

@@ -58,7 +58,7 @@ type Colour = tuple[float, float, float]
 MARKERS = "osD^v<>phX"
 COLOURBLIND: list[Colour] = [*sns.color_palette("colorblind")]
 # Colours of compared systems by display order, the last for one without. Every two, and our own
-# orange, differ by a CIEDE2000 of at least 15, also as seen with deuteranopia (tests/figures/test_colours.py).
+# orange, differ by a CIEDE2000 of at least 15, also as seen with deuteranopia.
 _SYSTEM_HEX = ["#8c8c8c", "#0173b2", "#005555", "#aa1555", "#8095ff", "#aa5515", "#eabfff", "#402a00", "#2a1580"]
 SYSTEM_COLOURS: list[Colour] = [*map(to_rgb, [*_SYSTEM_HEX, "#ffeaaa"])]
 NUM_ORDERED = len(SYSTEM_COLOURS) - 1

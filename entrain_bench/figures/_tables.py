@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,20 @@ def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str
     # A ratio's ends are those of its inverse the other way round.
     ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
     return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
+
+
+def speedup_table(data: pd.DataFrame, reference: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
+    """Mean iteration times (``interval_over_seeds``), with ``speedup`` over reference runs (``speedup_over``)."""
+    table = interval_over_seeds(data, keys, "iteration_time_s")
+    return table.join(speedup_over(reference, data, keys, on), on=keys)
+
+
+def gain_text(row: Mapping[Hashable, Any], states: Mapping[str, str]) -> str:
+    """A speedup, with a star if seeds are missing and a question mark if it may be 1; else the word for the state."""
+    if pd.isna(row["speedup"]):
+        return states.get(str(row["status"]), str(row["status"]))
+    clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
+    return f"{row['speedup']:.2f}{'*' if row['num_ok'] < row['num_runs'] else ''}{'' if clear else '?'}"
 
 
 def with_all(data: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ where its 95% interval includes 1. White combinations do not fit together, as th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ import pandas as pd
 from matplotlib.colors import LogNorm
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds, run_table
+from entrain_bench.answers.tables import run_table
 from entrain_bench.figures._forms import heatmap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
-from entrain_bench.figures._tables import JOB, speedup_over
+from entrain_bench.figures._tables import JOB, gain_text, speedup_table
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -27,6 +27,8 @@ EXPERIMENT = "ablation"
 RUNS = True
 PARTS = ["planner", "assigner", "scheduler"]
 CASE = [*JOB, *PARTS]
+# Parts that do not fit together leave their cell white.
+WORDS = {"skipped": ""}
 # Speedups at which colours end; further ones look alike.
 EXTREME = 1.5
 
@@ -52,7 +54,7 @@ def draw(data: pd.DataFrame) -> Picture:
     places = [(scheduler, job) for scheduler in schedulers for job in jobs]
     for panel, (scheduler, (model, trace)) in zip(axes, places, strict=True):
         one = (table["model"] == model) & (table["workload"] == trace) & (table["scheduler"] == scheduler)
-        rows = table[one].assign(text=[_text(row) for row in table[one].to_dict("records")])
+        rows = table[one].assign(text=[gain_text(row, WORDS) for row in table[one].to_dict("records")])
         values, texts = (rows.pivot(index="planner", columns="assigner", values=name) for name in ("speedup", "text"))
         heatmap(panel, values.loc[planners, assigners], texts.loc[planners, assigners], **shades)
         if scheduler == schedulers[0]:
@@ -65,18 +67,9 @@ def draw(data: pd.DataFrame) -> Picture:
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times (``interval_over_seeds``), with ``speedup`` over the first of each part together."""
-    table = interval_over_seeds(data, CASE, "iteration_time_s")
+    """Mean iteration times with ``speedup`` over the first of each part together."""
     base = (data[PARTS] == data[PARTS].iloc[0]).all(axis="columns")
-    return table.join(speedup_over(data[base], data, CASE, JOB), on=CASE)
-
-
-def _text(row: Mapping[Hashable, Any]) -> str:
-    """The speedup, with a star if seeds are missing and a question mark if it may be 1; else what happened."""
-    if pd.isna(row["speedup"]):
-        return "" if row["status"] == "skipped" else str(row["status"])
-    clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
-    return f"{row['speedup']:.2f}{'*' if row['num_ok'] < row['num_runs'] else ''}{'' if clear else '?'}"
+    return speedup_table(data, data[base], CASE, JOB)
 
 
 def _message(table: pd.DataFrame) -> str:

@@ -16,9 +16,9 @@ from entrain_bench.answers.labels import OURS, families, names
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.answers.sentences import posterior_sentences
 from entrain_bench.answers.tables import ALL, compared, run_table
-from entrain_bench.figures._forms import ranking
+from entrain_bench.figures._forms import by_job, ranking
 from entrain_bench.figures._style import Picture, family_colours, family_handles
-from entrain_bench.figures._tables import JOB, TIMES, lacking, starred, summarise, time_over_fastest, with_all
+from entrain_bench.figures._tables import JOB, TIMES, lacking, summarise, time_over_fastest, with_all
 
 EXPERIMENT = "iteration_time"
 RUNS = True
@@ -33,15 +33,11 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     """A row a strategy, a column a job; ``drawn`` are the runs under posterior draws."""
     # Columns of runs without a result are absent.
     data = data.reindex(columns=data.columns.union(TIMES, sort=False))
-    labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
+    labels = names(data, "strategy")
     table = summarise(with_all(data))
     jobs = table[table["workload"] != ALL]
     relative = jobs["behind"].where(jobs["verdict"] != "fastest", 1.0)
-    wide = jobs.assign(relative=relative.astype(float)).pivot_table("relative", "strategy", JOB, dropna=False)
-    wide = wide[[(model, trace) for model in models for trace in traces if (model, trace) in wide]]
-    wide.columns = pd.MultiIndex.from_tuples([(models[job[0]], traces[job[1]]) for job in wide.columns])
-    runs = jobs.groupby("strategy")[["num_ok", "num_runs"]].sum()
-    shown = {name: starred(labels[name], runs.loc[name]) for name in wide.index}
+    wide, shown = by_job(data, jobs.assign(relative=relative), "relative")
     overall = time_over_fastest(data)
     look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
     figure = ranking(overall, wide, shown, family_colours(data), family_handles(data), **look)

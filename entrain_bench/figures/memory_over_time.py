@@ -83,11 +83,7 @@ def draw(data: Runs) -> Picture:
 
 
 def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
-    """Memory over time on the lanes of the replica that holds the most: a row where it changes, and a lane's last one.
-
-    Returns:
-        Columns ``lane`` (from 0), ``holds`` (encoder, llm or both), ``time_s``, ``bytes``.
-    """
+    """Memory over time on the lanes of the replica that holds the most: a row where it changes, and a last one."""
     mine = extreme_replica(actions, "memory_bytes")
     sides = mine[mine["replica"] >= 0].groupby("lane")["side"].unique()
     holds = sides.map(lambda held: "both" if len(held) > 1 else held[0])
@@ -98,12 +94,7 @@ def peak_replica(actions: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_steps(frame: pd.DataFrame) -> pd.DataFrame:
-    """Memory of a rank of each lane over time, from the columns of ``timeline_frame``.
-
-    Returns:
-        Columns ``lane``, ``rank``, ``time_s``, ``bytes``, by lane and time: the memory from that time until the lane's
-        next row. Before its first row a lane holds what it holds after its last one.
-    """
+    """Memory of a rank of each lane from ``time_s`` to the lane's next row, by lane and time (``timeline_frame``)."""
     lanes = frame[["lane", "rank"]]
     running = lanes.assign(time_s=frame["start_s"], bytes=frame["memory_bytes"])
     ended = lanes.assign(time_s=frame["end_s"], bytes=frame["memory_after_bytes"])

@@ -8,17 +8,16 @@ seeds, a question mark 95% intervals that include 1. White cells have no result,
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from matplotlib.colors import LogNorm
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds
 from entrain_bench.figures._forms import ROW_IN, heatmap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels, show_reason
-from entrain_bench.figures._tables import run_tables, speedup_over
+from entrain_bench.figures._tables import gain_text, run_tables, speedup_table
 
 EXPERIMENT = "out_of_the_box"
 RUNS = True
@@ -35,7 +34,7 @@ def draw(data: pd.DataFrame) -> Picture:
     strategies, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     table = gains(data)
     balancers = [*strategies][1:]
-    table["text"] = [_text(row) for row in table.to_dict("records")]
+    table["text"] = [gain_text(row, WORDS) for row in table.to_dict("records")]
     places = [(model, stack) for model in models for stack in data["row"].unique()]
     columns = len(places) // len(models)
     height_in = 0.65 + len(models) * (0.3 + ROW_IN * max(3, len(balancers)))
@@ -60,17 +59,9 @@ def draw(data: pd.DataFrame) -> Picture:
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
-    """Mean iteration times (``interval_over_seeds``), with ``speedup`` over the first strategy on the same stack."""
-    table = interval_over_seeds(data, CASE, "iteration_time_s")
+    """Mean iteration times with ``speedup`` over the first strategy on the same stack."""
     first = data[data["strategy"] == data["strategy"].iloc[0]]
-    return table.join(speedup_over(first, data, CASE, CASE[:-1]), on=CASE)
-
-
-def _text(row: Mapping[Hashable, Any]) -> str:
-    if pd.isna(row["speedup"]):
-        return WORDS[str(row["status"])]
-    clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
-    return f"{row['speedup']:.2f}{'*' if row['num_ok'] < row['num_runs'] else ''}{'' if clear else '?'}"
+    return speedup_table(data, first, CASE, CASE[:-1])
 
 
 def _message(

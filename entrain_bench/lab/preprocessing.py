@@ -212,23 +212,19 @@ def summary(runs: pd.DataFrame, pictures: Sequence[Prepared]) -> pd.DataFrame:
 
     Columns ``*_ratio`` are geometric means of ratios to ``COMPARED_WITH`` in the same repetition.
     """
-    rows = []
+    rows = list[dict[str, object]]()
     for prepared in pictures:
         of_size = runs[runs["size"] == prepared.name].sort_values("repetition", kind="stable")
         values = {mode: of_size[of_size["preprocessing"] == mode] for mode in PREPROCESSING}
-        for mode, own in values.items():
-            found = {name: mean_interval(own[name].tolist()) for name in QUANTITIES}
+        inline = values[COMPARED_WITH]
+        for mode, of_mode in values.items():
+            intervals = {name: mean_interval(of_mode[name].tolist()) for name in QUANTITIES}
             for name in QUANTITIES[1:]:
-                found[f"{name}_ratio"] = ratio_interval(own[name].tolist(), values[COMPARED_WITH][name].tolist())
-            row: dict[str, object] = {
-                "size": prepared.name,
-                "picture_kb": prepared.picture_bytes / 1e3,
-                "decode_ms": prepared.decode_s * 1e3,
-                "preprocessing": mode,
-                "repetitions": len(own),
-                "load_average": own["load"].mean(),
-            }
-            for name, interval in found.items():
+                intervals[f"{name}_ratio"] = ratio_interval(of_mode[name].tolist(), inline[name].tolist())
+            row = {"size": prepared.name, "picture_kb": prepared.picture_bytes / 1e3}
+            row |= {"decode_ms": prepared.decode_s * 1e3, "preprocessing": mode}
+            row |= {"repetitions": len(of_mode), "load_average": of_mode["load"].mean()}
+            for name, interval in intervals.items():
                 row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
             rows.append(row)
     return pd.DataFrame(rows)
@@ -255,13 +251,13 @@ def draw(table: pd.DataFrame, cores: int) -> Picture:
         panel.set(title=title, ylim=(0, None))
     handles: list[Artist] = [Patch(facecolor=colours[mode], label=LABELS[mode]) for mode in PREPROCESSING]
     legend_above(figure, handles)
-    largest = table[table["size"] == [*sizes][-1]].set_index("preprocessing")["iteration_time_s_ratio"]
-    best = str(largest.idxmin())
-    gain = f"{LABELS[best].lower()} is fastest, {1 / largest[best]:.2f}x over the rank itself"
-    said = gain if best != COMPARED_WITH else "nothing is faster than the rank itself"
+    largest = [*sizes][-1]
+    ratios = table[table["size"] == largest].set_index("preprocessing")["iteration_time_s_ratio"]
+    best = str(ratios.idxmin())
     load = f"load average {table['load_average'].min():.0f} to {table['load_average'].max():.0f}"
+    name = largest.replace("x", " x ")
     message = (
-        f"Images of {[*sizes][-1].replace('x', ' x ')}: {said}. "
+        f"Images of {name}: {LABELS[best].lower()} takes {ratios[best]:.2f} times as long as the rank itself. "
         f"{NUM_RANKS} ranks and, in the last case, their DataLoader workers on {cores} cores ({load}); {BATCH} images "
         "per iteration. Left: bytes of an image and CPU time to decode it. Middle, right: ratios to the rank itself, "
         f"with its seconds; {table['repetitions'].min()} repetitions, 95% intervals."

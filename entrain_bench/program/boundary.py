@@ -31,11 +31,7 @@ def is_integer_ratio(encoder_dp: int, llm_dp: int) -> bool:
 
 
 def find_ratio(encoder: ModuleLayout, llm: ModuleLayout) -> Ratio:
-    """The ratio of two layouts.
-
-    Raises:
-        IncompatibleError: if it is no integer.
-    """
+    """The ratio of two layouts; ``IncompatibleError`` if it is no integer."""
     if not is_integer_ratio(encoder.dp, llm.dp):
         raise IncompatibleError(
             f"layout: {encoder.module} has dp={encoder.dp}, {llm.module} has dp={llm.dp}: "

@@ -17,7 +17,7 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
-from entrain_bench.specs.parse import Count, Range, Rate, check_keys, parse
+from entrain_bench.specs.parse import Count, Rate, between, check_keys, parse
 
 VERSION = 1
 # A plan of 200,000 ranks has less.
@@ -46,7 +46,7 @@ class PlannedJob:
     cluster: str
     global_batch: Count
     microbatch_size: Count
-    seed: Annotated[int, Range(0, 2**32 - 1, "in 0..2^32-1")]
+    seed: Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
     overrides: tuple[str, ...] = ()
 
 
@@ -91,8 +91,8 @@ class _File:
 
     version: int
     strategy: str
-    job: Mapping[str, Any]
-    expected: Mapping[str, Any]
+    job: PlannedJob
+    expected: Expected
     layout: Mapping[str, Any]
     options: tuple[str, ...] = ()
 
@@ -164,11 +164,7 @@ def read_plan(path: str | Path) -> TrainingPlan:
 
 
 def plan_fingerprint(path: str | Path) -> str:
-    """Hash of a plan's file.
-
-    Raises:
-        UserError: if it cannot be read.
-    """
+    """Hash of a plan's file; ``UserError`` if it cannot be read."""
     try:
         return sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
@@ -199,12 +195,10 @@ def _parsed(values: Any) -> TrainingPlan:
     if isinstance(values, Mapping) and "version" in values:
         require(version == VERSION, "version", version, f"{VERSION}, which this entrain-bench reads")
     file = parse(_File, values, "plan")
-    job = parse(PlannedJob, file.job, "job")
-    expected = parse(Expected, file.expected, "expected")
-    for where, texts in (("options", file.options), ("job.overrides", job.overrides)):
+    for where, texts in (("options", file.options), ("job.overrides", file.job.overrides)):
         for text in texts:
             require("=" in text, where, text, "key=value")
-    return TrainingPlan(file.strategy, file.options, job, _layout(file.layout), expected)
+    return TrainingPlan(file.strategy, file.options, file.job, _layout(file.layout), file.expected)
 
 
 def _layout(values: Mapping[str, Any]) -> Layout:

@@ -44,8 +44,7 @@ def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: In
 def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
     """The program with chunks that recompute so many covered layers of each stage ``[chunks, stages]``, by module.
 
-    Raises:
-        UserError: for more than a stage has, and for a module that the layout recomputes as a whole.
+    ``UserError`` for more than a stage has, and for a module that the layout recomputes as a whole.
     """
     for module, placed, rows, layers in zip(
         program.model.modules, program.layout.modules, program.chunks, remade, strict=True

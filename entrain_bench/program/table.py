@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from entrain_bench.base.arrays import IntArray, rows_of
 from entrain_bench.program.columns import Pass, Program
 from entrain_bench.program.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:
@@ -18,6 +22,9 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     ``memory_bytes`` and ``memory_after_bytes``, of a rank of the lane while the action runs and after it, are there if
     the executor can tell.
     """
+    # A run starts before pandas is imported.
+    import pandas as pd
+
     program = timeline.program
     lane = rows_of(program.lane_offsets)
     action = program.lane_actions

@@ -6,7 +6,6 @@ user's adds metrics in ``metrics/*.py``. The key of a run does not cover the cod
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.base.errors import UserError, explain
+from entrain_bench.base.errors import UserError
 from entrain_bench.base.hosttime import HostTime
+from entrain_bench.config.targets import import_file
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
@@ -182,15 +182,7 @@ def _metrics_of_files(files: tuple[tuple[Path, int], ...]) -> tuple[Metric, ...]
 
 
 def _defined_in(file: Path) -> list[Metric]:
-    # Not by its name: something that is installed may have the same.
-    spec = importlib.util.spec_from_file_location(f"{__name__}_theirs_{file.stem}", file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{file}: cannot be imported ({explain(error)})") from error
+    module = import_file(file, f"{__name__}_theirs_{file.stem}")
     return [value for value in vars(module).values() if isinstance(value, Metric)]
 
 

@@ -10,9 +10,7 @@ from functools import cached_property
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.base.files import remove_partial, write_atomically
@@ -29,6 +27,9 @@ from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.workload import Counts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Processes that a run may take with it before sweeps leave it alone.
 MAX_DEATHS = 2
@@ -302,7 +303,12 @@ class Results:
     def timeline(self, record: Record) -> pd.DataFrame | None:
         """The timeline of a record (``timeline_frame``); None if there is none that may be believed."""
         content = self._timeline_bytes(record)
-        return None if content is None else pd.read_parquet(BytesIO(content))
+        if content is None:
+            return None
+        # A run starts before pandas is imported.
+        import pandas as pd
+
+        return pd.read_parquet(BytesIO(content))
 
     def _timeline_bytes(self, record: Record) -> bytes | None:
         path = self.timeline_path(record.key)

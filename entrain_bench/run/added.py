@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.program import Program
@@ -17,6 +17,9 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.metrics import ExecutedIteration, metrics_in
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.experiment import Feed, plan_of, prepare
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Columns of a kept timeline that say which action a row is.
 LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from entrain_bench.base.errors import (
     TRACEBACK_VARIABLE,
@@ -33,6 +31,9 @@ from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run.added import with_added_metrics
 from entrain_bench.run.experiment import run_experiment
 from entrain_bench.run.parallel import Died, RayCluster, run_parallel
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,8 @@ from entrain_bench.sampler.sampler import BalancedBatchSampler
 def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps: int) -> DataLoader[Any]:
     """A loader of this rank's microbatches as ``accelerate`` and ``transformers.Trainer`` take it.
 
-    ``Accelerator.prepare`` deals a loader's batches out to ranks, of which a ``BalancedBatchSampler`` has this rank's
-    already: do not hand it the result, the others would be lost. accelerate's ``data_loader.prepare_data_loader``, told
-    that there is one process, does the rest: batches go to the device, epochs to the sampler, and accumulation learns
-    of an epoch's end. ``accumulation_steps`` are microbatches of an optimizer step, which both count on by themselves.
+    Do not hand the result to ``Accelerator.prepare``, which would deal this rank's batches out to all ranks.
+    ``accumulation_steps`` are microbatches of an optimizer step.
 
     Raises:
         UserError: for a loader over anything else, and for iterations of another number of microbatches.
@@ -44,10 +42,9 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
 
 
 class Progress:
-    """The iteration that a loop comes to next, for ``Accelerator.register_for_checkpointing``.
+    """The next iteration of the sampler's epoch, which the loop sets, for ``Accelerator.register_for_checkpointing``.
 
-    Loaders run ahead of training, accelerate's by a batch; what they have taken does not count here. The loop sets
-    ``iteration``, of the sampler's epoch, the next one to train.
+    Loaders run ahead of training; what they have taken does not count here.
     """
 
     def __init__(self, sampler: BalancedBatchSampler) -> None:

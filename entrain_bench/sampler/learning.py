@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -31,11 +32,14 @@ class Lessons:
 
     def at(self, iteration: int) -> Strategy:
         """The strategy that assigns an iteration."""
-        return self.strategies[max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)]
+        return self.strategies[self._place(iteration)]
+
+    def _place(self, iteration: int) -> int:
+        return max(0, bisect_right(self.first, iteration) - 1)
 
     def since(self, iteration: int) -> list[list[Any]]:
         """Return the assigners of this and later iterations as plain values ``[first, values of the assigner]``."""
-        start = max(0, int(np.searchsorted(self.first, iteration, side="right")) - 1)
+        start = self._place(iteration)
         rows = zip(self.first[start:], self.strategies[start:], strict=True)
         return [[first, values_of(strategy.assigner)] for first, strategy in rows]
 
@@ -47,11 +51,7 @@ class Lessons:
 
 
 def executed(model: ModelSpec, shapes: SampleShapes, layout: Layout, dealt: Dealt, timings: Timings) -> Timeline:
-    """The timeline of an iteration of a loop that holds the whole model on every rank.
-
-    Its actions have their measured durations; when they began is not known, and all begin at 0.
-
-    ``timings`` are those of every module.
+    """The timeline of an iteration of a loop that holds the whole model on every rank: measured actions, all from 0 s.
 
     Raises:
         UserError: for a layout with several stages, and for timings that are not those of the microbatches.
@@ -88,11 +88,7 @@ def _checked(name: str, rows: Sequence[Sequence[Sequence[float]]], dealt: Dealt)
 
 
 def values_of(part: Any) -> Any:
-    """A part's fields as plain values: numbers, text, lists and mappings, whatever ``torch.load`` reads by default.
-
-    Raises:
-        UserError: for a part that is no dataclass, or holds anything else.
-    """
+    """A part's fields as values that ``torch.load`` reads by default; ``UserError`` for a part with others."""
     if part is None or isinstance(part, bool | int | float | str):
         return part
     if is_dataclass(part):

@@ -40,11 +40,11 @@ def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_m
         labels: replica and microbatch of each sample of the global batch.
         num_ranks: data-parallel ranks; a rank is a replica.
         counts: how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank with
-            most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples (``split``).
+            most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples.
         num_microbatches: of a rank, if fixed.
 
     Raises:
-        UserError: if a rank has no sample, or has more microbatches, or fewer samples, than it is to have microbatches.
+        UserError: if a rank has no sample, or cannot have that many microbatches.
     """
     order = np.lexsort((labels.microbatch, labels.replica))
     replica = labels.replica[order]

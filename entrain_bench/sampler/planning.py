@@ -75,11 +75,11 @@ def plan_batches(
         raise unknown_choice("layout", layout, (DATA_PARALLEL, PLANNED))
     if counts not in COUNTS:
         raise unknown_choice("counts", counts, COUNTS)
-    usual = [f"layout.dp={world_size}"]
-    usual += ["layout.tp=1", "layout.cp=1", "layout.pp=1"] if layout == DATA_PARALLEL else []
+    usual = {"layout.dp": world_size}
+    if layout == DATA_PARALLEL:
+        usual |= {"layout.tp": 1, "layout.cp": 1, "layout.pp": 1}
     given = {text.partition("=")[0] for text in overrides}
-    own = [f"{key}={value}" for key, value in chosen.items()]
-    own += [text for text in usual if text.partition("=")[0] not in given]
+    own = [f"{key}={value}" for key, value in {**chosen, **usual}.items() if key not in given]
     setting, content = _setting(shapes, [*own, *overrides], config_dir)
     listed = setting.source
     job = setting.job
@@ -112,10 +112,7 @@ def one_stage(job: Job, world_size: int) -> Layout:
 
 
 def _check_widths(setting: RunContext, layout: Layout, batch: SampleShapes) -> None:
-    """Refuse groups of several widths, which a loop with fixed ranks cannot form, and assigners that need them.
-
-    Only assigners with ``handles_widths = True`` may need them; these try one global batch.
-    """
+    """Refuse groups of several widths, and assigners that need them: those with ``handles_widths`` try one batch."""
     grouped = next((placed.module for placed in layout.modules if placed.widths), None)
     if grouped:
         raise IncompatibleError(

@@ -122,10 +122,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._dealt: dict[int, Dealt] = {}
         self._batches: tuple[int, IntArray] | None = None
         self._furthest = -1
-        # Where the epoch stands: the next microbatch is ``_place`` of ``_iteration``.
-        self._epoch = 0
-        self._iteration = 0
-        self._place = 0
+        self._move(0, 0, 0)
         self._resumed = False
 
     @classmethod
@@ -166,9 +163,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the epoch's microbatches on this rank, iteration by iteration."""
         if not self._resumed:
-            self._epoch += self._iteration == self.num_iterations
-            self._iteration = 0
-            self._place = 0
+            self._move(self._epoch + (self._iteration == self.num_iterations), 0, 0)
         self._resumed = False
         return self._walk(self._epoch, self._iteration, self._place)
 
@@ -176,14 +171,16 @@ class BalancedBatchSampler(Sampler[list[int]]):
         for iteration in range(first, self.num_iterations):
             batches = self.microbatches(iteration, epoch)
             for index in range(place, len(batches)):
-                self._epoch = epoch
-                self._iteration = iteration
-                self._place = index + 1
-                if index + 1 == len(batches):
-                    self._iteration = iteration + 1
-                    self._place = 0
+                last = index + 1 == len(batches)
+                self._move(epoch, iteration + last, 0 if last else index + 1)
                 yield batches[index]
             place = 0
+
+    def _move(self, epoch: int, iteration: int, place: int) -> None:
+        """Make a microbatch, ``place`` of an iteration, the next one."""
+        self._epoch = epoch
+        self._iteration = iteration
+        self._place = place
 
     @property
     def epoch(self) -> int:
@@ -194,19 +191,11 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Make the next ``iter()`` start this epoch; a loaded state within the same epoch is kept."""
         require(epoch >= 0, "epoch", epoch, "at least 0")
         if not (self._resumed and epoch == self._epoch):
-            self._epoch = epoch
-            self._iteration = 0
-            self._place = 0
+            self._move(epoch, 0, 0)
             self._resumed = False
 
     def microbatches(self, iteration: int, epoch: int | None = None, rank: int | None = None) -> list[list[int]]:
-        """Return a rank's microbatches of one iteration, independent of what a loader has already taken.
-
-        Args:
-            iteration: number from 0 in the epoch.
-            epoch: None: the current one.
-            rank: None: this process's rank.
-        """
+        """Return the microbatches of an iteration of an epoch (None: the current one) on a rank (None: this one)."""
         epoch = self._epoch if epoch is None else epoch
         dealt = self._deal(epoch, iteration)
         samples = self._samples(epoch)[iteration]
@@ -216,10 +205,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Return the estimated forward seconds of each rank's samples in an iteration, without packing ``[ranks]``.
 
         Maximum over mean is the load imbalance of a training loop whose ranks hold the whole model.
-
-        Args:
-            iteration: number from 0 in the epoch.
-            epoch: None: the current one.
         """
         epoch = self._epoch if epoch is None else epoch
         ranks = self._deal(epoch, iteration)
@@ -273,16 +258,11 @@ class BalancedBatchSampler(Sampler[list[int]]):
             iteration: iteration of the current epoch to resume with. State it if a loader prefetches. None: resume
                 after the microbatch that was taken last.
         """
-        require(
-            iteration is None or 0 <= iteration <= self.num_iterations,
-            "iteration",
-            iteration,
-            f"0..{self.num_iterations}",
-        )
-        at, place = (self._iteration, self._place) if iteration is None else (iteration, 0)
-        over = at == self.num_iterations
-        epoch, at = (self._epoch + 1, 0) if over else (self._epoch, at)
-        position = {"epoch": epoch, "iteration": at, "microbatch": place}
+        at = self._iteration if iteration is None else iteration
+        require(0 <= at <= self.num_iterations, "iteration", iteration, f"0..{self.num_iterations}")
+        epoch = self._epoch + at // self.num_iterations
+        at %= self.num_iterations
+        position = {"epoch": epoch, "iteration": at, "microbatch": self._place if iteration is None else 0}
         lessons = self._lessons.since(self._count(epoch, at)) if self.learns else []
         return {**position, **self._stream, "plan": self._plan.name, "lessons": lessons}
 
@@ -298,13 +278,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """
         keys = {"epoch", "iteration", "microbatch", "plan", "lessons", *STREAM}
         require(keys <= {*state}, "state", sorted(state), f"what state_dict returns: {sorted(keys)}")
-        for name in STREAM:
-            require(
-                state[name] == self._stream[name],
-                f"state: {name}",
-                state[name],
-                f"{self._stream[name]}, as in this sampler",
-            )
+        for name, value in self._stream.items():
+            require(state[name] == value, f"state: {name}", state[name], f"{value}, as in this sampler")
         place = state["microbatch"]
         same = place == 0 or state["plan"] == self._plan.name
         require(same, "state: microbatch", place, "0 (the start of an iteration), because the plan differs")
@@ -314,9 +289,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             self._lessons = Lessons((0,), (self._plan.setting.strategy,))
         self._dealt = {}
         self._furthest = -1
-        self._epoch = state["epoch"]
-        self._iteration = state["iteration"]
-        self._place = place
+        self._move(state["epoch"], state["iteration"], place)
         self._resumed = True
 
     def _deal(self, epoch: int, iteration: int) -> Dealt:

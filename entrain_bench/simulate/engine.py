@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.compiled import inlined, njit
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.transfers import LinkTransfers
+from entrain_bench.costs.edges import LinkTransfers
 from entrain_bench.program import Program
-from entrain_bench.simulate.deadlock import describe_deadlock
 
 
 def place_actions(
@@ -149,6 +148,8 @@ class Actions(NamedTuple):
 
 
 AWAKE = -1  # Where lanes are parked that may go on.
+# Columns of times that each action has.
+TIMES = ("duration_s", "hold_s", "release_s", "stall_s")
 
 
 def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Columns:
@@ -160,17 +161,14 @@ def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Co
     per_lane = np.diff(program.lane_offsets) + np.bincount(
         rows_of(program.lane_offsets)[before], minlength=program.layout.num_lanes
     )
-    nothing = np.zeros(count)
+    times: dict[str, Any] = {name: np.append(getattr(columns, name), np.zeros(count)) for name in TIMES}
     return columns._replace(
         first_transfer=program.num_actions + count,
         lane_offsets=offsets_from_counts(per_lane),
         lane_actions=np.insert(columns.lane_actions, before, barriers.astype(np.int32)),
         num_lanes=np.append(columns.num_lanes, np.bincount(group[before], minlength=count).astype(np.int32)),
         dep_offsets=np.append(columns.dep_offsets, np.full(count, columns.dep_offsets[-1])),
-        duration_s=np.append(columns.duration_s, nothing),
-        hold_s=np.append(columns.hold_s, nothing),
-        release_s=np.append(columns.release_s, nothing),
-        stall_s=np.append(columns.stall_s, nothing),
+        **times,
     )
 
 
@@ -349,3 +347,56 @@ def _wake(action, lanes, actions):  # type: ignore[no-untyped-def]
         after = lanes.next_parked[lane]
         _park(lane, AWAKE, lanes, actions)
         lane = after
+
+
+def describe_deadlock(
+    program: Program,
+    transfers: LinkTransfers | None,
+    position: IntArray,
+    done: BoolArray,
+    together: IntArray | None = None,
+) -> str:
+    """Follow stuck lanes, each to a lane it waits for, until one repeats.
+
+    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` (as ``Prices`` has it) are
+    ``[actions]``.
+    """
+
+    def next_action(lane: int) -> int:
+        return int(program.lane_actions[program.lane_offsets[lane] + position[lane]])
+
+    lane_of_entry = rows_of(program.lane_offsets)
+    lane = int(np.flatnonzero(position < np.diff(program.lane_offsets))[0])
+    waits: dict[int, str] = {}
+    while lane not in waits:
+        action = next_action(lane)
+        inputs = _inputs(program, transfers, action)
+        missing = inputs[~done[inputs]]
+        needed = int(missing[0]) if missing.size else action
+        holders = lane_of_entry[program.lane_actions == needed].tolist()
+        if not missing.size:
+            # Nothing but the action's other lanes: those that have not come to it.
+            holders = [holder for holder in holders if next_action(holder) != needed]
+        if not missing.size and not holders and together is not None and together[action] >= 0:
+            # One that begins together with it, and has another before it.
+            heads = {next_action(one) for one in np.flatnonzero(position < np.diff(program.lane_offsets)).tolist()}
+            others = [peer for peer in np.flatnonzero(together == together[action]).tolist() if peer not in heads]
+            needed = others[0] if others else action
+            holders = lane_of_entry[program.lane_actions == needed].tolist()
+        if not holders:
+            return f"program: {program.view(action)} waits for {program.view(needed)}, which no lane runs"
+        rank = int(program.layout.lane_first_rank[lane])
+        waits[lane] = f"rank {rank} at {program.view(action)} needs {program.view(needed)}"
+        lane = holders[0]
+    cycle = list(waits.values())[list(waits).index(lane) :]
+    return "program: deadlock, a cycle of waits: " + "; ".join(cycle)
+
+
+def _inputs(program: Program, transfers: LinkTransfers | None, action: int) -> IntArray:
+    """Actions that one waits for: those it depends on, then all others whose data share a transfer with its own."""
+    row = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
+    needs = program.dep_actions[row]
+    if transfers is None:
+        return needs
+    mine = np.unique(transfers.first[row])
+    return np.append(needs, program.dep_actions[np.isin(transfers.first, mine[mine >= 0])])

@@ -15,10 +15,9 @@ LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
 
 
 def replay(program: Program, measured: pd.DataFrame) -> pd.DataFrame:
-    """The timeline of a program whose actions take as long as they did, start at once, and hand over at no cost.
+    """The timeline of a program whose actions take as long as measured, start at once, and hand over at no cost.
 
-    Raises:
-        UserError: if the table is of another program.
+    ``UserError`` if the table is of another program.
     """
     duration_s = np.zeros(program.num_actions)
     if len(measured) == len(program.lane_actions):

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts
-from entrain_bench.base.errors import UserError, require, unknown_choice
-from entrain_bench.specs.parse import Count, Range, Rate, Share, check_keys, check_mapping, parse
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.specs.parse import Count, OneOf, Rate, Share, at_least, between, check_keys, check_mapping, parse
 
-Extra = Annotated[float, Range(0, words="0 or more (0: no matter how small)")]
+Extra = Annotated[float, at_least(0, "0 or more (0: no matter how small)")]
 # Ranks of a cluster: a layout lists those of every module.
 MAX_RANKS = 2**17
 SLOWEST = 1e-6
@@ -80,9 +80,9 @@ class DeviceSpec:
     attention_half_head_dim: Extra
     gemm_half_width: Extra = 0.0
     elementwise_efficiency: Share = 1.0
-    overlap_cost: Annotated[float, Range(0, 1)] = 0.0
+    overlap_cost: Annotated[float, between(0, 1)] = 0.0
     host_launch_s: Extra = 0.0
-    attention_kernel: str = FLASH2
+    attention_kernel: Annotated[str, OneOf(ATTENTION_KERNELS)] = FLASH2
     allocator_reserve: Extra = 0.0
     peak_dtype: str = "bfloat16"
 
@@ -188,15 +188,12 @@ class ClusterSpec:
             if highest > 1:
                 changed |= {name: changed[name] / highest for name in shares}
                 changed[peak] = getattr(device, peak) * highest
+        factors = [speed.node if tier.num_ranks <= self.gpus_per_node else speed.network for tier in self.tiers]
         tiers = tuple(
-            replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * getattr(speed, self._factor_of(tier)))
-            for tier in self.tiers
+            replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * factor)
+            for tier, factor in zip(self.tiers, factors, strict=True)
         )
         return replace(self, device=replace(device, **changed), tiers=tiers)
-
-    def _factor_of(self, tier: LinkTier) -> str:
-        """The factor of ``Speed`` that a tier's bandwidth has."""
-        return "node" if tier.num_ranks <= self.gpus_per_node else "network"
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
@@ -249,8 +246,6 @@ class ClusterSpec:
         sizes = [tier.num_ranks for tier in tiers]
         ordered = sizes == sorted(sizes) and sizes[-1] == nodes * width
         require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {nodes * width} ranks")
-        if device.attention_kernel not in ATTENTION_KERNELS:
-            raise unknown_choice("cluster.device.attention_kernel", device.attention_kernel, ATTENTION_KERNELS)
         return cls(str(config["name"]), nodes, width, device, tiers)
 
 

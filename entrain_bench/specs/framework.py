@@ -18,6 +18,15 @@ SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 GRANULARITIES = (FULL, SELECTIVE)
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
+CHOICES: Mapping[str, Sequence[str]] = {
+    "p2p": P2P,
+    "cp_split": CP_SPLITS,
+    "head_tokens": HEAD_TOKENS,
+    "recompute_granularity": GRANULARITIES,
+    "attention_kernel": ATTENTION_KERNELS,
+    "grad_dtype": GRAD_DTYPES,
+    "cross_entropy": CROSS_ENTROPIES,
+}
 # Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
 RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
@@ -80,23 +89,11 @@ class FrameworkOptions:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.p2p not in P2P:
-            raise unknown_choice("p2p", self.p2p, P2P)
-        if self.cp_split not in CP_SPLITS:
-            raise unknown_choice("cp_split", self.cp_split, CP_SPLITS)
-        if self.head_tokens not in HEAD_TOKENS:
-            raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
-        if self.recompute_granularity not in GRANULARITIES:
-            raise unknown_choice("recompute_granularity", self.recompute_granularity, GRANULARITIES)
-        if self.grad_dtype not in GRAD_DTYPES:
-            raise unknown_choice("grad_dtype", self.grad_dtype, GRAD_DTYPES)
-        if self.cross_entropy not in CROSS_ENTROPIES:
-            raise unknown_choice("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
-        if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
-            raise unknown_choice("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) is not None and value not in choices:
+                raise unknown_choice(name, value, choices)
         require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
-        instances = self.encoder_optimizers
-        require(instances >= 1, "encoder_optimizers", instances, "at least 1")
+        require(self.encoder_optimizers >= 1, "encoder_optimizers", self.encoder_optimizers, "at least 1")
 
     @property
     def receives_ahead(self) -> int:
@@ -152,32 +149,22 @@ class FrameworkOptions:
                 f"cp_split=pack: harness={harness} runs one rank of {module.name}'s cp={cp}, and the ranks' shares "
                 "differ; use cp_split=sample, or harness=simulate or train"
             )
-        if self.cross_entropy != UNFUSED:
-            raise IncompatibleError(
-                f"cross_entropy={self.cross_entropy}: harness={harness} has {UNFUSED}; "
-                "harness=simulate prices the others"
-            )
-        if self.attention_kernel is not None:
-            raise IncompatibleError(
-                f"attention_kernel={self.attention_kernel}: harness={harness} runs the kernels of this machine; "
-                "harness=simulate prices others"
-            )
-        if module.is_encoder and self.encoder_optimizers > 1:
-            raise IncompatibleError(
-                f"encoder_optimizers={self.encoder_optimizers}: must be 1 with harness={harness}. Use harness=simulate "
-                "for more"
-            )
+        for key, value, trained in (
+            ("cross_entropy", self.cross_entropy, UNFUSED),
+            ("attention_kernel", self.attention_kernel or "null", "null"),
+            ("encoder_optimizers", self.encoder_optimizers if module.is_encoder else 1, 1),
+        ):
+            if value != trained:
+                raise IncompatibleError(
+                    f"{key}={value}: must be {trained} with harness={harness}. Use harness=simulate for others"
+                )
 
     def check_device(self, device: DeviceSpec) -> None:
         """Raise ``UserError`` for kernels of a later generation than the device runs."""
         available = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
-        if self.attention_kernel is not None:
-            require(
-                self.attention_kernel in available,
-                "attention_kernel",
-                self.attention_kernel,
-                f"one of {', '.join(available)} on {device.name}, or null",
-            )
+        kernel = self.attention_kernel
+        allowed = f"one of {', '.join(available)} on {device.name}, or null"
+        require(kernel is None or kernel in available, "attention_kernel", kernel, allowed)
 
     def check_modules(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if ``freeze`` names a module that the model lacks, or all modules."""

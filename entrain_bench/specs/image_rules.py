@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from entrain_bench.base.errors import require, unknown_choice
-from entrain_bench.specs.parse import Range, check_mapping, parse
+from entrain_bench.specs.parse import between, check_mapping, parse
 
 # Sides, tokens and tiles of an image, at most: products of three stay below 2**53.
 MAX_RULE = 2**17
-Size = Annotated[int, Range(1, MAX_RULE)]
+Size = Annotated[int, between(1, MAX_RULE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class AnyResolution:
     encoder_tokens: Size
     overview_tokens: Size
     grids: tuple[tuple[int, ...], ...]
-    max_tiles: Annotated[int, Range(0, MAX_RULE)] = 0
+    max_tiles: Annotated[int, between(0, MAX_RULE)] = 0
     single_only: bool = False
 
 
@@ -71,10 +71,10 @@ class NearestGrid:
     """
 
     pixels: Size
-    max_tiles: Annotated[int, Range(0, MAX_RULE)]
+    max_tiles: Annotated[int, between(0, MAX_RULE)]
     encoder_tokens: Size
     llm_tokens: Size
-    markers: Annotated[int, Range(0, MAX_RULE)] = 2
+    markers: Annotated[int, between(0, MAX_RULE)] = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,7 @@ KINDS: Mapping[str, type[ImageRules]] = {
 
 
 def parse_images(values: Any, where: str) -> ImageRules:
-    """The rules that a mapping with ``kind`` states.
-
-    Raises:
-        UserError: for an unknown kind, unknown keys, and values out of range.
-    """
+    """The rules that a mapping with ``kind`` states; ``UserError`` for what is unknown or out of range."""
     given = dict(check_mapping(values, where))
     kind = str(given.pop("kind", ""))
     if kind not in KINDS:

@@ -12,21 +12,23 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
-from entrain_bench.specs.module_layers import ModuleConfig, Role, build_layers, mlp_of_block, parse_gemms
-from entrain_bench.specs.numerics import check_numerics
+from entrain_bench.specs.module_layers import (
+    ModuleConfig,
+    Role,
+    build_layers,
+    check_numerics,
+    mlp_of_block,
+    parse_gemms,
+)
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import MAX_TOKENS, AudioRules, FrameRules, TileRules, TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
 MAX_LAYERS = 1000
 # Sizes of a layer, of which two are multiplied for its parameters.
 MAX_SIZE = 2**24
-# Kernel, stride or padding of a convolution over audio.
-MAX_STEP = 2**12
-# Keys of token rules that are mappings of their own.
-PARTS_OF_TOKENS: Mapping[str, Any] = {"tiles": TileRules, "images": object, "frames": FrameRules, "audio": AudioRules}
 # What recomputation covers of a block: all of it, or its MLP with the norm before it.
 FULL = "full"
 SELECTIVE = "selective"
@@ -324,21 +326,10 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
     where = "model.tokens"
     if "context_tokens" in check_mapping(values, where):
         raise UserError(f"{where}.context_tokens: must be given as model.modules.{llm.name}.context_tokens")
-    parts = {key: values[key] for key in PARTS_OF_TOKENS if values.get(key) is not None}
-    flat = {key: value for key, value in values.items() if key not in PARTS_OF_TOKENS}
-    tokens = parse(TokenRules, {**flat, "context_tokens": llm.config.context_tokens}, where)
-    return replace(tokens, **{key: _part_of_tokens(key, part, f"{where}.{key}") for key, part in parts.items()})
-
-
-def _part_of_tokens(key: str, values: Any, where: str) -> Any:
-    if key == "images":
-        return parse_images(values, where)
-    rules = parse(PARTS_OF_TOKENS[key], values, where)
-    for name in ("encoder_steps", "llm_steps") if key == "audio" else ():
-        steps = [*map(list, getattr(rules, name))]
-        fits = all(len(step) == 3 and min(step[:2]) >= 1 and step[2] >= 0 and max(step) <= MAX_STEP for step in steps)
-        require(fits, f"{where}.{name}", steps, "triples of kernel and stride, at least 1, and padding")
-    return rules
+    given = {**values, "context_tokens": llm.config.context_tokens}
+    if given.get("images") is not None:
+        given["images"] = parse_images(given["images"], f"{where}.images")
+    return parse(TokenRules, given, where)
 
 
 def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:

@@ -1,14 +1,18 @@
-"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
+"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them.
+
+Angles, norms and activations change a module's numbers but not its costs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import Range, Rate, check_mapping, parse
+from entrain_bench.specs.parse import Count, Rate, at_least, check_mapping, parse
 
 
 class Role(StrEnum):
@@ -50,7 +54,7 @@ class ModuleConfig:
     qkv_bias: bool = False
     linear_bias: bool = False
     modalities: tuple[str, ...] = ()
-    window_tokens: Annotated[int, Range(0)] = 0  # 0: full attention
+    window_tokens: Annotated[int, at_least(0)] = 0  # 0: full attention
     full_attention_layers: tuple[int, ...] = ()
     embed_gemms: tuple[Mapping[str, float], ...] = ()
     head_gemms: tuple[Mapping[str, float], ...] = ()
@@ -63,10 +67,10 @@ class ModuleConfig:
     rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
     rope_scaling: Mapping[str, Any] | None = None
     mrope_sections: tuple[int, ...] = ()
-    mrope_frame_step: Annotated[float, Range(0)] = 0.0
+    mrope_frame_step: Annotated[float, at_least(0)] = 0.0
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
     activation: str = ""
-    learned_positions: Annotated[int, Range(0)] = 0
+    learned_positions: Annotated[int, at_least(0)] = 0
     checkpoint: str = ""
 
 
@@ -269,3 +273,56 @@ def parse_gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gem
         path = f"{where}[{index}]"
         gemms.append(parse(Gemm, {"row_parallel": index % 2 == 1, **check_mapping(config, path)}, path))
     return tuple(gemms)
+
+
+if TYPE_CHECKING:
+    from entrain_bench.specs.module_layers import ModuleConfig
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
+# How a checkpoint names a module's tensors (``entrain_bench/train/weights/naming.py``).
+CHECKPOINTS = ("llama", "qwen25vl_vision", "siglip", "whisper_encoder")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``).
+
+    Wavelengths longer than ``original_context_tokens / low_freq_factor`` are stretched by ``factor``, those shorter
+    than ``original_context_tokens / high_freq_factor`` stay, and in between the two are mixed.
+    """
+
+    factor: Rate
+    low_freq_factor: Rate
+    high_freq_factor: float
+    original_context_tokens: Count
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> RopeScaling | None:
+        """The scaling that a module's YAML states, None for none; ``UserError`` names a wrong key."""
+        if values is None:
+            return None
+        scaling = parse(cls, check_mapping(values, where), where)
+        low = scaling.low_freq_factor
+        high = scaling.high_freq_factor
+        require(high > low, f"{where}.high_freq_factor", high, f"above low_freq_factor={low}")
+        return scaling
+
+
+def find_activation(config: ModuleConfig) -> str:
+    """The activation of a module's blocks: SiLU in gated ones, otherwise GELU, if the YAML states none."""
+    return config.activation or ("silu" if config.gated_mlp else "gelu")
+
+
+def check_numerics(config: ModuleConfig, where: str) -> None:
+    """Raise ``UserError`` for values that no architecture has."""
+    if find_activation(config) not in ACTIVATIONS:
+        raise unknown_choice(f"{where}.activation", config.activation, ACTIVATIONS)
+    if config.checkpoint and config.checkpoint not in CHECKPOINTS:
+        raise unknown_choice(f"{where}.checkpoint", config.checkpoint, CHECKPOINTS)
+    RopeScaling.of(config.rope_scaling, f"{where}.rope_scaling")
+    sections = [*config.mrope_sections]
+    if sections and (len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != config.head_dim):
+        raise UserError(
+            f"{where}.mrope_sections={sections}: must be three counts of frequencies that sum to head_dim / 2="
+            f"{config.head_dim // 2}"
+        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from math import inf
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -17,22 +17,37 @@ SCALARS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a 
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers that a field may have: ``Annotated[int, Range(1)]``; ``words`` name them in errors."""
+class Allowed:
+    """Values that a field may have, as in ``Annotated[int, at_least(1)]``; ``words`` name them in errors."""
 
-    least: float
-    most: float = inf
-    words: str = ""
+    fits: Callable[[Any], bool]
+    words: str
 
-    def check(self, value: float, where: str) -> None:
-        """Raise ``UserError`` for a value out of range."""
-        words = f"at least {self.least}" if self.most == inf else f"from {self.least} to {self.most}"
-        require(self.least <= value <= self.most, where, value, self.words or words)
+    def check(self, value: Any, where: str) -> None:
+        """Raise ``UserError`` for another value."""
+        require(self.fits(value), where, [*value] if isinstance(value, tuple) else value, self.words)
 
 
-Count = Annotated[int, Range(1)]
-Rate = Annotated[float, Range(LEAST, words="positive")]
-Share = Annotated[float, Range(LEAST, 1, "in (0, 1]")]
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Texts that a field may have, as in ``Annotated[str, OneOf(NAMES)]``."""
+
+    names: Sequence[str]
+
+
+def between(least: float, most: float, words: str = "") -> Allowed:
+    """Numbers from ``least`` to ``most``."""
+    return Allowed(lambda value: least <= value <= most, words or f"from {least} to {most}")
+
+
+def at_least(least: float, words: str = "") -> Allowed:
+    """Numbers from ``least`` on."""
+    return between(least, inf, words or f"at least {least}")
+
+
+Count = Annotated[int, at_least(1)]
+Rate = Annotated[float, at_least(LEAST, "positive")]
+Share = Annotated[float, between(LEAST, 1, "in (0, 1]")]
 
 
 def check_mapping(values: Any, where: str) -> Mapping[str, Any]:
@@ -54,42 +69,50 @@ def check_keys(cls: type, values: Any, where: str) -> None:
 
 
 def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys and wrong types."""
+    """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys, types and ranges."""
     known = {field.name for field in fields(cls) if field.init}
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     checked = dict[str, Any]()
     for key, value in values.items():
         if key not in known:
             raise unknown_choice(f"{where} key", str(key), known)
-        converted = _convert(hints[key], value, f"{where}.{key}")
+        converted = _convert(hints[key], value, f"{where}.{key}", parses=False)
         checked[key] = converted if isinstance(converted, int) else value
     return checked
 
 
 def parse[T](cls: type[T], values: Any, where: str) -> T:
-    """An instance of a flat dataclass: keys, types and ranges checked; whole numbers such as ``1e9`` are integers."""
+    """An instance of a dataclass: keys, types and ranges checked; whole numbers such as ``1e9`` are integers."""
     check_keys(cls, values, where)
     hints = get_type_hints(cls, include_extras=True)
     return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
+    """The value as a field of this type takes it; mappings for dataclasses stay what they are unless ``parses``."""
     options = get_args(hint)
     if get_origin(hint) is Annotated:
-        converted = _convert(options[0], value, where)
-        options[1].check(converted, where)
+        converted = _convert(options[0], value, where, parses)
+        allowed = options[1]
+        if isinstance(allowed, OneOf):
+            if converted not in allowed.names:
+                raise unknown_choice(where, converted, allowed.names)
+        else:
+            allowed.check(converted, where)
         return converted
     if NoneType in options:
         if value is None:
             return None
         options = tuple(option for option in options if option is not NoneType)
-        return _convert(options[0], value, where) if len(options) == 1 else value
+        return _convert(options[0], value, where, parses) if len(options) == 1 else value
+    if is_dataclass(hint) and parses:
+        return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     if hint in SCALARS:
         return _scalar(hint, value, where)
     if get_origin(hint) is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise UserError(f"{where}={value}: must be a list")
-        return tuple(_convert(options[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return tuple(_convert(options[0], item, f"{where}[{index}]", parses) for index, item in enumerate(value))
     if get_origin(hint) is Mapping:
         return check_mapping(value, where)
     return value

@@ -46,11 +46,10 @@ class SampleShapes:
 
     def __post_init__(self) -> None:
         items = len(self.item_modality)
-        if len(self.item_encoder_tokens) != items or len(self.item_llm_tokens) != items:
+        if {len(self.item_encoder_tokens), len(self.item_llm_tokens)} != {items}:
             raise UserError("sample shapes: item columns differ in length")
-        if len(self.text_tokens) != len(self.sample_ids) or len(self.item_offsets) != len(self.sample_ids) + 1:
-            raise UserError("sample shapes: sample columns differ in length")
-        if self.sample_names is not None and len(self.sample_names) != len(self.sample_ids):
+        names = self.sample_ids if self.sample_names is None else self.sample_names
+        if {len(self.text_tokens), len(names), len(self.item_offsets) - 1} != {len(self.sample_ids)}:
             raise UserError("sample shapes: sample columns differ in length")
         if self.item_offsets[0] != 0 or self.item_offsets[-1] != items or np.any(np.diff(self.item_offsets) < 0):
             raise UserError("sample shapes: item offsets must rise from 0 to the number of items")

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from entrain_bench.specs.image_rules import ImageRules
-from entrain_bench.specs.parse import Range
+from entrain_bench.specs.parse import Allowed, between
 
 # Tokens of a sequence or of an item, at most.
 MAX_TOKENS = 2**30
-Size = Annotated[int, Range(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
-Amount = Annotated[float, Range(1 / MAX_TOKENS, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
+Size = Annotated[int, between(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
+Amount = Annotated[float, between(1 / MAX_TOKENS, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 MAX_DYNAMIC = 256
+# Kernel, stride or padding of a convolution over audio.
+MAX_STEP = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,10 @@ class TileRules:
     pixels: Size
     encoder_side: Size
     llm_side: Size
-    max_grid: Annotated[int, Range(1, MAX_GRID)]
+    max_grid: Annotated[int, between(1, MAX_GRID)]
     max_llm_tiles: Size
     max_frames: Size
-    dynamic_tiles: Annotated[int, Range(1, MAX_DYNAMIC)] | None = None
+    dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,16 @@ class FrameRules:
     encoder_tokens: Size
     llm_tokens: Size
     max_frames: Size
+
+
+def are_steps(steps: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether these are kernel, stride and padding of convolutions over audio."""
+    return all(len(step) == 3 and min(step[:2]) >= 1 and step[2] >= 0 and max(step) <= MAX_STEP for step in steps)
+
+
+Steps = Annotated[
+    tuple[tuple[int, ...], ...], Allowed(are_steps, "triples of kernel and stride, at least 1, and padding")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +84,9 @@ class AudioRules:
     """
 
     frames_per_s: Amount
-    encoder_steps: tuple[tuple[int, ...], ...]
-    llm_steps: tuple[tuple[int, ...], ...]
-    window_s: Annotated[float, Range(0, 1)] = 0.0
+    encoder_steps: Steps
+    llm_steps: Steps
+    window_s: Annotated[float, between(0, 1)] = 0.0
     pads_encoder: bool = False
     pads_llm: bool = False
 

@@ -26,16 +26,17 @@ def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
     head = language_head(llm.config, kind)
     if not llm.layers[-1].learns:
         head = head.frozen(passes_gradients=llm.layers[-1].backward_share > 0)
-    changed = replace(llm, layers=(*llm.layers[:-1], head))
-    return replace(model, modules=tuple(changed if module is llm else module for module in model.modules))
+    return _with_head(model, head)
 
 
 def with_labelled_head(model: ModelSpec) -> ModelSpec:
     """The model with logits and loss of labelled tokens only."""
-    modules = [*model.modules]
-    llm = model.llm
-    modules[model.llm_index] = replace(llm, layers=(*llm.layers[:-1], labelled_head(llm.layers[-1])))
-    return replace(model, modules=tuple(modules))
+    return _with_head(model, labelled_head(model.llm.layers[-1]))
+
+
+def _with_head(model: ModelSpec, head: Layer) -> ModelSpec:
+    changed = replace(model.llm, layers=(*model.llm.layers[:-1], head))
+    return replace(model, modules=tuple(changed if module is model.llm else module for module in model.modules))
 
 
 def labelled_head(head: Layer) -> Layer:

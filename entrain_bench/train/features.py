@@ -1,4 +1,4 @@
-"""Pixels to patches."""
+"""Pixels to patches and waves to log-mel windows, as the processors of published models make them; without torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ CHANNELS = 3
 # preprocessor_config.json has, and halves, by which SigLIP's processor makes colours from -1 to 1.
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALVES = ((0.5,) * CHANNELS, (0.5,) * CHANNELS)
+WINDOW = 400
+HOP = 160
+# Frames that the first convolution takes, and those of a token, for the second has a stride.
+KERNEL = 3
+FRAMES_OF_TOKEN = 2
+# Frames that Whisper takes at a time, 30 s.
+_LONGEST_FRAMES = 3000
+# Orders of magnitude below the loudest that are still told apart, and power that counts as none.
+_RANGE = 8.0
+_LEAST_POWER = 1e-10
+# Slaney's scale (Auditory Toolbox, 1998): linear up to 1 kHz, 15 steps; then 27 steps for every factor of 6.4.
+_STEP_HZ = 200.0 / 3
+_KNEE_HZ = 1000.0
+_KNEE_MELS = 15.0
+_STEPS_OF_FACTOR = 27.0
+_FACTOR = 6.4
+_HIGHEST_HZ = 8000.0
+_HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +80,13 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
     bytes_of = np.ascontiguousarray(pixels.reshape(given, *squares, CHANNELS).transpose(1, 4, 2, 5, 7, 0, 3, 6))
     std = np.array(rules.std)
     scale, shift = (
-        each.astype(np.float32)[:, None, None, None] for each in (1.0 / (255.0 * std), np.array(rules.mean) / std)
+        values.astype(np.float32)[:, None, None, None] for values in (1.0 / (255.0 * std), np.array(rules.mean) / std)
     )
     patches = out.reshape(squares[0], squares[3], merged, merged, CHANNELS, rules.frames, side, side)
-    own = patches[..., :given, :, :]
-    np.multiply(bytes_of, scale, out=own)
-    own -= shift
+    given_frames = patches[..., :given, :, :]
+    np.multiply(bytes_of, scale, out=given_frames)
+    given_frames -= shift
     patches[..., given:, :, :] = patches[..., :1, :, :]
-
-
-WINDOW = 400
-HOP = 160
-# Frames that the first convolution takes, and those of a token, for the second has a stride.
-KERNEL = 3
-FRAMES_OF_TOKEN = 2
-# Frames that Whisper takes at a time, 30 s.
-_LONGEST_FRAMES = 3000
-# Orders of magnitude below the loudest that are still told apart, and power that counts as none.
-_RANGE = 8.0
-_LEAST_POWER = 1e-10
-# Slaney's scale (Auditory Toolbox, 1998): linear up to 1 kHz, 15 steps; then 27 steps for every factor of 6.4.
-_STEP_HZ = 200.0 / 3
-_KNEE_HZ = 1000.0
-_KNEE_MELS = 15.0
-_STEPS_OF_FACTOR = 27.0
-_FACTOR = 6.4
-_HIGHEST_HZ = 8000.0
-_HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
 
 def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import cos, pi
+from typing import Annotated
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.parse import Count, Rate, at_least
 
+NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
@@ -27,6 +30,12 @@ CHOICES = {
     "preprocessing": PREPROCESSING,
     "on_non_finite": NON_FINITE,
 }
+# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
+# CUDA programming guide's table of environment variables, which was not read for this.
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_CONNECTIONS = 32
+# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ class TrainSettings:
 
     truth: CostTruth
     memory_budget_bytes: float
-    num_ranks: int = 4
+    num_ranks: Count = 4
     device: str = "auto"
     dtype: str = "auto"
     kernels: str = "auto"
@@ -43,24 +52,24 @@ class TrainSettings:
     data_path: str | None = None
     data_root: str | None = None
     data_tokenizer: str | None = None
-    learning_rate: float = 1e-3
+    learning_rate: NotNegative = 1e-3
     min_learning_rate: float = 0.0
-    warmup_iterations: int = 0
+    warmup_iterations: Annotated[int, at_least(0)] = 0
     learning_rate_decay: str = "constant"
     decay_iterations: int = 0
     betas: tuple[float, ...] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    epsilon: float = 1e-8
-    clip_grad: float = 1.0
+    weight_decay: NotNegative = 0.0
+    epsilon: Rate = 1e-8
+    clip_grad: NotNegative = 1.0
     weights: str | None = None
     save_weights: str | None = None
-    timeout_s: float = 120.0
-    planning_timeout_s: float = 1800.0
+    timeout_s: Rate = 120.0
+    planning_timeout_s: Rate = 1800.0
     on_non_finite: str = "stop"
     checkpoint_dir: str | None = None
-    checkpoint_every: int = 10
+    checkpoint_every: Count = 10
     preprocessing: str = "thread"
-    preprocessing_processes: int | None = None
+    preprocessing_processes: Count | None = None
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -70,16 +79,9 @@ class TrainSettings:
         for name in ("data_path", "data_root", "data_tokenizer"):
             valid = getattr(self, name) is None or self.data == FILES
             require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
-        for name in ("num_ranks", "checkpoint_every"):
-            require(getattr(self, name) >= 1, f"harness.{name}", getattr(self, name), "at least 1")
-        for name in ("timeout_s", "planning_timeout_s", "epsilon"):
-            require(getattr(self, name) > 0, f"harness.{name}", getattr(self, name), "positive")
-        for name in ("learning_rate", "warmup_iterations", "weight_decay"):
-            require(getattr(self, name) >= 0, f"harness.{name}", getattr(self, name), "at least 0")
-        if (processes := self.preprocessing_processes) is not None:
-            require(processes >= 1, "harness.preprocessing_processes", processes, "at least 1")
-            fits = self.preprocessing == "processes"
-            require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
+        processes = self.preprocessing_processes
+        fits = processes is None or self.preprocessing == "processes"
+        require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
         least = self.min_learning_rate
         peak = self.learning_rate
         warmup = self.warmup_iterations
@@ -89,7 +91,6 @@ class TrainSettings:
         require(fits, "harness.decay_iterations", self.decay_iterations, allowed)
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
-        require(self.clip_grad >= 0, "harness.clip_grad", self.clip_grad, "at least 0 (0: no clipping)")
         refuse_generators(self.truth.model, "harness=train")
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:
@@ -111,14 +112,6 @@ class TrainSettings:
         done = min(1.0, (iteration - top) / max(1, last - top))
         left = 1.0 - done if self.learning_rate_decay == "linear" else (1.0 + cos(pi * done)) / 2
         return least + (peak - least) * left
-
-
-# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
-# CUDA programming guide's table of environment variables, which was not read for this.
-VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 32
-# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
-ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def refuse_generators(model: ModelSpec, who: str) -> None:

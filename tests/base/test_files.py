@@ -136,12 +136,6 @@ def test_a_temporary_folder_is_gone_afterwards(tmp_path: Path) -> None:
         folder.rmdir()
 
 
-def test_folders_do_not_meet(tmp_path: Path) -> None:
-    with temporary_folder("held-", tmp_path) as one, temporary_folder("held-", tmp_path) as other:
-        assert one != other
-        assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.wide
 def test_a_killed_process_leaves_no_temporary_folder(tmp_path: Path) -> None:
     place = tmp_path / "place"

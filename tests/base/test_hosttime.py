@@ -6,7 +6,7 @@ from time import sleep
 
 import pytest
 
-from entrain_bench.base.hosttime import HostTime, each_replica_alone, host_name, stopwatch
+from entrain_bench.base.hosttime import HostTime, each_replica_alone, stopwatch
 
 
 def test_work_of_each_replica_counts_once_for_a_cluster() -> None:
@@ -26,7 +26,3 @@ def test_work_of_each_replica_counts_once_for_a_cluster() -> None:
 def test_a_cluster_waits_for_what_does_not_fit_into_an_iteration() -> None:
     assert HostTime(3.0, 1.5).exposed_s(1.0) == pytest.approx(0.5)
     assert HostTime(3.0, 2.5).exposed_s(1.0) == 0
-
-
-def test_the_host_is_named() -> None:
-    assert host_name().endswith("cores")

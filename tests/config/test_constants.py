@@ -11,8 +11,6 @@ from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
 from entrain_bench.config.constants import COLUMNS, draws_text, read_draws, speed_of
 from entrain_bench.records.keys import identify, plan_key
-from entrain_bench.records.records import new_record
-from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import shared_job
 from entrain_bench.specs.cluster import Speed
 
@@ -47,17 +45,6 @@ def test_draw_and_its_factors_are_part_of_keys(draws: Path) -> None:
     read_draws.cache_clear()
     after = [(identify(config)[0], plan_key(config)) for config in configs]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
-
-
-def test_tables_show_the_draw() -> None:
-    (cell,) = compose_cells([*TINY, "constants=2"])
-    assert new_record(cell, "ok").row()["constants"] == 2
-
-
-def test_a_sweep_over_draws_has_a_cell_each() -> None:
-    cells = compose_cells([*TINY, "constants=0,1,2"], multirun=True)
-    assert [speed_of(cell.config) for cell in cells] == [Speed(), *DRAWS["A40"].values()]
-    assert len({cell.key for cell in cells}) == 3
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,19 @@ def test_a_module_that_is_imported_already_is_not_that_of_a_folder(folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("node", "says"),
+    ("node", "field"),
     [
-        ({"_target_": "os.system"}, "workload._target_=os.system: must be a class of entrain_bench, "),
-        ({"a": [{"b": {"_target_": "os.system"}}]}, "workload.a.0.b._target_=os.system: must be a class of"),
-        ({"_target_": ["os", "system"]}, "workload._target_=['os', 'system']: must be a class of"),
-        ({"a": {"_partial_": True}}, "workload.a._partial_=True: is not supported"),
-        ({"a": {"_args_": []}}, "workload.a._args_=[]: is not supported"),
+        ({"_target_": "os.system"}, "workload._target_=os.system"),
+        ({"a": [{"b": {"_target_": "os.system"}}]}, "workload.a.0.b._target_=os.system"),
+        ({"_target_": ["os", "system"]}, "workload._target_=['os', 'system']"),
+        ({"a": {"_partial_": True}}, "workload.a._partial_=True"),
+        ({"a": {"_args_": []}}, "workload.a._args_=[]"),
     ],
 )
-def test_others_are_refused_however_deep(node: dict[str, Any], says: str) -> None:
+def test_others_are_refused_however_deep(node: dict[str, Any], field: str) -> None:
     with pytest.raises(UserError) as caught:
         check_targets({"workload": node})
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("name", ["run.parallel.pickle.loads", "records.code.Path", "base.files.write_atomically"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrain_bench.base.errors import UserError, explain
+from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.conformance.suite import ViolationError, difference, require_blind, require_walls
@@ -201,7 +201,3 @@ def test_what_a_hook_must_return_is_said_with_its_place(mine: Folder) -> None:
         UserError, match=rf"{mine.module}\.py:12: Part\.assign returned None: must be an object of class Assignment"
     ):
         require_blind(mine.config())
-
-
-def test_an_error_of_the_suite_itself_is_called_internal() -> None:
-    assert explain(KeyError("x")) == "internal error: KeyError: 'x'"

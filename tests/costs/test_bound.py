@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
 from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.assignment import same_microbatches
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
@@ -42,29 +40,6 @@ def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
     ratio = s.executor.execute(program).iteration_time_s / lower_bound_s(s.truth, layout, shapes)
     # Transfers, and all of synchronisations but their last bucket, are free in the bound.
     assert 1.0 <= ratio < 1.12
-
-
-def test_modules_of_different_dp_on_shared_ranks_do_not_lift_the_bound() -> None:
-    # The encoder has ranks 0-1, the LLM 0-3: the busiest LLM replica may be on a rank without encoder, whose steps then
-    # overlap its work.
-    s = setting("workload=synthetic", "model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1")
-    vision, llm = s.job.model.modules
-    layout = Layout(
-        (
-            ModuleLayout(vision.name, 1, 1, (len(vision.layers),), np.arange(2).reshape(2, 1, 1)),
-            ModuleLayout(llm.name, 1, 1, (len(llm.layers),), np.arange(4).reshape(4, 1, 1)),
-        ),
-        8,
-    )
-    shapes = shapes_from_lists(["image"], [(2000, [])] * 64)
-    for share in (2, 3, 5, 8):
-        # Ranks 0 and 1 get one sample in `share`, ranks 2 and 3 the rest.
-        index = np.arange(64)
-        replica = np.where(index % share == 0, index // share % 2, 2 + index % 2)
-        assignment = same_microbatches(s.job.model, shapes, replica, index // 8, index // 8)
-        program = chain_program(s.job.model, shapes, layout, assignment, [np.array([0]), np.array([0])])
-        seconds = s.executor.execute(program).iteration_time_s
-        assert seconds >= lower_bound_s(s.truth, layout, shapes) * (1 - 1e-12)
 
 
 GENERATING = generating_model()
@@ -170,18 +145,6 @@ def test_nothing_beats_either_bound(name: str, rng: np.random.Generator, framewo
     split = any(program.splits_backward(index) for index in range(len(model.modules)))
     assert lower_bound_s(truth, layout, shapes, split) <= seconds * (1 + 1e-12)
     assert cluster_bound_s(truth, shapes, least_gpu_s(truth, shapes)) <= seconds * (1 + 1e-12)
-
-
-def test_encoders_of_one_sample_may_run_side_by_side() -> None:
-    # Launches take all the time: no degree of parallelism makes up for one encoder after the other.
-    model, cluster = MODELS["two encoders"], tiny_cluster(1, 4, launch_s=1e-3)
-    shapes = shapes_from_lists(["image", "audio"], [(1, [("image", 8, 1), ("audio", 8, 1)])])
-    layout = Layout(tuple(placed(module, [[[rank]]]) for rank, module in enumerate(model.modules)), 1)
-    truth = CostTruth(model, cluster)
-    assignment = same_microbatches(model, shapes, *np.zeros((3, 1), np.int64))
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    seconds = Simulator(truth, 1e15).execute(program).iteration_time_s
-    assert cluster_bound_s(truth, shapes, least_gpu_s(truth, shapes)) <= seconds
 
 
 def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_its_widest() -> None:

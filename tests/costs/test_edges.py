@@ -57,18 +57,6 @@ def test_a_lane_is_held_for_what_it_sends_or_what_its_next_action_receives() -> 
     }
 
 
-def test_the_longer_of_both_holds() -> None:
-    program = two_ranks(MODEL, 2)
-    link_s, fixed_s = of_travelling(program, 3.0, 1.0)
-    source = program.dep_actions == find(program, "llm", Pass.BACKWARD, 0, [0])
-    target = rows_of(program.dep_offsets) == find(program, "llm", Pass.FORWARD, 0, [1])
-    link_s[source & (link_s > 0)] = 7.0
-    assert held_by(program, held_s(program, *moved_s(program, link_s, fixed_s)))["llm B0"] == 8.0
-    link_s[target & (link_s > 0)] = 9.0
-    hold = held_by(program, held_s(program, *moved_s(program, link_s, fixed_s)))
-    assert (hold["llm B0"], hold["vision F1"], hold["vision F0"]) == (10.0, 10.0, 4.0)
-
-
 def test_links_add_up_and_latencies_go_by_together() -> None:
     # Encoder microbatches of three replicas feed one LLM microbatch, after another one that is there already.
     layout = Layout((placed(VISION, [[[0]], [[1]], [[2]]]), placed(LLM, [[[3]]])), 2)

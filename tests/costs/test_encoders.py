@@ -71,10 +71,3 @@ def test_two_instances_of_the_optimizer_by_hand() -> None:
     # The LLM has one instance: a ring of two links between the nodes.
     llm = costs.sync_s(LLM, placed(LLM, [[[0]], [[1]], [[8]], [[9]]]))
     assert llm == pytest.approx([3 * (1e-5 + 4 * LLM.parameters / 4 / 2e8)], rel=1e-12)
-
-
-@pytest.mark.parametrize(("asked", "copies", "found"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (4, 18, 2), (2, 9, 1)])
-def test_instances_divide_the_ranks_with_the_same_weights(asked: int, copies: int, found: int) -> None:
-    framework = FrameworkOptions(encoder_optimizers=asked)
-    assert framework.optimizer_instances(VISION, copies) == found
-    assert framework.optimizer_instances(LLM, copies) == 1

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.costs.loads import Packs
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.pack_split import Packs
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.variants import with_labelled_head

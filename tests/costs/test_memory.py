@@ -15,7 +15,7 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import rows_of
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks, same_microbatches
+from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
@@ -25,7 +25,6 @@ from support.builders import (
     chain_layout,
     placed,
     random_samples,
-    samples,
     tiny_cluster,
     tiny_model,
     uniform_batch,
@@ -63,15 +62,6 @@ def test_a_tied_embedding_is_one_tensor_on_one_stage_and_two_on_two() -> None:
     assert untied.tolist() == [EMBEDDING + 4 * BLOCK + HEAD]
 
 
-def test_modules_on_the_same_rank_add_their_states() -> None:
-    layout = Layout((placed(VISION, [[[0]], [[1]]]), placed(LLM, [[[0, 1], [2, 3]]], tp=2)), 1)
-    memory = Memory(MODEL)
-    vision = memory.stage_state_bytes(VISION, layout.modules[0])[0]
-    first, second = memory.stage_state_bytes(LLM, layout.modules[1])
-    # Lanes: rank 0, rank 1, ranks 2 and 3; figures are for one rank.
-    assert memory.lane_state_bytes(layout) == pytest.approx([vision + first, vision + first, second], rel=1e-12)
-
-
 def test_activation_bytes_of_a_token_by_hand() -> None:
     # Kept by a block: 4 h of norms, 2 q, 2 kv, the gated MLP's 512 + 256; bf16. The head: its norm and fp32 logits.
     # And by attention a number for each of 8 heads.
@@ -88,16 +78,6 @@ def test_activation_bytes_of_a_token_by_hand() -> None:
     # Of blocks inputs alone are kept; one block's activations exist while it runs.
     assert kept == pytest.approx([2 * 256 / 2, (2 * 256 + head) / 2], rel=1e-12)
     assert working == pytest.approx([around + gathered + block / 2] * 2, rel=1e-12)
-
-
-def test_hidden_states_are_whole_without_sequence_parallelism() -> None:
-    place = placed(LLM, [[[0, 1], [2, 3]]], tp=2)
-    split, whole = (Memory(MODEL, FrameworkOptions(sequence_parallel=flag)) for flag in (True, False))
-    (kept, working), (more, less) = (memory.token_bytes(LLM, place) for memory in (split, whole))
-    hidden = 2 * 128
-    assert more - kept == pytest.approx([2 * 4 * hidden / 2, (2 * 4 + 2) * hidden / 2], rel=1e-12)
-    # Nothing is gathered.
-    assert working - less == pytest.approx([hidden, hidden], rel=1e-12)
 
 
 def test_bytes_of_a_token_between_the_passes_of_a_split_backward_by_hand() -> None:
@@ -124,34 +104,6 @@ def test_an_fp32_model_has_larger_activations_and_no_copy_of_its_weights() -> No
     fp32 = 4 * 4 * 8 + 4 * 1000
     kept, double = (float(memory.token_bytes(LLM, place)[0][0]) for memory in (half, full))
     assert double == pytest.approx(2 * (kept - fp32) + fp32, rel=1e-12)
-
-
-@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_1f1b_stage_holds_as_many_microbatches_as_stages_follow_and_one(
-    num_microbatches: int, recompute: bool
-) -> None:
-    layout = chain_layout(MODEL, 1, 3, num_microbatches, recompute=recompute)
-    shapes, assignment = uniform_batch(MODEL, num_microbatches)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    memory = Memory(MODEL)
-    expected: list[float] = []
-    # An image of 40 tokens becomes 10; the LLM has 20.
-    handed = [2 * 128 * tokens for tokens in (0, 10, 20, 20, 0)]
-    for module, place, tokens in ((VISION, layout.modules[0], 40), (LLM, layout.modules[1], 20)):
-        state = memory.stage_state_bytes(module, place)
-        kept, working = memory.token_bytes(module, place)
-        for stage in range(place.pp):
-            held = min(num_microbatches, 4 - len(expected))
-            # What the LLM's first stage has from the encoder is kept as well.
-            before, after = handed[len(expected) : len(expected) + 2]
-            given = before if (module, stage) == (LLM, 0) else 0
-            # The last forward ahead sends, and the first backward's gradient may come; that backward has what it
-            # received and what it sends, and the next action's receive: of a forward, or in the end of a backward.
-            then = max(before if held < num_microbatches else 0, after if held > 1 else 0)
-            buffers = max(after + after, after + before + then)
-            expected.append(state[stage] + held * (tokens * kept[stage] + given) + tokens * working[stage] + buffers)
-    assert memory.peak_bytes(program) == pytest.approx(expected, rel=1e-12)
 
 
 def handed_bytes(program: Program) -> tuple[list[float], list[float], list[float]]:
@@ -245,25 +197,6 @@ def test_peaks_equal_a_replay_of_every_lane(
     program = build_program(MODEL, layout, shapes, chunks, slots)
     memory = Memory(MODEL, FrameworkOptions(distributed))
     assert memory.peak_bytes(program) == pytest.approx(replayed_peaks(program, MODEL, distributed), rel=1e-9)
-
-
-def test_split_backward_frees_the_kept_part_earlier() -> None:
-    layout = chain_layout(MODEL, 1, 1, 8)
-    shapes = samples(*[(10, [400])] * 16)
-    encoder = np.arange(16) // 2
-    # The second sample of every even microbatch is deferred to the next.
-    llm = encoder + ((np.arange(16) % 2 == 1) & (encoder % 2 == 0))
-    assignment = same_microbatches(MODEL, shapes, np.zeros(16, np.int64), encoder, llm)
-    whole, split = (
-        chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), cut) for cut in (False, True)
-    )
-    memory = Memory(MODEL)
-    assert memory.peak_bytes(split)[0] < memory.peak_bytes(whole)[0]
-    kept, working = (float(values[0]) for values in memory.token_bytes(VISION, layout.modules[0]))
-    # Warm-up of one microbatch: the unsplit chunk and its partner are held when the next arrives. It also takes twice
-    # as much while its backward runs, whose gradient is of 100 tokens more.
-    difference = memory.peak_bytes(whole)[0] - memory.peak_bytes(split)[0]
-    assert difference == pytest.approx(400 * (kept + working) + 100 * 2 * 128, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,6 @@ def test_factors_have_the_stated_spread_and_steps_have_none() -> None:
     assert ActionNoise(0.5).factors(made).min() > 0
 
 
-def test_an_action_has_one_factor_a_seed_and_a_batch() -> None:
-    made = program()
-    factors = ActionNoise(0.1, seed=3).factors(made)
-    np.testing.assert_array_equal(factors, ActionNoise(0.1, seed=3).factors(program()))
-    for other in (ActionNoise(0.1, seed=4).factors(made), ActionNoise(0.1, seed=3).factors(program(first_sample=8))):
-        assert not np.any((other == factors)[made.chunk >= 0])
-    assert set(ActionNoise().factors(made)) == {1.0}
-
-
 def test_noise_is_charged_and_no_strategy_sees_it() -> None:
     made, job = program(), tiny_job(MODEL)
     exact, noisy = (CostTruth(MODEL, tiny_cluster(), noise=ActionNoise(std, seed=3)) for std in (0.0, 0.2))

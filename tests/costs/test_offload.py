@@ -7,16 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
-from entrain_bench_strategies.hetero import ColocatedPlanner
-from support.builders import profile_of, samples, tiny_cluster, tiny_job
-from support.hetero import MODEL, pair_layout, program_of, system
+from entrain_bench.specs.job import Degrees
+from support.builders import tiny_cluster
+from support.hetero import MODEL, pair_layout, program_of
 
 # Encoder TP1 DP2 on the two ranks of a two-stage LLM.
 LAYOUT = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=4)
@@ -63,45 +60,3 @@ def test_of_several_passes_the_last_forward_and_the_first_backward_carry_the_tra
         carriers = [view for view in away.lane(0) if moved[view.index] and view.kind is kind]
         assert [(view.module, view.microbatch) for view in carriers] == [("vision", microbatch)]
     assert np.count_nonzero(moved) == 4
-
-
-def test_nothing_leaves_where_microbatches_take_turns() -> None:
-    layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(2, 1, 1, 1), colocated=True, num_ranks=2)
-    plain, away = program_of(layout, 4), program_of(offloaded(layout), 4)
-    memory = Memory(MODEL)
-    assert np.array_equal(memory.over_program(plain), memory.over_program(away))
-    assert np.array_equal(seconds(plain), seconds(away))
-
-
-@pytest.mark.wide
-def test_the_planner_offloads_where_nothing_else_fits() -> None:
-    shapes = samples((3000, [40]))
-
-    def profile_with(budget_bytes: float) -> Profile:
-        request = LayoutRequest(tp=1, cp=1, pp=2, dp=1)
-        job = tiny_job(
-            MODEL, tiny_cluster(1, 2), global_batch=4, microbatch_size=1, request=request, budget_bytes=budget_bytes
-        )
-        return profile_of(job, shapes)
-
-    def least_budget(planner: ColocatedPlanner) -> tuple[float, Layout]:
-        low, high = 0.0, float(2**25)
-        layout = system(planner).plan(profile_with(high))
-        while high - low > 20_000:
-            middle = (low + high) / 2
-            try:
-                layout, high = system(planner).plan(profile_with(middle)), middle
-            except OutOfMemoryError:
-                low = middle
-        return high, layout
-
-    without, kept = least_budget(ColocatedPlanner(encoder_tp=1, profile_samples=4))
-    with_offload, away = least_budget(ColocatedPlanner(encoder_tp=1, offload_encoder=True, profile_samples=4))
-    assert [module.offload for module in kept.modules] == [False, False]
-    assert [module.offload for module in away.modules] == [True, False]
-    saved = (without - with_offload) * PLANNING_SHARE
-    # All of the encoder's weights and gradients, for the LLM's phase is where memory peaks.
-    assert saved == pytest.approx(6 * PARAMETERS, abs=40_000)
-    # With memory to spare, transfers are not worth it.
-    roomy = system(ColocatedPlanner(profile_samples=4, offload_encoder=True)).plan(profile_with(2.0**25))
-    assert [module.offload for module in roomy.modules] == [False, False]

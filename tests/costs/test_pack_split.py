@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.pack_split import Packs
+from entrain_bench.costs.loads import Packs
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import Attention

@@ -138,13 +138,6 @@ def test_causal_area_is_the_count_of_needed_tiles_where_sizes_are_whole_tiles() 
     assert area.tolist() == [causal_tiles(int(length)) for length in lengths]
 
 
-def test_causal_attention_never_costs_more_than_full_attention() -> None:
-    lengths = np.arange(1, 2049)
-    causal, full = (score_area(Attention(128, 64, causal=flag), lengths) for flag in (True, False))
-    too_much = lengths[causal > full]
-    assert too_much.size == 0, f"lengths {too_much.min()}..{too_much.max()}"
-
-
 def test_attention_time_by_hand() -> None:
     attention = Attention(128, 64, causal=True)
     forward, backward = Roofline(CLUSTER).attention_s(attention, np.array([86016.0]), np.array([512.0]), 1, 1)
@@ -199,9 +192,6 @@ def packed(cluster: ClusterSpec, module: str, kind: str, chunks: list[list[int]]
     return Roofline(cluster).layer_s(layer, compute_loads(spec, flat, offsets), tp, cp)
 
 
-COLUMNS = ("forward_s", "forward_comm_s", "backward_s", "backward_comm_s", "total_s")
-
-
 def monotone(times: PassTimes) -> dict[str, Any]:
     """Times that never fall as work grows; exposed communication of a backward may, as more can hide it."""
     columns = {name: getattr(times, name) for name in ("forward_s", "forward_comm_s", "backward_s", "total_s")}
@@ -251,37 +241,3 @@ def test_a_chunk_never_takes_longer_than_its_units_alone(seed: int, encoder: boo
     for chunk in range(len(chunks)):
         total = alone[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].sum(axis=0)
         assert np.all(together[chunk] <= total * (1 + 1e-12))
-
-
-@pytest.mark.parametrize("gemm", LLM.kinds[1].gemms)
-def test_tensor_parallelism_halves_large_products(gemm: Gemm) -> None:
-    wide = replace(gemm, k=gemm.k * 64, n=gemm.n * 64)
-    tokens = np.array([128.0 * 512])
-    one, two, four = (seconds(Roofline(COMPUTE_BOUND).gemm_s(wide, tokens, tp, 1)) for tp in (1, 2, 4))
-    assert (two / one, four / one) == pytest.approx((0.5, 0.25), rel=1e-12)
-
-
-@pytest.mark.parametrize("module", WINDOWED.modules, ids=lambda module: module.name)
-@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 2)])
-def test_recomputation_adds_exactly_one_forward_of_the_blocks_to_backward(module: ModuleSpec, tp: int, cp: int) -> None:
-    loads = compute_loads(module, np.array([100, 700, 3000]))
-    counts = module.kind_counts((1, len(module.layers) - 1))
-    plain, again = (Roofline(CLUSTER).stages_s(module, loads, counts, tp, cp, flag) for flag in (False, True))
-    inner = counts * np.array(["block" in kind.kind for kind in module.kinds])
-    blocks = Roofline(CLUSTER).stages_s(module, loads, inner, tp, cp, False)
-    assert np.array_equal(again.forward_s, plain.forward_s)
-    assert np.array_equal(again.forward_comm_s, plain.forward_comm_s)
-    assert np.allclose(again.backward_s, plain.backward_s + blocks.forward_s, rtol=1e-12)
-    assert np.allclose(again.backward_comm_s, plain.backward_comm_s + blocks.forward_comm_s, rtol=1e-12)
-
-
-def test_stage_times_are_the_sums_of_their_layers() -> None:
-    vision = WINDOWED.module("vision")
-    loads = compute_loads(vision, np.array([90, 1000]))
-    layers = (2, 3, 1)
-    stages = Roofline(CLUSTER).stages_s(vision, loads, vision.kind_counts(layers), 2, 1, False)
-    each = [Roofline(CLUSTER).layer_s(layer, loads, 2, 1) for layer in vision.layers]
-    bounds = np.cumsum((0, *layers))
-    for column in COLUMNS[:-1]:
-        sums = [sum(getattr(t, column) for t in each[bounds[s] : bounds[s + 1]]) for s in range(3)]
-        assert np.allclose(getattr(stages, column), np.stack(sums, axis=1), rtol=1e-12)

@@ -46,15 +46,6 @@ def test_steps_without_the_distributed_optimizer_by_hand() -> None:
     assert costs.optimizer_s(LLM, place) == pytest.approx([held * 30 / 1e9], rel=1e-12)
 
 
-def test_every_bucket_pays_its_latency() -> None:
-    place, held = placed(WIDE.llm, [[[0]], [[8]]]), float(WIDE.llm.parameters)
-    assert 120e6 < held < 160e6
-    for overlapped, buckets in ((True, 4), (False, 1)):
-        costs = truth_of(WIDE, overlap_grad_reduce=overlapped).step_costs
-        assert costs.sync_s(WIDE.llm, place) == pytest.approx([buckets * 1e-5 + 4 * held / 2 / 1e8], rel=1e-12)
-        assert costs.gather_s(WIDE.llm, place) == pytest.approx([buckets * 1e-5 + 2 * held / 2 / 1e8], rel=1e-12)
-
-
 def test_a_tied_embedding_on_two_stages_is_reduced_between_them() -> None:
     model = tiny_model(tied_embeddings=True)
     costs = truth_of(model).step_costs

@@ -10,13 +10,12 @@ import pytest
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.transfers import LinkTransfers, transfers_between_blocks
+from entrain_bench.costs.edges import LinkTransfers, transfers_between_blocks
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
-from entrain_bench.simulate import Simulator, place_actions
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.simulate import place_actions
 from support.builders import (
     StuckError,
     as_ints,
@@ -179,21 +178,6 @@ def test_a_transfer_carries_a_microbatch_of_all_replicas_over_the_slowest_tier()
     assert not prices.hold_s.any()
     others = np.setdiff1d(np.arange(len(prices.delay_s)), edges)
     assert np.array_equal(prices.delay_s[others], direct.delay_s[others])
-
-
-def test_the_simulator_charges_the_relay() -> None:
-    framework = FrameworkOptions(overlap_grad_reduce=False, overlap_param_gather=False)
-    simulator = Simulator(CostTruth(MODEL, tiny_cluster(), framework), 1e12)
-    program = boundary_program(single=True)
-    prices = simulator.truth.price(program)
-    assert prices.transfers is not None
-    timeline = simulator.execute(program)
-    start, end, wait = relayed_reference(program, prices.duration_s, prices.delay_s, prices.transfers)
-    passes = program.chunk >= 0
-    assert timeline.start_s[passes] == pytest.approx(np.array(start)[passes], rel=1e-12)
-    assert timeline.end_s[passes] == pytest.approx(np.array(end)[passes], rel=1e-12)
-    assert timeline.transfer_wait_s[passes] == pytest.approx(np.array(wait)[passes], rel=1e-9, abs=1e-15)
-    assert timeline.iteration_time_s > simulator.execute(boundary_program(single=False)).iteration_time_s
 
 
 # Links of every rank

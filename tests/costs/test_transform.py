@@ -48,15 +48,6 @@ def test_fan_in_gathers_the_whole_microbatch_over_k_ranks_and_slices_back() -> N
     assert delays(program, Pass.BACKWARD).tolist() == [0.0] * 8
 
 
-def test_fan_out_slices_and_gathers_gradients_of_all_siblings_back() -> None:
-    layout = pair_layout(Degrees(4, 1, 1, 2), Degrees(1, 1, 1, 8), colocated=True)
-    program = program_of(layout, 8)
-    # Four siblings of one item each: three steps of a quarter of 4 items.
-    expected = 3 * 2e-6 + 4 * ITEM_BYTES * 3 / 4 / 5e8
-    assert delays(program, Pass.FORWARD).tolist() == [0.0] * 8
-    assert delays(program, Pass.BACKWARD) == pytest.approx([expected] * 8, rel=1e-12)
-
-
 def test_three_phases_gather_the_window_once_and_broadcast_gradients_to_later_stages() -> None:
     # Encoder TP1 DP8 -> LLM TP2 PP2 DP2: k = 4 encoder replicas with 2 of the 8 items of an LLM replica's window each.
     layout = pair_layout(Degrees(1, 1, 1, 8), Degrees(2, 1, 2, 2), colocated=True)

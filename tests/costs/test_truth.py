@@ -100,33 +100,3 @@ BYTES = 2560
 )
 def test_handover_by_hand(encoder: Any, llm: Any, ahead: float, back: float) -> None:
     assert handover(encoder, llm) == pytest.approx((ahead, back), rel=1e-12, abs=0.0)
-
-
-def test_hidden_states_travel_between_stages_and_order_alone_is_free() -> None:
-    program = one_sample([[[0], [1]]], [[[2], [3]]])
-    delay = CostTruth(MODEL, CLUSTER).price(program).delay_s
-    # 40 tokens of 64 x 2 bytes over the pair 0-1; 20 LLM tokens of 128 x 2 bytes over the pair 2-3.
-    for module, units, size in (("vision", [0], 40 * 128), ("llm", [0], 20 * 256)):
-        action = find(program, module, Pass.FORWARD, 1, units)
-        (edge,) = range(program.dep_offsets[action], program.dep_offsets[action + 1])
-        assert delay[edge] == pytest.approx(1e-6 + size / 1e9, rel=1e-12)
-    turn = find(program, "llm", Pass.BACKWARD, 1, [0])
-    (edge,) = range(program.dep_offsets[turn], program.dep_offsets[turn + 1])
-    assert delay[edge] == 0.0
-
-
-def test_every_replica_is_charged_for_the_links_between_its_own_ranks() -> None:
-    # Encoder over a pair, over a node; to the LLM over a node, over a pair; LLM over a pair, over the network.
-    layout = Layout(
-        (placed(VISION, [[[0], [1]], [[2], [4]]]), placed(LLM, [[[6], [7]], [[5], [8]]])), num_microbatches=1
-    )
-    shapes, assignment = uniform_batch(MODEL, 1, dp=2)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    delay = CostTruth(MODEL, CLUSTER).price(program).delay_s
-    pair, node, network = (1e-6, 1e9), (2e-6, 5e8), (1e-5, 1e8)
-    for replica, links in enumerate([(pair, node, pair), (node, pair, network)]):
-        arrivals = (("vision", 1, 40 * 128), ("llm", 0, BYTES), ("llm", 1, 20 * 256))
-        for (module, stage, size), (latency_s, bandwidth) in zip(arrivals, links, strict=True):
-            action = find(program, module, Pass.FORWARD, stage, [replica], replica)
-            (edge,) = range(program.dep_offsets[action], program.dep_offsets[action + 1])
-            assert delay[edge] == pytest.approx(latency_s + size / bandwidth, rel=1e-12), (module, stage, replica)

@@ -80,11 +80,6 @@ def test_cells_name_the_fastest_and_show_the_correlation_of_every_row(monkeypatc
     assert "-1.00 (second)" in message
 
 
-def test_a_figure_without_results_counts_none() -> None:
-    table = changes(["alpha"], TRACES[:1], ["usual"]).assign(status="failed", iteration_time_s=None)
-    assert drawn("robustness", table).message.startswith("Alpha is fastest in 0 of ")
-
-
 def test_every_family_is_compared() -> None:
     cells = compose_cells(("figure=robustness", "workload=coco", "seed=0"), multirun=True)
     compared = {cell.config.strategy["name"] for cell in cells}

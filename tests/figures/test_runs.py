@@ -11,7 +11,7 @@ import pytest
 from entrain_bench.answers.tables import encoder_stages_and_gpus, relative_over_seeds
 from entrain_bench.records.records import new_record
 from entrain_bench.run.cells import compose_cells
-from support.figures import MODELS, TRACES, budgets, contexts, drawn, errors, splits, table, warmups, written
+from support.figures import MODELS, TRACES, drawn, errors, splits, table, warmups
 
 
 def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
@@ -80,17 +80,3 @@ def test_numbers_of_forwards_stand_in_their_order_and_no_limit_comes_last() -> N
     assert rows["peak_memory_gib"].to_dict() == pytest.approx({"0": 5.0, "2": 7.0, "16": 13.0, "any": 13.0})
     seconds = rows["iteration_time_s"]
     assert seconds["2"] / seconds["0"] == pytest.approx(0.9)
-
-
-def test_what_lacks_runs_is_named() -> None:
-    data = budgets(["first", "second"], TRACES[:1])
-    data.loc[(data["strategy"] == "second") & (data["tuning_budget"] == 12), ["status", "iteration_time_s"]] = (
-        "failed",
-        None,
-    )
-    assert f"Second ({3 * len(MODELS)} runs: failed)" in drawn("tuning_budget", data).message
-
-
-def test_context_lengths_are_written_in_units_of_1024(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = drawn("context_length", contexts(["first", "second"])).figure
-    assert {"8K", "64K", "Llama 1B, 75% vision tokens"} < set(written(figure, monkeypatch))

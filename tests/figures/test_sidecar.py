@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.figures._runner import Drawing, draw_figure, sidecar
 from entrain_bench.figures._style import empty_figure
@@ -42,10 +41,6 @@ def test_every_figure_has_one_and_its_csv_stays_plain(tmp_path: Path) -> None:
     assert found["command"] == "entrain-bench figures stub"
     assert found["caption"].startswith("Nothing. Setting: cluster a40x64,")
     assert pd.read_csv(tmp_path / "figures" / "stub.csv")["reason"].tolist() == ["none"]
-
-
-def test_the_command_names_the_users_folder() -> None:
-    assert command_line(["figures", "quick"], "my folder") == "entrain-bench figures quick --config-dir 'my folder'"
 
 
 def test_cost_sources_are_told_by_what_their_constants_stand_on() -> None:

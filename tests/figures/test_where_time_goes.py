@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from matplotlib.patches import Rectangle
 
-from entrain_bench.answers.text import TIME_WORDS
-from entrain_bench.figures.where_time_goes import COLOURS
 from entrain_bench.records.time_shares import TIME_SHARES
 from support.figures import MANY, TRACES, drawn, table
 
@@ -24,10 +22,6 @@ def test_every_bar_is_whole_and_in_the_order_of_its_classes() -> None:
         assert len(bars) == len(TIME_SHARES)
         assert [0.0, *ends[:-1]] == pytest.approx([bar.get_x() for bar in bars])
         assert ends[-1] == pytest.approx(1.0)
-
-
-def test_classes_look_different() -> None:
-    assert len({*COLOURS}) == len({*TIME_WORDS.values()}) == len(TIME_SHARES)
 
 
 def test_strategies_without_a_result_are_named_and_those_without_shares_left_out() -> None:

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
-from entrain_bench.program import Pass, Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment, Chunks, ModuleAssignment, group_chunks
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import Assignment, Chunks, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.shapes import shapes_from_lists
@@ -22,7 +22,6 @@ from support.builders import (
     placed,
     random_av_program,
     rngs,
-    samples,
     tiny_model,
     uniform_batch,
 )
@@ -105,35 +104,6 @@ def test_a_missing_action_is_found(kind: Pass) -> None:
     broken = replace(program, lane_offsets=offsets, lane_actions=np.delete(program.lane_actions, entry))
     with pytest.raises(UserError, match=r"is listed on \d lanes, not \d"):
         check_program(broken)
-
-
-def two_lane_program() -> Program:
-    """An encoder with DP 2 on ranks 0 and 1, an LLM with TP 2 on both."""
-    layout = Layout((placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.llm, [[[0, 1]]], tp=2)), 1)
-    shapes = samples((10, [40]), (10, [40]))
-    chunks = [
-        group_chunks(MODEL.modules[0], shapes, ModuleAssignment(as_ints([0, 1]), as_ints([0, 0]))),
-        group_chunks(MODEL.llm, shapes, ModuleAssignment(as_ints([0, 0]), as_ints([0, 0]))),
-    ]
-    slots = [Slots(*(np.full((n, 1), time) for time in range(3))) for n in (2, 1)]
-    program = build_program(MODEL, layout, shapes, chunks, slots)
-    check_program(program)
-    return program
-
-
-@pytest.mark.parametrize("kind", list(Pass))
-def test_an_action_listed_twice_on_one_of_its_lanes_and_not_on_the_other_is_found(kind: Pass) -> None:
-    program = two_lane_program()
-    victim = int(np.flatnonzero((program.kind == kind) & (program.module == 1))[0])
-    entries = np.flatnonzero(program.lane_actions == victim)
-    boundary = program.lane_offsets[1]
-    assert entries[0] < boundary <= entries[1]
-    order = np.delete(program.lane_actions, entries[1])
-    order = np.insert(order, entries[0], victim)
-    offsets = program.lane_offsets.copy()
-    offsets[1] += 1
-    with pytest.raises(UserError):
-        check_program(replace(program, lane_offsets=offsets, lane_actions=order))
 
 
 @pytest.mark.parametrize("kind", [Pass.GRAD_SYNC, Pass.OPTIMIZER])

@@ -10,16 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.schedules import chain_chunks, stages_behind, three_phase_program
+from entrain_bench.balancing.schedules import stages_behind, three_phase_program
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.bound import lower_bound_s
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Slots, build_program
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
-from entrain_bench.program.validate import check_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate import Simulator
 from support.builders import chain_layout, placed, tiny_cluster, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=4)
@@ -87,45 +82,6 @@ def test_virtual_stages_share_lanes_and_are_described() -> None:
     shapes, assignment = uniform_batch(MODEL, 2, dp=2)
     with pytest.raises(IncompatibleError, match="a rank holds 2 stages of llm"):
         three_phase_program(MODEL, shapes, layout, assignment)
-
-
-def test_a_tied_embedding_is_one_tensor_if_the_pipeline_ends_where_it_begins() -> None:
-    model = tiny_model(tied_embeddings=True)
-    embedding = model.llm.layers[0].parameters
-    truth = CostTruth(model, tiny_cluster())
-    for ranks, shared in (([[[0], [1], [0], [1]]], 0), ([[[0], [1], [0]]], 1), ([[[0], [0]]], 1)):
-        layers = (1,) * (len(ranks[0]) - 1) + (len(model.llm.layers) - len(ranks[0]) + 1,)
-        place = replace(placed(model.llm, ranks), layers_per_stage=layers)
-        apart = replace(place, ranks=np.arange(place.pp).reshape(1, -1, 1))
-        less = truth.memory.stage_parameters(model.llm, apart) - truth.memory.stage_parameters(model.llm, place)
-        assert less.tolist() == [0] * (place.pp - 1) + [shared * embedding]
-        assert (truth.step_costs.tied_s(model.llm, place) > 0) == (not shared)
-
-
-def test_a_virtual_stage_takes_its_turn_and_is_checked() -> None:
-    # One rank holds both stages of the LLM: nothing travels, steps come stage by stage, states add up.
-    llm_only = tiny_model(encoder=0, llm=2)
-    layout = Layout((placed(llm_only.llm, [[[0], [0]], [[1], [1]]]),), 2)
-    shapes, assignment = uniform_batch(llm_only, 2, dp=2)
-    chunks = chain_chunks(llm_only, shapes, layout, assignment, split_backward=False)
-    slots = [Slots(np.tile([[0, 1], [4, 5]], (2, 1)), np.tile([[3, 2], [7, 6]], (2, 1)))]
-    program = build_program(llm_only, layout, shapes, chunks, slots)
-    truth = CostTruth(llm_only, tiny_cluster())
-    timeline = Simulator(truth, 1e12).execute(program)
-    for lane in range(2):
-        views = program.lane(lane)
-        assert [view.stage for view in views] == [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1]
-        assert [view.replica for view in views[:8]] == [lane] * 8
-    assert not truth.price(program).delay_s.any()
-    assert timeline.iteration_time_s >= lower_bound_s(truth, layout, shapes)
-    both = truth.memory.stage_state_bytes(llm_only.llm, layout.modules[0]).sum()
-    assert truth.memory.lane_state_bytes(layout) == pytest.approx([both, both])
-    # The other replica's action is refused, whichever stage it is.
-    order = program.lane_actions.copy()
-    here, there = program.lane_offsets[:2] + 1
-    order[[here, there]] = order[[there, here]]
-    with pytest.raises(UserError, match=r"rank 0 runs .* whose layers it does not hold"):
-        check_program(replace(program, lane_actions=order))
 
 
 def test_stages_behind_counts_the_lanes_after_each_stage_of_the_chain() -> None:

@@ -128,14 +128,6 @@ def test_what_is_no_plan_is_one_line(tmp_path: Path, text: str, says: str) -> No
         read_plan(tmp_path / "nowhere.yaml")
 
 
-def test_a_run_follows_a_plan_under_other_settings(plan: TrainingPlan, file: Path) -> None:
-    config = compose(f"plan={str(file)!r}".replace("it's", r"it\'s").replace('"', "'"), "seed=9", "workload=synthetic")
-    assert (config.seed, config.global_batch, config.iterations) == (9, 8, 1)
-    assert config.strategy["assigner"]["defer"] is False
-    outcome = run_experiment(config)
-    assert layout_to_json(outcome.layout) == layout_to_json(plan.layout)
-
-
 def test_what_a_file_says_is_part_of_a_runs_key(file: Path) -> None:
     overrides = plan_overrides(read_plan(file), file)
     before = compose(*overrides)

@@ -1,13 +1,10 @@
-"""``python -m prose [--record]``: fail where docs or help have more hits than ``known.yaml`` says.
-
-``--record`` writes the present numbers to that file. It refuses a number that has grown, unless the file is removed.
-"""
+"""``python -m prose``: words with a plainer one and long sentences in pages, YAML texts and ``--help``."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +12,69 @@ import yaml
 
 from entrain_bench.commands.help import KEYS, help_text, verbs
 
-from .sentences import hits, num_words
-
 ROOT = Path(__file__).parents[2]
-KNOWN = Path(__file__).with_name("known.yaml")
-PAGES = (
-    *("README.md", "CONTRIBUTING.md", "docs/**/*.md", "examples/**/*.md", "results/README.md", "experiments/**/*.md"),
-    "entrain_bench/**/templates/*.md",
-)
-# Their texts stand on generated pages.
+PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/README.md", "experiments/**/*.md")
+# Texts of generated pages, and YAML files whose comments are read.
+TEMPLATES = "entrain_bench/**/templates/*.md"
 TEXTS = ("experiments/claim/*.yaml", "experiments/table/*.yaml")
 COMMENTS = ("experiments/config.yaml", "experiments/strategies.yaml")
-HELP = "--help"
-# What the suite writes, of texts that are checked where they come from: whole pages, and blocks of others.
-GENERATED = re.compile(r"docs/(?:claims(?:/\w+)?|results|free_degrees|calibration)\.md")
+# Whole pages, and blocks of others, whose texts are checked where they come from.
+GENERATED = re.compile(r"docs/(?:claims(?:/\w+)?|results|calibration)\.md")
 BLOCK = re.compile(r"<!-- (?!end)\w.*?<!-- end -->", re.DOTALL)
+MAX_WORDS = 35
+MAX_WORDS_OF_DOCS = 25_000
+# Pattern of a word, and what to write instead.
+PLAINER = {
+    r"anew": "again, or re-",
+    r"beside": "next to, or in addition to",
+    r"alike": "the same",
+    r"nobody|whoever|anybody": "the actor's name",
+    r"(?:stand|stands|standing) (?:in|for)": "is in, or means",
+    r"as (?:it is|they are)": "unmodified",
+    r"so many": "the number",
+    r"by (?:itself|themselves)": "separately",
+    r"(?:go|goes) on": "resumes",
+    r"told apart|tell apart|tells apart": "significantly different",
+    r"at hand": "available",
+    r"whatever": "any",
+    r"all but|nothing but|but for": "except",
+    r"\w*(?:behaviour|colour|modell|synchronis|utilis|optimis(?:e|ing|ation))\w*": "American spelling",
+}
+# Not prose: fenced and indented code, comments.
+SKIPPED = re.compile(r"^(```+|~~~+).*?^\1[ ]*$|<!--.*?-->|^(?: {4}|\t).*?$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()]*\)")
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
+# A paragraph, an item, a heading and a cell of a table are texts of their own.
+BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.|#+|\||:::?)\s)|(?<=\|)\n|(?<!\\)\|")
+SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
+WORD = re.compile(r"\w[\w'/.,:=%x-]*")
+# Of a public function or class.
+RIDDLE = re.compile(r'(?:def|class) [A-Za-z][^"]*"""(?:What|Who|Which)\b.*')
 # On the left of a screen of help.
-NAME = re.compile(r" {2}\S.*?(?: {2,}|$)")
-HAND_WRITTEN, LIMIT = "hand-written words of docs", 25_000
+NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 
-def main(arguments: list[str]) -> int:
-    """Print what remains by file; 1 if any file has more than is known, with the places."""
+def main() -> int:
+    """Print every place to rewrite; returns 1 if there is any."""
     texts = read()
-    found = {name: hits(text) for name, text in texts.items()}
-    counts = {name: len(each) for name, each in found.items() if each}
-    counts[HAND_WRITTEN] = hand_written(texts)
-    known = yaml.safe_load(KNOWN.read_text()) if KNOWN.exists() else None
-    worse = grown(counts, known) if known is not None else {}
-    for name in worse:
-        print(f"{name}: {counts[name]}, was {worse[name]}", file=sys.stderr)
-        for hit in found.get(name, ()):
-            print(f"  {name}:{hit.line}: {hit.problem}", file=sys.stderr)
-    if worse:
-        return 1
-    if "--record" in arguments:
-        KNOWN.write_text(HEAD + yaml.safe_dump(counts, sort_keys=True))
-    print(summary(counts))
-    return 0
-
-
-HEAD = "# Sentences and words that are left to rewrite, by file; a number may only fall (python -m prose --record).\n"
+    lines = [f"{name}: {problem}" for name, text in texts.items() for problem in problems(text)]
+    pages = (text for name, text in texts.items() if name.startswith("docs/"))
+    count = sum(len(WORD.findall(sentence)) for page in pages for sentence in sentences(page))
+    for name, code in _files("entrain_bench/**/*.py", "strategies/**/*.py", "workloads/**/*.py"):
+        lines += [f"{name}: {riddle}: write what is returned or represented" for riddle in RIDDLE.findall(code)]
+    if count > MAX_WORDS_OF_DOCS:
+        lines.append(f"docs: {count} hand-written words (at most {MAX_WORDS_OF_DOCS})")
+    print("\n".join(lines) or f"no sentence to rewrite; {count} hand-written words in docs")
+    return int(bool(lines))
 
 
 def read() -> dict[str, str]:
-    """Every text that is checked: pages, comments of YAML files, and the help, by name."""
-    texts = {name: BLOCK.sub(_blank, text) for name, text in _files(*PAGES) if not GENERATED.fullmatch(name)}
+    """Every text that is checked, by its path."""
+    texts = {name: BLOCK.sub("", text) for name, text in _files(*PAGES, TEMPLATES) if not GENERATED.fullmatch(name)}
     texts |= {name: "\n\n".join(leaves(yaml.safe_load(text))) for name, text in _files(*TEXTS)}
-    for name in COMMENTS:
-        texts[name] = comments((ROOT / name).read_text())
+    texts |= {name: "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE)) for name, text in _files(*COMMENTS)}
     screens = (help_text(topic) for topic in ("", KEYS, *verbs()))
-    texts[HELP] = "\n\n".join(map(described, screens))
-    return texts
-
-
-def described(screen: str) -> str:
-    """A screen of help without the names on its left; what stands next to a name is a paragraph of its own."""
-    lines = (NAME.sub("\n", line) if NAME.match(line) else line.strip() for line in screen.splitlines())
-    return "\n".join(lines)
+    return texts | {"--help": "\n\n".join(described(screen) for screen in screens)}
 
 
 def _files(*patterns: str) -> Iterator[tuple[str, str]]:
@@ -80,47 +82,39 @@ def _files(*patterns: str) -> Iterator[tuple[str, str]]:
         yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
-def _blank(block: re.Match[str]) -> str:
-    """As many lines as a block has, so that those behind it keep their numbers."""
-    return "\n" * block[0].count("\n")
+def described(screen: str) -> str:
+    """A screen of help without the names on its left."""
+    return "\n".join(line.strip() for line in NAME.sub("\n", screen).splitlines())
 
 
 def leaves(node: Any) -> Iterator[str]:
     """Every text of a YAML that has words; overrides have none."""
-    if isinstance(node, dict):
-        node = [*node.values()]
-    if isinstance(node, list):
-        for value in node:
+    if isinstance(node, dict | list):
+        for value in node.values() if isinstance(node, dict) else node:
             yield from leaves(value)
     elif isinstance(node, str) and " " in node and "=" not in node:
         yield node
 
 
-def comments(text: str) -> str:
-    """The comments of a YAML as paragraphs; lines without one end a paragraph."""
-    lines = (re.search(r"(?:^|\s)# ?(.*)", line) for line in text.splitlines())
-    return "\n".join(found[1] if found else "" for found in lines)
+def problems(text: str) -> list[str]:
+    """What the rules of prose forbid in a Markdown text."""
+    lines = []
+    for sentence in sentences(text):
+        count = len(WORD.findall(sentence))
+        if count > MAX_WORDS:
+            lines.append(f"{count} words (at most {MAX_WORDS}): {sentence[:60]}...")
+        for pattern, better in PLAINER.items():
+            for word in re.findall(rf"\b(?:{pattern})\b", sentence, re.IGNORECASE):
+                lines.append(f"{word!r}: write {better}: {sentence[:60]}...")
+    return lines
 
 
-def hand_written(texts: Mapping[str, str]) -> int:
-    """Words of the pages of docs that no program writes."""
-    return sum(num_words(text) for name, text in texts.items() if name.startswith("docs/"))
-
-
-def grown(counts: Mapping[str, int], known: Mapping[str, int]) -> dict[str, int]:
-    """Files with more hits than are known, and how many those were; words once they have been within their limit."""
-    limits = {name: known.get(name, 0) for name in counts}
-    limits[HAND_WRITTEN] = LIMIT if limits[HAND_WRITTEN] <= LIMIT else counts[HAND_WRITTEN]
-    return {name: known.get(name, 0) for name, count in counts.items() if count > limits[name]}
-
-
-def summary(counts: Mapping[str, int]) -> str:
-    """Remaining hits, most first."""
-    files = {name: count for name, count in counts.items() if name != HAND_WRITTEN}
-    lines = [f"{count:6} {name}" for name, count in sorted(files.items(), key=lambda one: (-one[1], one[0]))]
-    words = f"{HAND_WRITTEN}: {counts[HAND_WRITTEN]:,} (limit {LIMIT:,})"
-    return "\n".join([*lines, f"{sum(files.values()):6} sentences and words to rewrite in {len(files)} files; {words}"])
+def sentences(text: str) -> Iterator[str]:
+    """Every sentence; code counts as a word, and links are shown without their addresses."""
+    for block in BREAK.split(SKIPPED.sub("", text)):
+        plain = " ".join(re.sub(r"[*_>#]+", "", CODE.sub("code", LINK.sub(r"\1", block))).split())
+        yield from filter(None, SENTENCE.split(plain))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

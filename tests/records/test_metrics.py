@@ -207,15 +207,6 @@ def alive_bytes(timeline: Timeline, truth: CostTruth, lane: int, moment: float) 
     return total
 
 
-@pytest.mark.wide
-def test_a_timeline_without_memory_has_no_memory_columns(run: tuple[object, Timeline]) -> None:
-    _, timeline = run
-    frame = timeline_frame(timeline)
-    assert {"memory_bytes", "memory_after_bytes"} <= set(frame)
-    bare = timeline_frame(replace(timeline, memory_bytes=None))
-    assert list(bare) == [name for name in frame if not name.startswith("memory")]
-
-
 def test_a_run_records_what_its_strategy_believed_beside_what_came_out() -> None:
     small = ["model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
     cells = [[*small, "workload=opencqa_ocr", f"belief_error={error}"] for error in (0, 0.5)]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.console_table import print_table
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import identify
@@ -77,14 +76,6 @@ def test_a_record_is_read_once_and_again_if_its_file_changes(config: RunConfig, 
     assert mine.read(record.key) is None
 
 
-def test_changed_speeds_stand_in_the_table() -> None:
-    (cell,) = compose_cells(["model=tiny", "cluster=tiny", "speed.gemm=0.7", "speed.network=2", "action_noise=0.1"])
-    row = new_record(cell, "ok").row()
-    assert (row["speed"], row["action_noise"]) == ("gemm=0.7 network=2.0", 0.1)
-    (plain,) = compose_cells(["model=tiny", "cluster=tiny"])
-    assert new_record(plain, "ok").row()["speed"] == ""
-
-
 def test_every_iteration_has_a_row(config: RunConfig, tmp_path: Path) -> None:
     first = made_up(config)
     values = [dict.fromkeys(PER_ITERATION, 0.1 + index) for index in range(3)]
@@ -116,18 +107,3 @@ def test_documentation_is_not_in_the_key_and_a_parameter_called_source_is(
     target = {"name": "named", "_target_": "named_workload.Named"}
     keys = {identify(replace(config, workload={**target, "source": source}))[0] for source in ("a", "b")}
     assert len(keys) == 2
-
-
-def test_swept_parameters_of_one_name_in_two_groups_have_a_column_each(
-    config: RunConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def cell(one: int, other: int) -> Record:
-        strategy = {**config.strategy, "size": one}
-        return made_up(replace(config, strategy=strategy, cluster={**config.cluster, "size": other}))
-
-    print_table([cell(1, 7), cell(2, 7), cell(1, 8), cell(2, 8)])
-    shown = capsys.readouterr().out
-    assert "strategy.size" in shown
-    assert "cluster.size" in shown
-    rows = [line.split()[:2] for line in shown.splitlines()]
-    assert all(rows.count([one, other]) == 1 for one in "12" for other in "78")

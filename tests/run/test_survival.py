@@ -104,22 +104,6 @@ def test_tables_grow_during_a_sweep_for_a_small_share_of_its_time(
     assert written_s == [30.0, 132.0, 234.0], "at most every 30 s, and 2 s are 2% of 100 s"
 
 
-def test_a_sweep_brings_tables_up_to_date_after_every_cell_that_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, write = list[int](), publish.write_tables
-
-    def count(results: Results) -> None:
-        write(results)
-        rows.append(len(pd.read_csv(results.root / "table.csv")))
-
-    monkeypatch.setattr(publish, "TABLES_EVERY_S", 0.0)
-    monkeypatch.setattr(publish, "TABLES_SHARE", 1e9)
-    monkeypatch.setattr(publish, "write_tables", count)
-    assert run_command([*SWEEP, f"results_dir={tmp_path}"]) == 0
-    assert rows == [1, 2, 2]
-
-
 def test_retry_is_no_part_of_a_run_and_takes_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len({cell.key for cell in compose_cells([*SMALL, "retry=failed,null"], multirun=True)}) == 1
     assert run_command([*SMALL, f"results_dir={tmp_path}", "retry=all"]) == 2

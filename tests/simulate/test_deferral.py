@@ -149,30 +149,6 @@ def test_two_encoder_stages_with_an_unpaired_last_microbatch() -> None:
     }
 
 
-def test_split_backward_frees_the_kept_chunk_in_its_own_slot() -> None:
-    program = deferred_program(1, 1, 3, split=True)
-    assert passes(program, 0) == [
-        "vision F0",
-        "vision F0.1",
-        "vision F1.1",
-        "vision B0",
-        "vision F2.2",
-        "vision B0.1",
-        "vision B1.1",
-        "vision B2.2",
-    ]
-
-
-def test_an_encoder_chunk_that_feeds_an_earlier_llm_microbatch_keeps_its_own_backward_slot() -> None:
-    model = tiny_model()
-    layout = chain_layout(model, 1, 1, 3)
-    zeros = [0, 0, 0]
-    assignment = Assignment((labels(zeros, [0, 1, 2]), labels(zeros, [0, 0, 2])))
-    program = chain_program(model, samples(*[(10, [40])] * 3), layout, assignment, stages_behind(layout))
-    assert passes(program, 0) == [f"vision {text}" for text in ("F0", "F1", "B0", "F2", "B1", "B2")]
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
 def test_without_deferral_split_backward_changes_nothing() -> None:
     model = tiny_model()
     layout = chain_layout(model, 1, 2, 5)

@@ -158,16 +158,3 @@ def test_simulator_refuses_a_program_beyond_the_budget_and_names_rank_and_action
     rank = int(peak.argmax())
     with pytest.raises(OutOfMemoryError, match=rf"memory: rank {rank} needs .* at (forward|backward) of "):
         less.execute(program)
-
-
-def test_what_a_backward_needs_while_it_runs_counts() -> None:
-    # With recomputation a backward builds its activations again, on top of what the forward left.
-    layout = chain_layout(MODEL, 1, 1, 1, recompute=True)
-    shapes, assignment = uniform_batch(MODEL, 1)
-    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(MODEL, tiny_cluster())
-    during, after = truth.memory.over_program(program)
-    assert after.max() < during.max()
-    with pytest.raises(OutOfMemoryError, match="at backward of "):
-        Simulator(truth, float(during.max()) - 1.0).execute(program)
-    assert Simulator(truth, float(during.max())).execute(program).peak_memory_bytes.max() == during.max()

@@ -14,10 +14,9 @@ from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from support.agreement import FRAMEWORKS, GENERATING, SMALL, decided
+from support.agreement import FRAMEWORKS, GENERATING
 from support.builders import placed, tiny_cluster
 from support.programs import random_program
 
@@ -93,14 +92,3 @@ def test_groups_of_one_width_are_replicas(sharded: bool, held_by_tp: bool) -> No
         assert_same_bits(expected, found)
         assert expected_metrics == found_metrics
     assert stuck < 5
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "orchmllm"])
-def test_a_strategy_runs_on_groups_of_one_width_as_on_replicas(strategy: str) -> None:
-    case = decided(strategy, *SMALL)
-    grouped = replace(case.program.layout, modules=tuple(as_groups(own, False) for own in case.program.layout.modules))
-    check_layout(grouped, case.program.model, case.cluster)
-    truth = CostTruth(case.program.model, case.cluster, FrameworkOptions())
-    expected, found = (executed(replace(case.program, layout=own), truth) for own in (case.program.layout, grouped))
-    assert_same_bits(expected[0], found[0])
-    assert expected[1] == found[1]

@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs import loads, roofline, sharding, steps, truth
-from entrain_bench.costs.transfers import LinkTransfers
+from entrain_bench.costs.edges import LinkTransfers
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.cluster import ClusterSpec

@@ -14,7 +14,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
-from entrain_bench.simulate.place import place_steps
+from entrain_bench.simulate.executor import place_steps
 from support.builders import as_ints, chain_layout, durations, no_delay, placed, samples, tiny_model, uniform_batch
 
 MODEL = tiny_model(encoder=2, llm=2)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.shard import Job, Scanned, scan_shard
+from entrain_bench_workloads.dataset.scan import Job, ScanReport, Tally, scan_shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
@@ -114,12 +114,11 @@ def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Path:
     """Scan a data set to a trace in this process, which is sooner done than starting others."""
-    with patch.object(scan_module, "run_parallel", run_here):
-        scan_module.Scan(source=source, workers=1, tokenizer=tokenizer).run(output)
+    scan_report(source, output, tokenizer)
     return output
 
 
-def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Scanned]]:
+def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Tally | str]]:
     """Run tasks like ``run_parallel``, in this process."""
     return ((job, scan_shard(job)) for job in jobs)
 
@@ -132,7 +131,7 @@ def write_repeated(path: Path, entries: int, column: str = "texts", value: str |
     return path
 
 
-def scan_report(source: Any, output: Path) -> scan_module.ScanReport:
+def scan_report(source: Any, output: Path, tokenizer: str | None = None) -> ScanReport:
     """Result of a scan in this process."""
     with patch.object(scan_module, "run_parallel", run_here):
-        return scan_module.Scan(source=source, workers=1).run(output)
+        return scan_module.Scan(source=source, workers=1, tokenizer=tokenizer).run(output)

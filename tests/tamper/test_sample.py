@@ -1,14 +1,16 @@
-"""The first changes of ``make tamper``."""
+"""Changes to a folder of results: six of them, ``N`` with ``make tamper``, as ``SEED`` draws them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from .trial import Folder, problem_of
 
-COUNTS = [6, pytest.param(50, marks=pytest.mark.wide)]
+SEED = int(os.environ.get("SEED", "0"))
+COUNTS = [int(os.environ.get("N", "6")), pytest.param(50, marks=pytest.mark.wide)]
 
 
 @pytest.fixture(scope="module")
@@ -18,5 +20,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_change_is_shown_hidden_or_fatal(count: int, folder: Folder, tmp_path: Path) -> None:
-    problems = [problem_of(folder, tmp_path / "changed", 0, number) for number in range(count)]
+    problems = [problem_of(folder, tmp_path / "changed", SEED, number) for number in range(count)]
     assert [problem for problem in problems if problem] == []

@@ -42,17 +42,6 @@ def test_patches_are_those_of_qwen2_vl_s_processor(width: int, height: int) -> N
     np.testing.assert_allclose(patches(pixels, QWEN), theirs["pixel_values"], rtol=0, atol=1e-6)
 
 
-def test_two_frames_of_a_patch_are_two_pictures() -> None:
-    """Each frame is where the image processor puts the image that stands for both."""
-    frames = np.stack([np.asarray(photograph(84, 56)), np.asarray(photograph(84, 56).rotate(180))])
-    of_frames = patches(frames, QWEN).reshape(24, 3, 2, 196)
-    for number, frame in enumerate(frames):
-        of_image = patches(frame[None], QWEN).reshape(24, 3, 2, 196)
-        np.testing.assert_array_equal(of_frames[:, :, number], of_image[:, :, 0])
-        np.testing.assert_array_equal(of_image[:, :, 0], of_image[:, :, 1])
-    assert not np.array_equal(of_frames[:, :, 0], of_frames[:, :, 1])
-
-
 def test_patches_of_one_frame_are_what_siglip_s_convolution_sees() -> None:
     transformers = pytest.importorskip("transformers")
     processor = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 84}, resample=3)
@@ -62,17 +51,6 @@ def test_patches_of_one_frame_are_what_siglip_s_convolution_sees() -> None:
     pixels = np.asarray(image.resize((84, 56), Image.Resampling.BICUBIC))[None]
     rules = PatchRules.of(588, 14, 1, "siglip", "model.modules.vision")
     np.testing.assert_allclose(patches(pixels, rules), seen.numpy(), rtol=0, atol=2e-6)
-
-
-def test_a_patch_by_hand() -> None:
-    # Four patches of one pixel, in a square and not; colours 0, 51, ..., of which halves make -1, -0.6, ...
-    pixels = np.array([[[0, 255, 0], [51, 0, 0]], [[102, 0, 0], [153, 0, 0]]], np.uint8)[None]
-    rules = PatchRules(1, 2, 2, *HALVES)
-    found = patches(pixels, rules)
-    np.testing.assert_allclose(found[:, 0], [-1, -0.6, -0.2, 0.2], atol=1e-6)
-    np.testing.assert_allclose(found[0], [-1, -1, 1, 1, -1, -1], atol=1e-6)
-    wide = np.repeat(pixels, 2, axis=2)[:, :, :, :]
-    np.testing.assert_allclose(patches(wide, rules)[:, 0], [-1, -1, -0.2, -0.2, -0.6, -0.6, 0.2, 0.2], atol=1e-6)
 
 
 def test_an_input_that_is_no_patch_is_refused() -> None:

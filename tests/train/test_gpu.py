@@ -17,15 +17,19 @@ from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
-from entrain_bench.train.modules.kernels import candidates, find_kernels, machine_of
+from entrain_bench.train.modules.attention import (
+    AttentionKernel,
+    candidates,
+    find_kernels,
+    machine_of,
+    packed_attention,
+)
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import made_up_features, row_keys
 from support.train.alone import groups_of_one
 from support.train.handover import config_from_json
-from support.train.modules import batch_of, relative_errors, run_module, small_model, stage_of
-from support.train.reference import normal
+from support.train.modules import batch_of, normal, relative_errors, run_module, small_model, stage_of
 from support.train.runs import ONE_RANK, configuration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

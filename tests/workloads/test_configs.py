@@ -28,14 +28,6 @@ def workload(name: str, *overrides: str) -> Any:
     return instantiate(OmegaConf.to_container(config.workload, resolve=True), "workload", "source")
 
 
-def test_the_documented_workloads_exist() -> None:
-    traces = "chartqa chartqa_qa coco librispeech mathvision nextqa opencqa_ocr sroie trace twin"
-    dflop = "dflop_mixed dflop_multi dflop_single dflop_video"
-    other = "synthetic synthetic_av images_packed laion_packed long_tail_text packed_text uniform uniform_mix"
-    stand_ins = "llava_150k_like synthchartnet_like"
-    assert set(NAMES) == {*traces.split(), *stand_ins.split(), *dflop.split(), *other.split()}
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("trace", "twin")])
 def test_every_workload_gives_samples(name: str) -> None:
@@ -88,12 +80,6 @@ def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, imag
     assert np.all(shapes.item_encoder_tokens == 1024)
 
 
-def test_uniform_mix_has_the_encoder_tokens_that_are_asked_for() -> None:
-    shapes = workload("uniform_mix", "workload.encoder_tokens_per_llm_token=0.25").source(RULES).batch(0, 10, 0)
-    assert np.all(shapes.item_encoder_tokens == 64)
-    assert np.all(shapes.item_llm_tokens == 256)
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("wrong", "message"),
@@ -120,12 +106,6 @@ def test_synthetic_defaults_follow_their_trace() -> None:
     drawn, real = made.batch(0, 8192, 0), trace.shapes
     for values, reference in ((drawn.text_tokens, real.text_tokens), (drawn.item_llm_tokens, real.item_llm_tokens)):
         assert np.allclose(np.quantile(values, [0.5, 0.9]), np.quantile(reference, [0.5, 0.9]), rtol=0.06)
-
-
-def test_synthetic_av_has_text_only_samples() -> None:
-    shapes = workload("synthetic_av").source(RULES).batch(0, 8192, 0)
-    assert np.mean(np.diff(shapes.item_offsets) == 0) == pytest.approx(0.28, abs=0.02)
-    assert set(np.unique(shapes.item_modality)) == {0, 1}
 
 
 @pytest.mark.wide

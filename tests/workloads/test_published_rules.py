@@ -1,13 +1,15 @@
-"""Image and audio rules against the processors of transformers that they restate, for 200 random sizes each."""
+"""Image, video and audio rules against the processors of transformers that they restate, for 200 random sizes each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.image_rules import (
     AnyResolution,
@@ -22,12 +24,15 @@ from entrain_bench.specs.image_rules import (
 )
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
+from entrain_bench.specs.tokens import AudioRules, FrameRules, TileRules, TokenRules
 from entrain_bench_workloads.processors import processed_images
+from entrain_bench_workloads.tiles import best_grids, grid_tokens
 from entrain_bench_workloads.tokens import audio_items, image_items, video_items
 from support.specs import load, rules_of
 
+transformers = pytest.importorskip("transformers")
 NUM_SIZES = 200
+MAX_IMAGE_TOKENS = 16384
 
 
 def sizes(least: int = 20, most: int = 6000) -> tuple[np.ndarray, np.ndarray]:
@@ -61,11 +66,58 @@ def without_tokenizer(cls: type, **attributes: Any) -> Any:
     return processor
 
 
+def smart_resize_tokens(widths: FloatArray, heights: FloatArray, least: int, most: int) -> IntArray:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    area = 28**2
+    pairs = zip(widths.astype(int).tolist(), heights.astype(int).tolist(), strict=True)
+    found = [smart_resize(height, width, 28, least * area, most * area) for width, height in pairs]
+    return np.array([height * width // area for height, width in found])
+
+
+def test_qwen25vl_images() -> None:
+    rules = rules_of("qwen25vl")
+    widths, heights = sizes(15, 12000)
+    theirs = smart_resize_tokens(widths, heights, rules.min_image_tokens, MAX_IMAGE_TOKENS)
+    ours = image_items(np.ones(NUM_SIZES, np.int64), widths, heights, rules, MAX_IMAGE_TOKENS)
+    # Of thin images theirs exceeds its own limit.
+    np.testing.assert_array_equal(ours.llm_tokens, np.minimum(theirs, ours.llm_tokens.max()))
+    np.testing.assert_array_equal(ours.encoder_tokens, 4 * ours.llm_tokens)
+    assert len(np.unique(theirs)) > 500
+
+
+def test_qwen25vl_frames() -> None:
+    rules = rules_of("qwen25vl")
+    widths, heights = sizes(64, 4000)
+    seconds = np.random.default_rng(1).uniform(0.5, 20, NUM_SIZES)
+    ours = video_items(seconds, widths, heights, rules, 128, 768)
+    theirs = smart_resize_tokens(widths, heights, 128, 768)
+    frames = np.maximum(1, np.round(seconds * 2, 3) // 2).astype(np.int64)
+    np.testing.assert_array_equal(ours.llm_tokens, np.repeat(theirs, frames))
+
+
+def test_llava_onevision_tiles() -> None:
+    from transformers import LlavaOnevisionImageProcessorPil, LlavaOnevisionProcessor
+
+    rules = rules_of("llavaov").tiles
+    assert isinstance(rules, TileRules)
+    # Without a tokenizer there is none; its counts are functions of these.
+    processor = object.__new__(LlavaOnevisionProcessor)
+    processor.image_processor = LlavaOnevisionImageProcessorPil()
+    processor.num_image_tokens, processor.vision_aspect_ratio = rules.encoder_side**2, "anyres_max_9"
+    widths, heights = (sides.astype(np.int64) for sides in sizes(20, 6000))
+    pairs = zip(widths.tolist(), heights.tolist(), strict=True)
+    theirs = [processor._get_number_of_features(height, width, rules.pixels, rules.pixels) for width, height in pairs]
+    columns, rows = best_grids(widths, heights, rules)
+    # Theirs hands the thumbnail to the LLM as well; DFLOP's, whose counts these are, does not.
+    ours = grid_tokens(widths, heights, columns, rows, rules) + rules.llm_side**2
+    np.testing.assert_array_equal(ours, theirs)
+
+
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 
 
 def test_llava_next() -> None:
-    transformers = pytest.importorskip("transformers")
     pinpoints = [[336 * rows, 336 * columns] for rows, columns in GRIDS]
     processor = without_tokenizer(
         transformers.LlavaNextProcessor,
@@ -82,7 +134,6 @@ def test_llava_next() -> None:
 
 
 def test_llava_onevision() -> None:
-    transformers = pytest.importorskip("transformers")
     grids = tuple((row, column) for row in range(1, 7) for column in range(1, 7))
     processor = without_tokenizer(
         transformers.LlavaOnevisionProcessor,
@@ -101,7 +152,6 @@ def test_llava_onevision() -> None:
 
 
 def test_internvl() -> None:
-    transformers = pytest.importorskip("transformers")
     processor = transformers.GotOcr2ImageProcessorPil(
         size={"height": 448, "width": 448}, min_patches=1, max_patches=12, crop_to_patches=True
     )
@@ -111,11 +161,14 @@ def test_internvl() -> None:
     np.testing.assert_array_equal(ours.counts, tiles)
     # A token before the image and one after it.
     np.testing.assert_array_equal(totals(ours), 256 * tiles + 2)
+    dynamic = image_items(np.ones(NUM_SIZES, np.int64), widths, heights, rules_of("internvl_dynamic"), MAX_IMAGE_TOKENS)
+    np.testing.assert_array_equal(dynamic.counts, tiles)
+    assert set(dynamic.llm_tokens) == {256}
+    assert set(dynamic.encoder_tokens) == {1024}
 
 
 @pytest.mark.parametrize("edge", [364, 4 * 364, 12 * 364])
 def test_idefics3(edge: int) -> None:
-    transformers = pytest.importorskip("transformers")
     processor = transformers.Idefics3ImageProcessorPil(
         size={"longest_edge": edge}, max_image_size={"longest_edge": 364}, do_image_splitting=True
     )
@@ -128,7 +181,6 @@ def test_idefics3(edge: int) -> None:
 
 
 def test_idefics2() -> None:
-    transformers = pytest.importorskip("transformers")
     from transformers.image_utils import SizeDict
     from transformers.models.idefics2.image_processing_pil_idefics2 import get_resize_output_image_size
 
@@ -146,7 +198,6 @@ def test_idefics2() -> None:
 
 @pytest.mark.parametrize(("patch", "merge", "edge"), [(16, 1, 1024), (14, 2, 1540)])
 def test_pixtral(patch: int, merge: int, edge: int) -> None:
-    transformers = pytest.importorskip("transformers")
     processor = without_tokenizer(
         transformers.PixtralProcessor,
         image_processor=transformers.PixtralImageProcessorPil(size={"longest_edge": edge}),
@@ -167,7 +218,6 @@ def test_pixtral(patch: int, merge: int, edge: int) -> None:
 def test_phi4_multimodal() -> None:
     pytest.importorskip("torchvision")
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     processor = transformers.Phi4MultimodalImageProcessor()
     widths, heights = sizes(60, 3000)
     heights = np.clip(heights, 60, 3000)
@@ -183,18 +233,34 @@ def test_phi4_multimodal() -> None:
     np.testing.assert_array_equal(ours.counts, tiles)
 
 
+def test_whisper_s_log_mel_frames() -> None:
+    from transformers import WhisperFeatureExtractor
+    from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
+
+    rules, rate = rules_of("qwen25vl"), 16000
+    extractor = WhisperFeatureExtractor()
+    samples = np.random.default_rng(0).integers(rate // 100, 30 * rate, NUM_SIZES)
+    frames = -(-samples // extractor.hop_length)
+    for count, expected in zip(samples[:5].tolist(), frames[:5].tolist(), strict=True):
+        found = extractor(np.zeros(count, np.float32), sampling_rate=rate, return_attention_mask=True)
+        assert int(np.sum(found["attention_mask"])) == expected
+    convolved, pooled = Qwen2AudioEncoder._get_feat_extract_output_lengths(None, frames)
+    ours = audio_items(samples / rate, rules)
+    np.testing.assert_array_equal(ours.counts, 1)
+    np.testing.assert_array_equal(ours.encoder_tokens, convolved)
+    # Qwen2-Audio leaves an odd last frame out, here it counts as a token.
+    np.testing.assert_array_equal(ours.llm_tokens - pooled, convolved % 2)
+
+
 QWEN2_AUDIO = AudioRules(100, ((3, 1, 1), (3, 2, 1)), ((2, 2, 0),), pads_encoder=True)
 PHI4_AUDIO = AudioRules(100, ((1, 8, 0),), (), window_s=0.025)
 
 
 def rules_with(**changes: Any) -> TokenRules:
-    from dataclasses import replace
-
     return replace(rules_of("qwen25vl"), **changes)
 
 
 def test_qwen2_audio() -> None:
-    pytest.importorskip("transformers")
     from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
 
     samples = np.random.default_rng(0).integers(2000, 30 * 16000, NUM_SIZES)
@@ -208,7 +274,6 @@ def test_qwen2_audio() -> None:
 @pytest.mark.wide
 def test_phi4_audio() -> None:
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     processor = transformers.Phi4MultimodalFeatureExtractor()
     samples = np.random.default_rng(0).integers(2000, 40 * 16000, NUM_SIZES)
     frames = (torch.tensor(samples) - processor.win_length) // processor.hop_length + 1

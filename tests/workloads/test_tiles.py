@@ -14,9 +14,9 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.tokens import TileRules, TokenRules
 from entrain_bench_workloads.pixels import PixelWorkload
-from entrain_bench_workloads.tiles import best_grids, grid_tokens, tiled_frames, tiled_images
+from entrain_bench_workloads.tiles import best_grids, frame_rules, grid_tokens, tiled_images
 from entrain_bench_workloads.tokens import image_items, video_items
-from support.specs import load, model
+from support.specs import load
 
 SIGLIP = TileRules(pixels=384, encoder_side=27, llm_side=27, max_grid=6, max_llm_tiles=9, max_frames=32)
 INTERNVL = TileRules(pixels=448, encoder_side=32, llm_side=16, max_grid=6, max_llm_tiles=9, max_frames=32)
@@ -76,11 +76,12 @@ def test_one_image_is_cut_and_several_are_not() -> None:
 
 
 def test_frames_are_pooled_and_limited() -> None:
-    items = tiled_frames(np.array([3.0, np.nan, 2.2, 100.0, 0.1]), 1.0, SIGLIP)
+    seconds = np.array([3.0, np.nan, 2.2, 100.0, 0.1])
+    items = video_items(seconds, np.ones(4), np.ones(4), replace(RULES, video_frames_per_s=1.0), 1, 2)
     assert items.counts.tolist() == [3, 0, 3, 32, 1]
     assert set(items.llm_tokens.tolist()) == {14 * 15}
     assert set(items.encoder_tokens.tolist()) == {729}
-    assert set(tiled_frames(np.array([1.0]), 1.0, INTERNVL).llm_tokens.tolist()) == {8 * 9}
+    assert frame_rules(INTERNVL).llm_tokens == 8 * 9
 
 
 def test_the_models_rules_decide_whether_images_are_cut() -> None:
@@ -90,14 +91,6 @@ def test_the_models_rules_decide_whether_images_are_cut() -> None:
     assert cut.counts.tolist() == [5]
     assert whole.counts.tolist() == [1]
     assert video_items(np.array([4.0]), sides, sides, RULES, 1, 2).llm_tokens.tolist() == [210] * 4
-
-
-def test_tokens_of_an_internvl_tile() -> None:
-    items = tiled_images(np.array([2]), np.array([448.0, 448]), np.array([448.0, 448]), INTERNVL)
-    assert items.encoder_tokens.tolist() == [1024, 1024]
-    assert items.llm_tokens.tolist() == [257, 257]
-    assert model("internvl_qwen25_72b").tokens.tiles == INTERNVL
-    assert model("llavaov_llama3_8b").tokens.tiles == SIGLIP
 
 
 @pytest.mark.parametrize(
@@ -131,12 +124,3 @@ def test_text_gives_way_to_the_context() -> None:
     cut = pixels(text=5000).source(replace(RULES, context_tokens=6000)).batch(0, 200, 0)
     items = whole.llm_tokens - whole.text_tokens
     assert cut.text_tokens.tolist() == np.clip(6000 - items, 1, 5000).tolist()
-
-
-def test_wrong_pixels_are_named() -> None:
-    with pytest.raises(UserError, match="must have images or video"):
-        PixelWorkload(name="x", text=1)
-    with pytest.raises(UserError, match=r"workload\.images\.side: missing"):
-        pixels(images={})
-    with pytest.raises(UserError, match=r"workload\.video\.seconds\.kind"):
-        pixels(video={"seconds": {"kind": "normal"}})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench_workloads.tokens import audio_items, image_items, image_tokens, text_tokens, video_items
+from entrain_bench_workloads.tokens import audio_items, image_grids, image_items, text_tokens, video_items
 
 RULES = TokenRules(
     patch_pixels=14,
@@ -24,7 +24,7 @@ RULES = TokenRules(
 
 
 def tokens(width: float, height: float, min_tokens: int = 4, max_tokens: int = 16384) -> int:
-    return int(image_tokens(np.array([width]), np.array([height]), RULES, min_tokens, max_tokens)[0])
+    return int(image_grids(np.array([width]), np.array([height]), RULES, min_tokens, max_tokens).prod())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_image_resize_equals_the_scalar_rule_and_never_exceeds_the_cap(
     sides: list[tuple[int, int]], low: int, extra: int
 ) -> None:
     widths, heights = np.array(sides, np.float64).T
-    got = image_tokens(widths, heights, RULES, low, low + extra)
+    got = image_grids(widths, heights, RULES, low, low + extra).prod(axis=1)
     expected = [min(scalar_rule(w, h, low, low + extra), low + extra) for w, h in sides]
     assert np.all((got >= 1) & (got <= low + extra))
     exact = np.array(expected) < low + extra  # at the cap, cutting the long side may lose part of a row of cells

@@ -96,11 +96,6 @@ def test_fingerprint_is_the_hash_that_the_provenance_lists(name: str) -> None:
     assert f"{digest}  {name}" in (PACKAGED_TRACES / "PROVENANCE.md").read_text()
 
 
-def test_constructor_reads_nothing_and_names_itself_after_the_file() -> None:
-    assert TraceWorkload(path="/nowhere/mine.parquet").name == "mine"
-    assert TraceWorkload(path="/nowhere/mine.parquet", name="given").name == "given"
-
-
 # The stream.
 
 
@@ -127,22 +122,10 @@ def test_stream_is_the_same_on_every_machine(sources: dict[str, ListedShapes]) -
     assert sources["chartqa_test"].batch(0, 5, seed=0).sample_ids.tolist() == [2134, 1913, 747, 2282, 1020]
 
 
-def test_draw_follows_the_given_generator(sources: dict[str, ListedShapes]) -> None:
-    source = sources["mathvision"]
-    first, again = (source.draw(5000, np.random.default_rng(1)) for _ in range(2))
-    assert np.array_equal(first.sample_ids, again.sample_ids)
-    assert len(np.unique(first.sample_ids)) < 3040  # with replacement
-
-
-@pytest.mark.parametrize(("iteration", "num_samples", "seed"), [(-1, 4, 0), (0, 0, 0), (0, 4, -1)])
-def test_bad_requests_are_refused(
-    iteration: int, num_samples: int, seed: int, sources: dict[str, ListedShapes]
-) -> None:
-    with pytest.raises(UserError, match="must be"):
-        sources["chartqa_test"].batch(iteration, num_samples, seed)
-
-
 # Files of users.
+
+WRONG_SECONDS = (float("nan"), -1.0, float("inf"), 90_000)
+ONE_IMAGE = {"image_widths": [[9]], "image_heights": [[9]]}
 
 
 def write(path: Path, **columns: Any) -> TraceWorkload:
@@ -181,18 +164,6 @@ def test_text_alone_is_a_trace_and_ids_default_to_rows(tmp_path: Path) -> None:
     assert shapes.text_tokens.tolist() == [2, 3]
     assert shapes.sample_ids.tolist() == [0, 1]
     assert shapes.num_items == 0
-
-
-def test_list_columns_of_every_arrow_layout(tmp_path: Path) -> None:
-    sides = pa.array([[56, 56], [84, 84]], pa.list_(pa.int16(), 2))
-    shapes = write(tmp_path, text_chars=[1, 1], image_widths=sides, image_heights=sides).source(RULES).shapes
-    assert rows(shapes) == [[("image", 4)] * 2, [("image", 9)] * 2]
-
-
-def test_image_cap_is_a_parameter(tmp_path: Path) -> None:
-    write(tmp_path, text_chars=[1], image_widths=[[560]], image_heights=[[280]])
-    capped = TraceWorkload(path=str(tmp_path / "mine.parquet"), max_image_tokens=100)
-    assert capped.source(RULES).shapes.item_llm_tokens.tolist() == [98]
 
 
 def test_texts_may_be_drawn_for_the_same_images() -> None:
@@ -240,54 +211,29 @@ def test_working_directory_and_packaged_names(tmp_path: Path, monkeypatch: pytes
         ({"text_chars": [1], "image_widths": [["a"]], "image_heights": [["b"]]}, "column image_widths: holds string"),
         (
             {"text_chars": [1, 1], "image_widths": [[5], [5, 6]], "image_heights": [[5], [5]]},
-            "row 2, column image_heights: 1; must be as many entries as image_widths",
+            "row 2, column image_heights",
         ),
-        (
-            {"text_chars": [1, 1], "image_widths": [[5], [0]], "image_heights": [[5], [5]]},
-            r"row 2, column image_widths: 0\.0; must be a whole number from 1",
-        ),
-        (
-            {"text_chars": [1, 1], "image_widths": [[5, 5], []], "image_heights": [[5, -2], []]},
-            r"row 1, column image_heights: -2\.0",
-        ),
-        (
-            {"text_chars": [1], "image_widths": [[float("nan")]], "image_heights": [[5.0]]},
-            "row 1, column image_widths: nan",
-        ),
+        ({"text_chars": [1, 1], "image_widths": [[5], [0]], "image_heights": [[5], [5]]}, "row 2, column image_widths"),
+        ({"text_chars": [1, 1], "image_widths": [[5, 5], []], "image_heights": [[5, -2], []]}, "row 1, column image_h"),
+        ({"text_chars": [1], "image_widths": [[float("nan")]], "image_heights": [[5.0]]}, "column image_widths: nan"),
         ({"text_chars": [1], "image_widths": [[None, 4]], "image_heights": [[5, 5]]}, "column image_widths: nan"),
         ({"text_chars": [1], "image_widths": [[1]], "image_heights": [[201]]}, "1x201 pixels; must be of sides within"),
         ({"text_chars": [1, 1], "audio_seconds": [1.0, 0.0]}, r"row 2, column audio_seconds: 0\.0; must be a number"),
-        ({"text_chars": [1], "audio_seconds": [float("nan")]}, "row 1, column audio_seconds: nan"),
-        ({"text_chars": [1], "audio_seconds": [-1.0]}, r"row 1, column audio_seconds: -1\.0"),
-        ({"text_chars": [1], "audio_seconds": [float("inf")]}, "row 1, column audio_seconds: inf"),
-        ({"text_chars": [1], "audio_seconds": [90_000]}, r"at most 86400 or null"),
+        *(({"text_chars": [1], "audio_seconds": [wrong]}, "row 1, column audio_seconds") for wrong in WRONG_SECONDS),
         ({"text_chars": [1], "video_seconds": [1.0]}, "row 1, column image_widths: 0; must be the size of the frames"),
-        (
-            {"text_chars": [1], "n_images": [2], "image_widths": [[9]], "image_heights": [[9]]},
-            r"row 1, column n_images: 2\.0; must be the number of images",
-        ),
-        (
-            {"text_chars": [1], "n_images": [1], "image_widths": [[9]], "image_heights": [[9]], "video_seconds": [1.0]},
-            r"row 1, column n_images: 1\.0",
-        ),
+        ({"text_chars": [1], "n_images": [2], "image_widths": [[9]], "image_heights": [[9]]}, "row 1, column n_images"),
+        ({"text_chars": [1], "n_images": [1], "video_seconds": [1.0], **ONE_IMAGE}, r"row 1, column n_images: 1\.0"),
         ({"text_chars": [4, 0]}, r"row 2, column text_chars: 0\.0; must be positive in a row without images"),
         ({"text_chars": [4], "sample_id": [0.5]}, "column sample_id: has type double; must be integers or strings"),
-        (
-            {"text_chars": [4, 4], "sample_id": ["a", None]},
-            "row 2, column sample_id: null; must be an integer or a str",
-        ),
-        (
-            {"text_chars": [4] * 4, "sample_id": [7, 5, 7, 5]},
-            "row 3, column sample_id: 7; must be unique, but row 1 has",
-        ),
+        ({"text_chars": [4, 4], "sample_id": ["a", None]}, "row 2, column sample_id: null"),
+        ({"text_chars": [4] * 4, "sample_id": [7, 5, 7, 5]}, "row 3, column sample_id: 7; must be unique, but row 1"),
         (
             {"text_chars": [4] * 3, "sample_id": ["b", "a", "a"]},
             "row 3, column sample_id: a; must be unique, but row 2",
         ),
-        ({"text_chars": [4, 4], "sample_id": [1, None]}, "row 2, column sample_id: null; must be an integer"),
         (
             {"text_chars": [4], "sample_id": pa.array([2**64 - 1], pa.uint64())},
-            "row 1, column sample_id: 18446744073709551615; must be",
+            "row 1, column sample_id: 18446744073709",
         ),
     ],
 )

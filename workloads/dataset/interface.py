@@ -1,25 +1,22 @@
-"""The interface between a scan and a source of data."""
+"""Samples of raw data sets, and the interface between a scan and a source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from entrain_bench.base.errors import require
 
 from ..schema import MAX_PIXELS, MAX_SECONDS, MAX_TEXT
-from .files import DataFile
-from .recent import Recent
 
 
 class Reason(StrEnum):
-    """Why a sample is left out; what a report counts by."""
+    """Why a sample is left out."""
 
     CHANGED = "it has changed since the scan"
-    CRASH = "its file ended the process that read it"
     DECODE = "it cannot be decoded"
     DUPLICATE = "two members of one name"
     EMPTY = "neither text nor media"
@@ -34,22 +31,26 @@ class Reason(StrEnum):
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be in a trace: the reason, by which it is counted, and what is wrong with this one."""
+    """A sample that cannot be in a trace: the reason, and what is wrong with this sample."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = reason
-        self.detail = detail
 
 
 def over_budget(what: str) -> BadSampleError:
-    """A sample that would take more memory than the budget allows."""
+    """Return the error of a sample that would take more memory than the budget allows."""
     return BadSampleError(Reason.LIMIT, what)
+
+
+def one_line(error: Exception) -> str:
+    """Return a short text of an error."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Sizes that the data itself states, in pixels and in seconds of audio or video; 0 for what it does not."""
+    """Sizes that the data states, in pixels and in seconds of audio or video; 0: not stated."""
 
     width: int = 0
     height: int = 0
@@ -58,30 +59,29 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A file inside another one: that file's path, and the offset and size of the inner one in bytes."""
+    """A file inside another file; offset and size in bytes."""
 
     path: Path
     offset: int
     size: int
 
 
-# An image, sound or video: its content, or the place of that.
+# An image, sound or video: its bytes, or where they are.
 type Content = bytes | Path | Section
-# The same, or its size.
 type Medium = Content | Known
 
 
 @dataclass(frozen=True, slots=True)
 class RawSample:
-    """A sample as a data set holds it; nothing of it is decoded.
+    """A sample as a data set holds it, not decoded.
 
     Attributes:
-        key: what the data calls it, for messages.
-        texts: pieces of its text, each of which is tokenized by itself.
-        images: its images.
-        audio: its sound, if any.
-        video: its video, if any.
-        seconds: length of the sound or video as the data states it beside the content; None where it does not.
+        key: name in the data, for messages.
+        texts: pieces of text, tokenized one by one.
+        images: images.
+        audio: sound, if any.
+        video: video, if any.
+        seconds: length of the sound or video as the data states it; None: not stated.
     """
 
     key: str
@@ -94,7 +94,7 @@ class RawSample:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record, and why a source can make no sample of it."""
+    """A record of which a source can make no sample."""
 
     key: str
     error: BadSampleError
@@ -104,8 +104,12 @@ class BadRecord:
 class Shard:
     """A unit of scanning: a file, or a part of one.
 
-    ``label`` is the file's and unique: samples are called ``label:number``, from ``first`` on. ``version`` changes when
-    the file does.
+    Attributes:
+        label: unique name of the file. Samples are called ``label:number``.
+        first: number of the first sample.
+        version: changes when the file does.
+        place: where the file is.
+        part: start and end of the part, in units of the source.
     """
 
     label: str
@@ -116,54 +120,27 @@ class Shard:
 
 
 class Source(Protocol):
-    """Raw data in shards; a frozen dataclass of plain values, for it travels between processes."""
+    """Raw data in shards; a frozen dataclass of plain values that travels between processes."""
 
     def shards(self) -> Sequence[Shard]:
-        """All shards, always in the same order; ``UserError`` for data that is not there, or lacks a column."""
+        """Return all shards, always in the same order; ``UserError`` for missing data or columns."""
         ...
 
     def samples(self, shard: Shard, limits: Limits) -> Iterable[RawSample | BadRecord]:
-        """The records of a shard, in order; an exception ends the shard, whose samples before it are kept."""
-        ...
-
-
-class Reader(Protocol):
-    """The records of one file, in any order."""
-
-    def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:
-        """A record by its number in a scan; ``BadSampleError`` if there is none. ``text_only`` leaves out its media."""
-        ...
-
-
-@runtime_checkable
-class ReadableSource(Protocol):
-    """Raw data whose records can be read in any order."""
-
-    def files(self) -> Sequence[DataFile]:
-        """All files, labeled as the shards; ``UserError`` for data that is not there."""
-        ...
-
-    def reader(self, file: DataFile, kept: Recent[Any]) -> Reader:
-        """Read one of ``files``, content of media included; ``BadSampleError`` if its records have no random access.
-
-        Readers keep in ``kept`` what they may need again, by keys with their file's path.
-        """
+        """Read the records of a shard in order; after an exception, earlier samples are kept."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper limits of valid samples, checked on headers before anything is decoded.
+    """Upper limits of a sample (experiments/trace.yaml), checked on headers before decoding."""
 
-    experiments/trace.yaml says what each is of.
-    """
-
-    side_pixels: int = field(default=100_000)
-    image_pixels: int = field(default=1_000_000_000)
-    file_bytes: int = field(default=256 * 2**20)
-    media: int = field(default=4096)
-    text_chars: int = field(default=16 * 2**20)
-    seconds: float = field(default=MAX_SECONDS)
+    side_pixels: int = 100_000
+    image_pixels: int = 1_000_000_000
+    file_bytes: int = 256 * 2**20
+    media: int = 4096
+    text_chars: int = 16 * 2**20
+    seconds: float = MAX_SECONDS
 
     def __post_init__(self) -> None:
         highest = {

@@ -1,8 +1,6 @@
-"""Sizes of images, sounds and videos by their headers; no pixel, no sample of sound is decoded.
+"""Sizes of images, sounds and videos by their headers: Pillow, libsndfile (soundfile) and FFmpeg (PyAV).
 
-Pillow reads the headers of images (30 formats by one interface, and it is what training decodes them with), libsndfile
-(soundfile) those of sounds, FFmpeg (PyAV) those of videos. Each is held to a list of formats, for among what they
-take are some that run other programs or open other files.
+Each library is held to a list of formats, because some formats run programs or open other files.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +21,10 @@ from entrain_bench.base.errors import UserError
 
 from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section, over_budget
+from .interface import BadSampleError, Content, Known, Limits, Medium, Reason, Section, one_line, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
-# EXIF: the tag, its values and what they ask for, and those by which an image is shown on its side.
+# EXIF: the tag of the orientation, its values and the turns that they ask for.
 _ORIENTATION = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -39,55 +36,59 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ON_ITS_SIDE = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
-# Rates of sounds, in Hz: below telephones', above the highest of sound cards.
+# Rates of sounds, in Hz: below telephones, above the highest of sound cards.
 SOUND_RATES_HZ = (4_000, 768_000)
-# What a pixel of a video's frames takes: decoders keep up to 16, of up to 3 bytes a pixel, and one is made RGB. The
+# Bytes per pixel of a video's frames: decoders keep up to 16 frames of up to 3 bytes, and one is made RGB. The
 # largest of H.264's levels (ITU-T H.264, table A-1: 139,264 macroblocks of 16 x 16) are within the budget.
 FRAME_PIXEL_BYTES = 60
-# By what the containers begin with; no others are tried, for some are lists of further files.
+# FFmpeg tries no containers but these, because some are lists of other files; starts of the files.
 _HEAD_BYTES = 16
+_MP4 = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 # What may be read to find the streams of a video.
 _VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 _BUFFER_BYTES = 16 * 1024
-# These have opinions on headers, once a file.
+# They comment on headers, file by file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 logging.getLogger("libav").setLevel(logging.CRITICAL)
 
 
+@contextmanager
+def failing_as(reason: Reason) -> Iterator[None]:
+    """Turn any error of a library on damaged bytes, which have no common base, into ``BadSampleError``."""
+    try:
+        yield
+    except (BadSampleError, UserError):
+        raise
+    except Exception as error:
+        raise BadSampleError(reason, one_line(error)) from error
+
+
 def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
-    """Width and height of an image in pixels, as shown; ``BadSampleError`` for other formats, or beyond a limit."""
+    """Return width and height of an image in pixels, as shown; ``BadSampleError`` for other formats and large ones."""
     if isinstance(medium, Known):
         width = medium.width
         height = medium.height
     else:
-        try:
-            with opened_image(medium, limits) as image:
-                width, height = image.size
-                if turn(image) in _ON_ITS_SIDE:
-                    width, height = height, width
-        except BadSampleError:
-            raise
-        except UnidentifiedImageError as error:
-            raise BadSampleError(Reason.FORMAT, "no image") from error
-        # What plugins raise on bytes that nobody wrote has no common base.
-        except Exception as error:
-            raise BadSampleError(Reason.HEADER, one_line(error)) from error
-    check_sides(width, height, limits)
+        with failing_as(Reason.HEADER), opened_image(medium, limits) as image:
+            width, height = image.size
+            if turn(image) in _ON_ITS_SIDE:
+                width, height = height, width
+    _check_sides(width, height, limits)
     return width, height
 
 
 def turn(image: Image.Image) -> Image.Transpose | None:
-    """How an image that is opened, but not loaded, must be turned to be shown: by EXIF, or XMP's copy of it."""
-    # Pillow gives the size of a TIFF turned by its own tag.
+    """Return how an image that is not loaded must be turned to be shown, by EXIF or XMP's copy of it."""
+    # Pillow turns the size of a TIFF by its own tag.
     if _ORIENTATION in getattr(image, "tag_v2", ()):
         return None
-    # A PNG's own method decodes it, to look behind its pixels.
+    # The method of a PNG decodes it.
     return _TURNS.get(Image.Image.getexif(image).get(_ORIENTATION, 1))
 
 
 @contextmanager
 def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
-    """An image of any size, not loaded: large ones are ours to refuse, by a limit that says so, not Pillow's."""
+    """Open an image without loading it. ``limits`` refuse large images, not Pillow's own limit."""
     with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = Image.MAX_IMAGE_PIXELS
@@ -95,12 +96,13 @@ def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
         try:
             with Image.open(file, formats=IMAGE_FORMATS) as image:
                 yield image
+        except UnidentifiedImageError as error:
+            raise BadSampleError(Reason.FORMAT, "no image") from error
         finally:
             Image.MAX_IMAGE_PIXELS = before
 
 
-def check_sides(width: int, height: int, limits: Limits) -> None:
-    """Raise ``BadSampleError`` for sides that no image has."""
+def _check_sides(width: int, height: int, limits: Limits) -> None:
     if width < 1 or height < 1:
         raise BadSampleError(Reason.HEADER, f"{width}x{height} pixels")
     for name, value in (("side_pixels", max(width, height)), ("image_pixels", width * height)):
@@ -116,46 +118,43 @@ def check_frame(width: int, height: int) -> None:
 
 
 def audio_seconds(medium: Medium, limits: Limits) -> float:
-    """Length of a sound in seconds; ``BadSampleError`` for a format that libsndfile lacks, or beyond a limit."""
+    """Return the length of a sound in seconds; ``BadSampleError`` for an unknown format, or beyond a limit."""
     if isinstance(medium, Known):
         return _checked_seconds(medium.seconds, limits)
+    with opened_sound(medium, limits, Reason.HEADER) as sound:
+        return _checked_seconds(sound.frames / sound.samplerate, limits)
+
+
+@contextmanager
+def opened_sound(medium: Content, limits: Limits, reason: Reason) -> Iterator[Any]:
+    """Open a sound in soundfile; ``BadSampleError`` with a reason, and for a rate beyond ``SOUND_RATES_HZ``."""
     soundfile = library("soundfile")
-    with opened(medium, limits.file_bytes, whole=False) as file:
+    with opened(medium, limits.file_bytes, whole=False) as file, failing_as(reason):
         try:
-            info = soundfile.info(file)
+            sound = soundfile.SoundFile(file)
         except soundfile.LibsndfileError as error:
             raise BadSampleError(Reason.FORMAT, f"no sound: {error.error_string}") from error
-        except Exception as error:
-            raise BadSampleError(Reason.HEADER, one_line(error)) from error
-    return _checked_seconds(info.frames / checked_rate(info.samplerate), limits)
-
-
-def checked_rate(rate_hz: int) -> int:
-    """The rate of a sound in Hz; ``BadSampleError`` for one that no sound has."""
-    low, high = SOUND_RATES_HZ
-    if not low <= rate_hz <= high:
-        raise BadSampleError(Reason.LIMIT, f"{rate_hz} Hz, sounds have from {low} to {high} Hz")
-    return int(rate_hz)
+        with sound:
+            low, high = SOUND_RATES_HZ
+            if not low <= sound.samplerate <= high:
+                what = f"{sound.samplerate} Hz, sounds have from {low} to {high} Hz"
+                raise BadSampleError(Reason.LIMIT, what)
+            yield sound
 
 
 def video_header(medium: Medium, limits: Limits) -> Known:
-    """Length and frame size of a video, 0 if not stated; ``BadSampleError`` for other formats, or beyond a limit."""
+    """Return length and frame size of a video, 0 if not stated; ``BadSampleError`` for unknown formats and limits."""
     if isinstance(medium, Known):
         known = medium
     else:
-        try:
-            with opened_video(medium, limits) as video:
-                stream = video.streams.video[0]
-                seconds = (video.duration or 0) / library("av").time_base
-                if stream.duration:
-                    seconds = float(stream.duration * stream.time_base)
-                known = Known(int(stream.width), int(stream.height), seconds)
-        except (BadSampleError, UserError):
-            raise
-        except Exception as error:
-            raise BadSampleError(Reason.HEADER, one_line(error)) from error
+        with failing_as(Reason.HEADER), opened_video(medium, limits) as video:
+            stream = video.streams.video[0]
+            seconds = (video.duration or 0) / library("av").time_base
+            if stream.duration:
+                seconds = float(stream.duration * stream.time_base)
+            known = Known(int(stream.width), int(stream.height), seconds)
     if known.width or known.height:
-        check_sides(known.width, known.height, limits)
+        _check_sides(known.width, known.height, limits)
         check_frame(known.width, known.height)
     _checked_seconds(known.seconds, limits)
     return known
@@ -163,7 +162,7 @@ def video_header(medium: Medium, limits: Limits) -> Known:
 
 @contextmanager
 def opened_video(medium: Content, limits: Limits) -> Iterator[Any]:
-    """A video in FFmpeg's container; ``BadSampleError`` for another than those that are known."""
+    """Open a video in FFmpeg's container; ``BadSampleError`` for a container that is not known."""
     av = library("av")
     with opened(medium, limits.file_bytes, whole=False) as file:
         container = _container_format(file.read(_HEAD_BYTES))
@@ -176,8 +175,8 @@ def opened_video(medium: Content, limits: Limits) -> Iterator[Any]:
 
 
 def _container_format(head: bytes) -> str:
-    """FFmpeg's name of a video's container, by what it begins with."""
-    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+    """Return FFmpeg's name of a container, by the start of the file."""
+    if head[4:8] in _MP4:
         return "mov"
     if head[:4] == b"\x1aE\xdf\xa3":
         return "matroska"
@@ -196,29 +195,24 @@ def _checked_seconds(seconds: float, limits: Limits) -> float:
 
 @contextmanager
 def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
-    """A file of the medium's bytes; at most ``most_bytes`` if its reader may read it ``whole``."""
-    if isinstance(medium, bytes):
-        _check_bytes(len(medium), most_bytes)
-        yield io.BytesIO(medium)
-        return
-    if isinstance(medium, Section):
-        if whole:
-            _check_bytes(medium.size, most_bytes)
-        yield io.BufferedReader(_SectionFile(medium), _BUFFER_BYTES)
-        return
-    try:
-        file = medium.open("rb", buffering=_BUFFER_BYTES)
-    except OSError as error:
-        raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error
-    with file:
-        if whole:
-            _check_bytes(os.fstat(file.fileno()).st_size, most_bytes)
+    """Open a medium's bytes as a file; of at most ``most_bytes`` if its reader may read it ``whole``."""
+    with _file_of(medium) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size > most_bytes and (whole or isinstance(medium, bytes)):
+            raise BadSampleError(Reason.LIMIT, f"{size} bytes, limits.file_bytes={most_bytes}")
         yield file
 
 
-def _check_bytes(size: int, most: int) -> None:
-    if size > most:
-        raise BadSampleError(Reason.LIMIT, f"{size} bytes, limits.file_bytes={most}")
+def _file_of(medium: Content) -> IO[bytes]:
+    if isinstance(medium, bytes):
+        return io.BytesIO(medium)
+    if isinstance(medium, Section):
+        return io.BufferedReader(_SectionFile(medium), _BUFFER_BYTES)
+    try:
+        return medium.open("rb", buffering=_BUFFER_BYTES)
+    except OSError as error:
+        raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error
 
 
 class _SectionFile(io.RawIOBase):
@@ -239,9 +233,6 @@ class _SectionFile(io.RawIOBase):
         self._place = max(0, base + offset)
         return self._place
 
-    def tell(self) -> int:
-        return self._place
-
     def readinto(self, buffer: Any) -> int:
         wanted = max(0, min(len(buffer), self._section.size - self._place))
         read = os.pread(_file(self._section.path).fileno(), wanted, self._section.offset + self._place)
@@ -252,19 +243,13 @@ class _SectionFile(io.RawIOBase):
 
 @lru_cache(maxsize=1)
 def _file(path: Path) -> IO[bytes]:
-    """The file whose parts are being read; members of an archive come one after another."""
+    """Return the open archive; the members of an archive come one after another."""
     return path.open("rb")
 
 
 def library(name: str) -> Any:
-    """A module of the ``data`` extra; ``UserError`` if it is not installed."""
+    """Import a module of the extra ``data``; ``UserError`` if it is not installed."""
     try:
         return __import__(name)
     except ImportError as error:
         raise UserError(f"{name}: not installed. Run pip install -e '.[data]'") from error
-
-
-def one_line(error: Exception) -> str:
-    """Return a short text of an error."""
-    text = str(error) if not isinstance(error, struct.error | IndexError) else "ends too early"
-    return " ".join(text.split())[:120] or type(error).__name__

@@ -1,17 +1,17 @@
 """Parquet files with a row per sample, as FineVision's: ``images`` (a list) and ``texts`` (a list of turns).
 
-Read by pyarrow, which reads some columns of some rows at a time: a shard of gigabytes takes megabytes of memory, unless
-a row does not. How many rows are read at a time follows from the bytes that the rows before took in memory, for those
-that a file states count a value that repeats once.
+pyarrow reads a few rows at a time, so that a shard of gigabytes takes megabytes of memory.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,86 +22,94 @@ import pyarrow.parquet as pq
 from entrain_bench.base.errors import UserError
 
 from ..budget import BUDGET
-from .fields import Fields, FieldSource
+from .fields import Fields, FileSource, Row
 from .files import DataFile
-from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, over_budget
-from .recent import Recent
+from .interface import BadSampleError, Limits, Reason, Shard, over_budget
 
 # Bytes of row groups that are scanned in one go, as the file states them.
 _SHARD_BYTES = 256 * 2**20
-# Rows that are read at a time, of which more are no faster, and the bytes that they should not exceed.
-_PIECE_ROWS = 32
-_PIECE_BYTES = 4 * 2**20
-# Rows that are kept together, and their bytes, but for the last piece.
-_BATCH_ROWS = 1024
-_BATCH_BYTES = 16 * 2**20
+# Rows of a batch, and their bytes by the average row of a row group.
+_BATCH_ROWS = 32
+_BATCH_BYTES = 4 * 2**20
+# What random access keeps.
+_KEPT_BATCHES = 64
+_KEPT_BYTES = 128 * 2**20
 _BUFFER_BYTES = 2**20
-
-
 # Rows that fields are found by.
 _HEAD_ROWS = 32
-# What an entry of a list takes while Arrow reads it, for each of its values, and as an object of Python's.
+# Bytes that an entry of a list takes while Arrow reads it.
 _ENTRY_BYTES = 36
-_OBJECT_BYTES = 160
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSource(FieldSource):
+@dataclass(frozen=True, kw_only=True)
+class ParquetSource(FileSource):
     """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root`` (empty: no files)."""
 
     ENDINGS: ClassVar[Sequence[str]] = (".parquet",)
 
     root: str = ""
 
+    def fields_at(self, place: str = "") -> Fields:
+        """Return the columns that are read."""
+        return replace(super().fields_at(place), root=self.root)
+
     def shards(self) -> list[Shard]:
-        """Row groups of files, together up to 256 MiB; ``UserError`` for no files, and if the first lacks a column."""
+        """Return row groups, together up to 256 MiB; ``UserError`` for no files, and if the first lacks a column."""
         shards = list[Shard]()
         checked = False
         for file in self.files():
-            try:
-                with pq.ParquetFile(file.path) as opened:
-                    if not checked:
-                        self._check(opened.schema_arrow.names, file.path)
-                        checked = True
-                    parts = list(_row_groups(opened.metadata))
-            # Its scan will say what is wrong.
-            except (pa.ArrowException, OSError, UnicodeDecodeError):
-                parts = [(0, 0, 0)]
+            parts = [(0, 0, 0)]
+            # The scan reports a file that cannot be read.
+            with suppress(*_UNREADABLE), pq.ParquetFile(file.path) as opened:
+                if not checked:
+                    self._check(opened.schema_arrow.names, file.path)
+                    checked = True
+                parts = [*_parts(opened.metadata)]
             place = str(file.path)
             shards += [Shard(file.label, row, file.version, place, (first, last)) for first, last, row in parts]
         return shards
 
-    def head(self) -> tuple[list[str], list[dict[str, Any]]]:
-        """The names of the columns of the first file that can be read, and, of its first rows, texts and content."""
+    def head(self) -> tuple[list[str], list[Row]]:
+        """Return the columns of the first file that can be read, and texts and content of its first rows."""
         for file in self.files():
-            with suppress(pa.ArrowException, OSError, UnicodeDecodeError), pq.ParquetFile(file.path) as opened:
+            with suppress(*_UNREADABLE), pq.ParquetFile(file.path) as opened:
                 schema = opened.schema_arrow
-                rows = list[dict[str, Any]]()
+                rows = list[Row]()
                 held = [field.name for field in schema if re.search("string|binary", str(field.type))]
-                # Its scan will say what is wrong.
                 with suppress(BadSampleError):
                     for group in range(min(1, opened.num_row_groups)):
-                        rows += islice(_rows_of(opened, group, held), _HEAD_ROWS)
+                        batches = _batches(opened, group, held)
+                        rows += islice((row for batch in batches for row in batch.to_pylist()), _HEAD_ROWS)
                 return schema.names, rows
         return [], []
 
-    def reader(self, file: DataFile, kept: Recent[Any]) -> ParquetReader:
-        """Reads rows by their numbers."""
-        return ParquetReader.of(file.path, self.fields(self.root), kept)
-
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:  # noqa: ARG002
-        """The rows of a shard."""
-        fields = self.fields(self.root)
-        (first, last) = shard.part
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row]]:  # noqa: ARG002
+        """Read the rows of a shard."""
+        names = self.fields_at().names
+        first, last = shard.part
+        number = shard.first
         # Without a buffer it reads a row group's column whole.
         with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-            groups = range(first, last or file.metadata.num_row_groups)
-            rows = (row for group in groups for row in _rows_of(file, group, fields.names))
-            for number, row in enumerate(rows, shard.first):
-                yield fields.record(f"row {number + 1}", row)
+            for group in range(first, last or file.metadata.num_row_groups):
+                for batch in _batches(file, group, names):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"row {number}", row
+
+    def row(
+        self,
+        file: DataFile,
+        number: int,
+        names: Sequence[str],
+        limits: Limits,  # noqa: ARG002
+    ) -> tuple[str, Row]:
+        """Read one row; its row group is read up to that row, and its last batches are kept."""
+        start, batch = _batch_with(file, number, tuple(names))
+        return f"row {number + 1}", batch.slice(number - start, 1).to_pylist()[0]
 
     def _check(self, names: Sequence[str], path: Path) -> None:
-        missing = [name for name in self.fields().names if name not in names]
+        missing = [name for name in self.fields_at().names if name not in names]
         if missing:
             raise UserError(
                 f"source: {path} has no column {missing[0]}; columns: {', '.join(names)} "
@@ -109,118 +117,57 @@ class ParquetSource(FieldSource):
             )
 
 
-def _rows_of(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for piece in _pieces(file, group, names):
-        needed = sum(map(_unpacked_bytes, piece.columns))
-        BUDGET.ask(needed, f"{len(piece)} rows of row group {group + 1}", over_budget)
-        yield from piece.to_pylist()
-
-
-def _pieces(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A row group some rows at a time: at first one, then as many as ``_PIECE_BYTES`` hold of rows like the last."""
+def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read columns of a row group a batch at a time; ``BadSampleError`` if its lists are beyond the budget."""
     held = file.schema_arrow.names
     if missing := [name for name in names if name not in held]:
         raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
     metadata = file.metadata.row_group(group)
     chunks = [metadata.column(number) for number in range(metadata.num_columns)]
     values = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in names)
-    # Every row has a value of each column at least; all others may be one row's.
+    # Each row has at least one value of each column; one row may have all the others.
     most = max(0, values - metadata.num_rows * len(names))
     what = f"row group {group + 1}: a row of up to {most:,} list entries (write smaller row groups)"
     BUDGET.ask(most * _ENTRY_BYTES, what, over_budget)
-    for piece in file.iter_batches(1, row_groups=[group], columns=list(names), use_threads=False):
-        # A name would hold the piece while the next is read.
-        rows = len(piece)
-        fit = _PIECE_BYTES * rows // max(1, piece.nbytes)
-        yield piece
-        del piece
-        file.reader.set_batch_size(max(1, min(_PIECE_ROWS, 2 * rows, fit)))
+    fit = _BATCH_BYTES * metadata.num_rows // max(1, metadata.total_byte_size)
+    rows = min(_BATCH_ROWS, max(1, fit))
+    yield from file.iter_batches(rows, row_groups=[group], columns=list(names), use_threads=False)
 
 
-def _unpacked_bytes(values: pa.Array) -> int:
-    """Upper bound of the bytes that values take as Python objects."""
-    kind = values.type
-    if pa.types.is_dictionary(kind):
-        longest = max(map(len, filter(None, values.dictionary.to_pylist())), default=0)
-        return len(values) * (_OBJECT_BYTES + longest)
-    if pa.types.is_struct(kind):
-        return _OBJECT_BYTES * len(values) + sum(map(_unpacked_bytes, values.flatten()))
-    if pa.types.is_nested(kind) and hasattr(values, "flatten"):
-        return _OBJECT_BYTES * len(values) + _unpacked_bytes(values.flatten())
-    return _OBJECT_BYTES * len(values) + int(values.nbytes)
+# File, columns, first row and rows of each batch, the last ones that random access has read.
+_kept = deque[tuple[DataFile, tuple[str, ...], int, pa.RecordBatch]](maxlen=_KEPT_BATCHES)
 
 
-def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.Table]:
-    """A row group in batches of some megabytes."""
-    held = list[pa.RecordBatch]()
-    rows = 0
-    size = 0
-    for piece in _pieces(file, group, names):
-        held.append(piece)
-        rows = rows + len(piece)
-        size = size + piece.nbytes
-        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            batch = pa.Table.from_batches(held)
-            held = []
-            rows = 0
-            size = 0
-            yield batch
-            del batch
-    if held:
-        yield pa.Table.from_batches(held)
+def _batch_with(file: DataFile, number: int, names: tuple[str, ...]) -> tuple[int, pa.RecordBatch]:
+    """Return a batch with a row, and the number of its first row."""
+    for known, columns, start, batch in _kept:
+        if (known, columns) == (file, names) and start <= number < start + len(batch):
+            return start, batch
+    metadata = _metadata(file)
+    groups = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    starts = list(accumulate(groups, initial=0))
+    if not 0 <= number < starts[-1]:
+        raise BadSampleError(Reason.FILE, f"{file.path.name} has no row {number + 1}")
+    group = bisect_right(starts, number) - 1
+    start = starts[group]
+    with pq.ParquetFile(file.path, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False) as opened:
+        for batch in _batches(opened, group, names):
+            _kept.append((file, names, start, batch))
+            while sum(kept.nbytes for *_, kept in _kept) > _KEPT_BYTES:
+                _kept.popleft()
+            if number < start + len(batch):
+                return start, batch
+            start += len(batch)
+    raise BadSampleError(Reason.FILE, f"{file.path.name} ends within row group {group + 1}")
 
 
-@dataclass(frozen=True, slots=True)
-class ParquetReader:
-    """Rows by their numbers: the part of a row group up to a row is read, and its last batch kept.
-
-    ``ends`` are the numbers of the rows behind each row group.
-    """
-
-    path: Path
-    fields: Fields
-    metadata: pq.FileMetaData
-    ends: list[int]
-    kept: Recent[tuple[int, pa.Table]]
-
-    @classmethod
-    def of(cls, path: Path, fields: Fields, kept: Recent[Any]) -> ParquetReader:
-        """A reader of a file."""
-        metadata = pq.read_metadata(path)
-        rows = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-        return cls(path, fields, metadata, list(accumulate(rows)), kept)
-
-    def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:  # noqa: ARG002
-        """A row; columns that are not wanted are not read."""
-        if not 0 <= number < (self.ends[-1] if self.ends else 0):
-            raise BadSampleError(Reason.FILE, f"{self.path.name} has no row {number + 1}")
-        group = bisect_right(self.ends, number)
-        within = number - (self.ends[group - 1] if group else 0)
-        fields = self.fields.reading(text_only=text_only)
-        start, batch = self._batch(group, within, fields)
-        row = batch.slice(within - start, 1)
-        needed = sum(_unpacked_bytes(chunk) for column in row.columns for chunk in column.chunks)
-        BUDGET.ask(needed, "it", over_budget)
-        return fields.record(f"row {number + 1}", row.to_pylist()[0])
-
-    def _batch(self, group: int, row: int, fields: Fields) -> tuple[int, pa.Table]:
-        """The batch of a row group that has a row, and the number of its first."""
-        key = (self.path, group, fields.names)
-        if (found := self.kept.find(key)) and found[0] <= row < found[0] + len(found[1]):
-            return found
-        start = 0
-        with pq.ParquetFile(self.path, metadata=self.metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-            for batch in _batches(file, group, fields.names):
-                if row < start + len(batch):
-                    self.kept.put(key, (start, batch), batch.nbytes)
-                    return start, batch
-                start += len(batch)
-                del batch
-        raise BadSampleError(Reason.FILE, f"{self.path.name} ends within row group {group + 1}")
+@lru_cache(maxsize=1024)
+def _metadata(file: DataFile) -> Any:
+    return pq.read_metadata(file.path)
 
 
-def _row_groups(metadata: Any) -> Iterator[tuple[int, int, int]]:
-    """Row groups from and up to, together of a size worth a job, and the number of the first row."""
+def _parts(metadata: Any) -> Iterator[tuple[int, int, int]]:
+    """Yield the first and the stop row group of parts of a size worth a job, and the number of the first row."""
     first = row = rows = size = 0
     for group in range(metadata.num_row_groups):
         held = metadata.row_group(group)

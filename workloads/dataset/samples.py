@@ -12,38 +12,36 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
+from entrain_bench.base.remembered import remembered
 from entrain_bench.specs.contents import Moved, Pixels, Sound
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules
 
 from ..columns import TraceColumns
-from .cutting import image_tiles, tile_of
-from .decode import STATED_WITHIN_S, decoded_image, decoded_sound, resized
+from .decode import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized, tile_of
+from .fields import FileSource
 from .files import DataFile
-from .interface import BadRecord, BadSampleError, Limits, RawSample, ReadableSource, Reader, Reason, Source
-from .measure import Sizes, measure
-from .media import one_line
+from .interface import BadSampleError, Limits, RawSample, Reason, one_line
 from .parquet import ParquetSource
-from .parts import read_scan
-from .recent import Recent
 from .records import RecordSource
+from .scan import Sizes, measure, read_scan
 from .tar import TarSource
 from .text import BYTES, token_ids, tokenizer_version, vocabulary_of
-from .video import VideoFrames
 
 # By the names that a trace uses; a trace can name no other code to run.
-SOURCES: Mapping[str, type[Source]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
+SOURCES: Mapping[str, type[FileSource]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
 
 
-@dataclass(frozen=True, slots=True)
 class Kept:
-    """Caches of a process; they are empty in other processes."""
+    """What a process has read last; it is empty in other processes."""
 
-    readers: Recent[Reader] = field(default_factory=lambda: Recent(1024))
-    batches: Recent[Any] = field(default_factory=lambda: Recent(8, 128 * 2**20))
-    samples: Recent[tuple[RawSample, Sizes]] = field(default_factory=lambda: Recent(4))
-    tiles: Recent[Sequence[Pixels]] = field(default_factory=lambda: Recent(1))
-    videos: Recent[VideoFrames] = field(default_factory=lambda: Recent(4))
+    def __init__(self) -> None:
+        self.samples: dict[str, tuple[RawSample, Sizes]] = {}
+        self.tiles: dict[tuple[str, int], Sequence[Pixels]] = {}
+        self.videos: dict[str, VideoFrames] = {}
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ class TraceSamples:
         kept: caches.
     """
 
-    source: ReadableSource
+    source: FileSource
     files: Mapping[str, DataFile]
     limits: Limits
     tokenizer: str
@@ -79,8 +77,7 @@ class TraceSamples:
             if self.rules.tiles is not None:
                 return self._tile(shapes, item, number, self.rules.tiles)
             raw, _ = self._sample(shapes, item)
-            with decoded_image(raw.images[number], self.limits) as image:
-                return resized(image, *self._sides(shapes, item))[None]
+            return resized(decoded_image(raw.images[number], self.limits), *self._sides(shapes, item))[None]
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
         """Return an audio segment of ``rules.audio_segment_s`` seconds; the last of a sample may be shorter."""
@@ -113,18 +110,13 @@ class TraceSamples:
             self._check(shapes, sample, self.shapes_of(_columns(sizes)))
             return raw, sizes
 
-        return self.kept.samples.get(name, read)
+        return remembered(self.kept.samples, name, read, 4)
 
     def _read(self, name: str, *, text_only: bool = False) -> RawSample:
         label, _, number = name.rpartition(":")
         if label not in self.files or not number.isdecimal():
             raise BadSampleError(Reason.MISSING, f"no {name} in the scanned data")
-        file = self.files[label]
-        reader = self.kept.readers.get(label, lambda: self.source.reader(file, self.kept.batches))
-        found = reader.record(int(number), self.limits, text_only=text_only)
-        if isinstance(found, BadRecord):
-            raise found.error
-        return found
+        return self.source.record(self.files[label], int(number), self.limits, text_only=text_only)
 
     def _check(self, shapes: SampleShapes, sample: int, own: SampleShapes) -> None:
         """Raise ``BadSampleError`` unless the listed items of a sample are the first that were found."""
@@ -134,10 +126,10 @@ class TraceSamples:
         if found < listed or (found > listed and not self.truncates):
             raise BadSampleError(Reason.CHANGED, f"it has {found} items, the trace lists {listed}")
         for place in range(listed):
-            (now, then) = (_size(own, place), _size(shapes, first + place))
-            item = place + 1
+            now = _size(own, place)
+            then = _size(shapes, first + place)
             if now != then:
-                raise BadSampleError(Reason.CHANGED, f"its item {item} is {now}, the trace says {then}")
+                raise BadSampleError(Reason.CHANGED, f"its item {place + 1} is {now}, the trace says {then}")
 
     def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
         """Return height and width in pixels of an item that is not a tile."""
@@ -151,16 +143,15 @@ class TraceSamples:
         widths, heights = (np.array(sides[: sizes.num_images]) for sides in (sizes.widths, sizes.heights))
         place, tile = tile_of(number, widths, heights, rules)
 
-        def cut() -> list[Pixels]:
-            with decoded_image(raw.images[place], self.limits) as image:
-                return image_tiles(image, len(widths) == 1, rules)
+        def cut() -> Sequence[Pixels]:
+            return image_tiles(decoded_image(raw.images[place], self.limits), len(widths) == 1, rules)
 
-        tiles = self.kept.tiles.get((_place(shapes, item)[0], place), cut)
+        tiles = remembered(self.kept.tiles, (_place(shapes, item)[0], place), cut, 1)
         return self._covered(tiles[tile][None], rules)
 
     def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
         """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
-        (raw, sizes) = self._sample(shapes, item)
+        raw, sizes = self._sample(shapes, item)
         each = self.rules.temporal_patch_frames
         tiles = self.rules.tiles
 
@@ -172,7 +163,7 @@ class TraceSamples:
             size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
             return VideoFrames(raw.video, self.limits, groups * each, *size)
 
-        video = self.kept.videos.get(_place(shapes, item)[0], begin)
+        video = remembered(self.kept.videos, _place(shapes, item)[0], begin, 2)
         found = video.between(group * each, (group + 1) * each)
         return self._covered(found, tiles) if tiles else found
 
@@ -226,7 +217,7 @@ def samples_of(
     )
 
 
-def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> ReadableSource:
+def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> FileSource:
     values = dict(described)
     kind = values.pop("kind")
     if kind not in SOURCES:
@@ -234,16 +225,14 @@ def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> Readable
             f"workload.path={trace}: was scanned from {kind}, whose records cannot be read one by one. "
             "harness.data=files reads local Parquet, WebDataset, JSON and JSONL"
         )
-    names = {entry.name for entry in fields(SOURCES[kind])}  # type: ignore[arg-type]
+    names = {entry.name for entry in fields(SOURCES[kind])}
     if moved.root is not None and "root" not in names:
         raise UserError(f"harness.data_root={moved.root}: must be null, because {kind} data names no files")
     given = {"path": moved.path, "root": moved.root}
-    source = SOURCES[kind](**values | {key: value for key, value in given.items() if value is not None})
-    assert isinstance(source, ReadableSource)
-    return source
+    return SOURCES[kind](**values | {key: value for key, value in given.items() if value is not None})
 
 
-def _files(source: ReadableSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, DataFile]:
+def _files(source: FileSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, DataFile]:
     """Return the scanned files after checking that they did not change; for moved data only sizes are compared."""
     try:
         found = {file.label: file for file in source.files()}

@@ -2,63 +2,145 @@
 
 from __future__ import annotations
 
+import errno
+import faulthandler
 import hashlib
+import io
 import json
+import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
-from entrain_bench.base.files import remove_partial, stream_atomically
+from entrain_bench.base.files import remove_partial, stream_atomically, write_atomically
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
-from .interface import Limits, Shard, Source
-from .known import recognised
-from .parts import BadSamples, count_items, read_bad, read_scan, write_trace
-from .shard import Job, Scanned, died_at, scan_shard
-from .text import tokenizer_version
+from ..budget import BUDGET
+from .fields import recognised
+from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, Source
+from .media import audio_seconds, image_size, video_header
+from .text import token_ids, tokenizer_version
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 3
+FORMAT = 4
 PROCESSES = "processes"
 RAY = "ray"
-# Samples of one shard that may kill a process before the shard counts as failed.
-_MAX_DEATHS = 16
+# Where a file says how it was made.
+METADATA_KEY = b"entrain_bench.scan"
+# Left-out samples that are listed; all are counted.
+MAX_LISTED = 20
+ITEMS = ("texts", "images", "sounds", "videos")
+_BATCH_ROWS = 8192
+_COLUMNS: Mapping[str, pa.DataType] = {
+    "sample_id": pa.string(),
+    "text_chars": pa.int32(),
+    "text_tokens": pa.int32(),
+    "n_images": pa.int32(),
+    "image_widths": pa.list_(pa.int32()),
+    "image_heights": pa.list_(pa.int32()),
+    "audio_seconds": pa.float64(),
+    "video_seconds": pa.float64(),
+}
+# Errors of a network or a machine that may pass: the same file may be readable later.
+_PASSING = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
+    | {errno.ECONNRESET, errno.ECONNREFUSED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+)
 type Advance = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ScanReport:
+class Sizes:
+    """A row of a trace without its text: sides in pixels, seconds of audio and video.
+
+    The last sides are those of a video's frames, 0 if unknown. Seconds are None without audio or video.
+    """
+
+    widths: Sequence[int]
+    heights: Sequence[int]
+    audio_seconds: float | None
+    video_seconds: float | None
+
+    @property
+    def num_images(self) -> int:
+        """Images without the video's frames."""
+        return len(self.widths) - (self.video_seconds is not None)
+
+
+def measure(sample: RawSample, limits: Limits) -> Sizes:
+    """Return the sizes of a sample by the headers of its media; ``BadSampleError`` if it cannot be in a trace."""
+    chars = sum(map(len, sample.texts))
+    if chars > limits.text_chars:
+        raise BadSampleError(Reason.LIMIT, f"{chars} characters, limits.text_chars={limits.text_chars}")
+    if len(sample.images) > limits.media:
+        raise BadSampleError(Reason.LIMIT, f"{len(sample.images)} images, limits.media={limits.media}")
+    sizes = [image_size(image, limits) for image in sample.images]
+    audio = None if sample.audio is None else audio_seconds(sample.audio, limits)
+    video = None if sample.video is None else video_header(sample.video, limits)
+    if video is not None:
+        sizes.append((video.width, video.height))
+    if not (chars or sizes or audio):
+        raise BadSampleError(Reason.EMPTY)
+    widths = [width for width, _ in sizes]
+    heights = [height for _, height in sizes]
+    return Sizes(widths, heights, audio, None if video is None else video.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a scan or a shard gave.
+
+    Attributes:
+        samples: rows of the trace.
+        items: number of texts, images, sounds and videos, by these names.
+        counts: left-out samples by reason.
+        listed: the first of them: name, key in the data, problem.
+    """
+
+    samples: int = 0
+    items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(ITEMS, 0))
+    counts: Mapping[str, int] = field(default_factory=dict)
+    listed: Sequence[tuple[str, str, str]] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.samples + other.samples,
+            {name: self.items[name] + other.items[name] for name in ITEMS},
+            dict(Counter(self.counts) + Counter(other.counts)),
+            [*self.listed, *other.listed][:MAX_LISTED],
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Tally:
+        """Read what the part of a shard, or a trace, states."""
+        values = json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"]
+        items = {name: values["items"][name] for name in ITEMS}
+        listed = [(name, key, what) for name, key, what in values["listed"]]
+        return cls(values["samples"], items, values["counts"], listed)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport(Tally):
     """Result of a scan.
 
     Attributes:
-        path: the trace.
-        samples: rows of the trace.
         shards: number of shards.
-        bad: samples that were left out.
-        items: number of items by modality.
         again: whether an earlier scan of the same data and settings was reused.
     """
 
-    path: Path
-    samples: int
-    shards: int
-    bad: BadSamples
-    items: Mapping[str, int]
+    shards: int = 0
     again: bool = False
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Number of samples that were left out, by reason."""
-        return self.bad.counts
-
-    @property
-    def listed(self) -> Sequence[tuple[str, str, str]]:
-        """The first of them: name, key in the data, problem."""
-        return self.bad.listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,87 +174,198 @@ class Scan:
             UserError: for missing data, bad settings, and data without a valid sample.
             ExecutionError: if a shard could not be read; finished shards are kept.
         """
-        if output.exists() and read_scan(output) is None:
+        earlier = read_scan(output)
+        if output.exists() and earlier is None:
             raise UserError(f"output={output}: exists, but is not a trace of a scan. Remove it or choose another name")
-        if (named := recognised(self.source)) is not self.source:
-            return replace(self, source=named).run(output, advance)
-        shards = list(self.source.shards())
+        scan = replace(self, source=recognised(self.source))
+        source = describe(scan.source)
+        shards = list(scan.source.shards())
         if not shards:
-            raise UserError(f"source: {describe(self.source)} has no files to scan. Check source.path")
-        version_of = tokenizer_version(self.tokenizer)
-        # The inputs of each part.
-        common = [FORMAT, describe(self.source), asdict(self.limits), version_of]
-        digests = [_digest([common, shard.label, shard.first, shard.version, shard.part]) for shard in shards]
-        whole = _digest([*digests])
-        if (found := read_scan(output)) and found["digest"] == whole:
-            bad = BadSamples.of(found["bad"])
-            return ScanReport(output, found["samples"], len(shards), bad, count_items(output), again=True)
+            raise UserError(f"source: {source} has no files to scan. Check source.path")
+        settings = {
+            "source": source,
+            "limits": asdict(self.limits),
+            "tokenizer_version": tokenizer_version(self.tokenizer),
+        }
+        digests = [_digest([FORMAT, settings, asdict(shard)]) for shard in shards]
+        whole = _digest(digests)
+        if earlier and earlier.get("digest") == whole:
+            return ScanReport(**asdict(Tally.read(output)), shards=len(shards), again=True)
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
         parts = [folder / f"{digest}.parquet" for digest in digests]
-        self._scan(shards, parts, advance)
-        samples = 0
-        bad = BadSamples()
-        for part in parts:
-            of_part, bad_of_part = read_bad(part)
-            samples += of_part
-            bad.merge(bad_of_part)
-        if not samples:
-            reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(bad.counts.items()))
-            first = next((f". First: {name} ({key}): {what}" for name, key, what in bad.listed), "")
-            raise UserError(f"source: {describe(self.source)} has no valid sample ({reasons or 'it is empty'}){first}")
-        scan = {
-            "digest": whole,
-            "entrain_bench": version("entrain-bench"),
-            "source": describe(self.source),
-            "limits": asdict(self.limits),
-            "tokenizer": self.tokenizer,
-            "tokenizer_version": version_of,
-            "files": {shard.label: shard.version for shard in shards},
-            "shards": len(shards),
-            "samples": samples,
-            "bad": bad.values(),
-        }
-        stream_atomically(output, lambda file: write_trace(file, parts, self.tokenizer, scan))
+        scan._scan(shards, parts, advance)
+        tally = sum(map(Tally.read, parts), Tally())
+        if not tally.samples:
+            reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
+            first = next((f". First: {name} ({key}): {what}" for name, key, what in tally.listed), "")
+            raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
+        files = {shard.label: shard.version for shard in shards}
+        made = {"digest": whole, "entrain_bench": version("entrain-bench"), "files": files, "tally": asdict(tally)}
+        made |= {**settings, "tokenizer": self.tokenizer}
+        stream_atomically(output, lambda file: self._write(file, parts, made))
         shutil.rmtree(folder)
-        return ScanReport(output, samples, len(shards), bad, count_items(output))
+        return ScanReport(**asdict(tally), shards=len(shards))
 
     def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
         """Scan the shards that have no part yet."""
-        waiting = list[Job]()
-        failures = list[str]()
+        jobs = list[Job]()
         for shard, part in zip(shards, parts, strict=True):
             if part.exists():
-                samples, bad = read_bad(part)
-                advance(len(shards), samples, bad.counts.total())
+                tally = Tally.read(part)
+                advance(len(shards), tally.samples, sum(tally.counts.values()))
             else:
-                waiting.append(Job(self, shard, part))
-        while waiting:
-            results = self._worked_off(waiting)
-            waiting = []
-            for job, result in results:
-                if isinstance(result, Died):
-                    number = died_at(job.journal)
-                    if number in job.skip or len(job.skip) >= _MAX_DEATHS or number < job.shard.first:
-                        failures.append(f"{job.shard.label}: {result}")
-                        continue
-                    what = f"{result}, or took longer than timeout_s={self.timeout_s:g}"
-                    waiting.append(replace(job, skip={**job.skip, number: what}))
-                elif result.failure:
-                    failures.append(result.failure)
-                else:
-                    advance(len(shards), result.samples, result.bad)
+                jobs.append(Job(self, shard, part))
+        cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
+        processes = self.workers or (-1 if cluster else num_processes())
+        failures = list[str]()
+        for job, result in run_parallel(scan_shard, jobs, processes, cluster):
+            if isinstance(result, Tally):
+                advance(len(shards), result.samples, sum(result.counts.values()))
+                continue
+            slow = f"; perhaps a sample took longer than timeout_s={self.timeout_s:g}"
+            failures.append(f"{job.shard.label}: {result}{slow}" if isinstance(result, Died) else result)
         if failures:
             raise ExecutionError(
                 f"{len(failures)} of {len(shards)} shards could not be scanned ({failures[0]}). "
                 "The other shards are kept. To resume, run the same command"
             )
 
-    def _worked_off(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Scanned | Died]]:
-        cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
-        processes = self.workers or (-1 if cluster else num_processes())
-        return run_parallel(scan_shard, jobs, processes, cluster)
+    def _write(self, file: IO[bytes], parts: Sequence[Path], made: Mapping[str, Any]) -> None:
+        """Write the trace; its bytes depend on the arguments only."""
+        schema = self.schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for part in parts:
+                writer.write_table(pq.read_table(part).cast(schema))
+
+    def row(self, name: str, sample: RawSample) -> dict[str, Any]:
+        """Return a sample's row of the trace; ``BadSampleError`` if it cannot be in a trace."""
+        sizes = measure(sample, self.limits)
+        row = {
+            "sample_id": name,
+            "text_chars": sum(map(len, sample.texts)),
+            "n_images": sizes.num_images,
+            "image_widths": sizes.widths,
+            "image_heights": sizes.heights,
+            "audio_seconds": sizes.audio_seconds,
+            "video_seconds": sizes.video_seconds,
+        }
+        return row | {"text_tokens": len(token_ids(sample.texts, self.tokenizer))} if self.tokenizer else row
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the trace; tokens if they are counted."""
+        return pa.schema([(name, kind) for name, kind in _COLUMNS.items() if name != "text_tokens" or self.tokenizer])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A shard to be scanned to a part."""
+
+    scan: Scan
+    shard: Shard
+    part: Path
+
+
+def scan_shard(job: Job) -> Tally | str:
+    """Read a shard and write its part, with what was left out; returns its counts, or why there is no part."""
+    schema = job.scan.schema
+    rows = list[dict[str, Any]]()
+    batches = list[pa.RecordBatch]()
+    counts = Counter[str]()
+    listed = list[tuple[str, str, str]]()
+    try:
+        for name, found in _read(job):
+            if isinstance(found, BadRecord):
+                counts[found.error.reason] += 1
+                if len(listed) < MAX_LISTED:
+                    listed.append((_plain(name), _plain(found.key), _plain(str(found.error))))
+                continue
+            rows.append(found)
+            if len(rows) == _BATCH_ROWS:
+                batches.append(pa.RecordBatch.from_pylist(rows, schema))
+                rows.clear()
+        table = pa.Table.from_batches([*batches, pa.RecordBatch.from_pylist(rows, schema)], schema)
+        tally = Tally(len(table), _count_items(table), dict(counts), listed)
+        content = io.BytesIO()
+        metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}
+        pq.write_table(table.replace_schema_metadata(metadata), content)
+        write_atomically(job.part, content.getvalue())
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        return f"{job.shard.label}: {error}"
+    return tally
+
+
+def _read(job: Job) -> Iterator[tuple[str, dict[str, Any] | BadRecord]]:
+    """Yield names and rows; an error of a sample costs the sample, an error of the file the rest of the file."""
+    scan = job.scan
+    label = job.shard.label
+    seen = 0
+    try:
+        with BUDGET.held(), _watch(scan.timeout_s) as beat:
+            for number, record in enumerate(scan.source.samples(job.shard, scan.limits), job.shard.first):
+                name = f"{label}:{number}"
+                seen += 1
+                beat()
+                try:
+                    if isinstance(record, BadRecord):
+                        raise record.error
+                    yield name, scan.row(name, record)
+                except BadSampleError as error:
+                    yield name, BadRecord(record.key, error)
+    except BadSampleError as error:
+        yield label, BadRecord(f"after {seen} records", error)
+    # The libraries that read files raise anything on damaged bytes.
+    except Exception as error:
+        passing = isinstance(error, OSError) and error.errno in _PASSING
+        if passing or isinstance(error, UserError | ConnectionError | TimeoutError):
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        yield label, BadRecord(f"after {seen} records", BadSampleError(Reason.FILE, what))
+
+
+@contextmanager
+def _watch(timeout_s: float) -> Iterator[Callable[[], None]]:
+    """End this process if a sample takes too long, even within a library; call the yielded function per sample."""
+    set_at = -timeout_s
+    with Path(os.devnull).open("w") as nowhere:
+
+        def beat() -> None:
+            # Setting the clock takes longer than most samples do.
+            nonlocal set_at
+            if (now := monotonic()) - set_at > timeout_s / 8:
+                faulthandler.dump_traceback_later(timeout_s, file=nowhere, exit=True)
+                set_at = now
+
+        try:
+            beat()
+            yield beat
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _count_items(table: pa.Table) -> dict[str, int]:
+    texts = pc.sum(pc.greater(table["text_chars"], 0)).as_py() or 0
+    images = pc.sum(table["n_images"]).as_py() or 0
+    timed = [len(table) - table[name].null_count for name in ("audio_seconds", "video_seconds")]
+    return dict(zip(ITEMS, (texts, images, *timed), strict=True))
+
+
+def _plain(text: str) -> str:
+    """Return a text that a terminal shows unchanged."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:160])
+
+
+def read_scan(path: Path) -> dict[str, Any] | None:
+    """Return how a trace was made if a scan made it."""
+    try:
+        text = (pq.read_metadata(path).metadata or {}).get(METADATA_KEY)
+        return None if text is None else dict(json.loads(text))
+    except (pa.ArrowException, OSError, ValueError):
+        return None
 
 
 def describe(source: object) -> dict[str, Any]:

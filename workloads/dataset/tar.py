@@ -1,152 +1,181 @@
 """WebDataset shards: tar files in which the members of a sample follow one another, of one name up to its first dot.
 
-Read by Python's own tarfile. The webdataset package reads every byte of every member and knows decoders that run what
-they read (pickle); here the headers of an archive and of its media are enough. How members become samples is the
-package's rule (tests compare them).
+Read by Python's tarfile. The webdataset package and Hugging Face's reader read every byte of every member and decode
+what they read; here headers are enough. Members become samples by the package's rule (tests compare them).
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import json
-import lzma
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 
 from ..budget import BUDGET
-from ..take import ALL, Take
-from .fields import Fields
-from .files import DataFile, data_files
-from .interface import BadRecord, BadSampleError, Limits, Medium, RawSample, Reason, Section, Shard, over_budget
-from .known import ENDINGS
-from .paths import leaves_root
-from .recent import Recent
+from .fields import Fields, FileSource, Row, kind_of
+from .files import DataFile, leaves_root
+from .interface import BadSampleError, Limits, Medium, Reason, Section, Shard, over_budget
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # What an archive says of itself.
 _META = re.compile(r"__[^/]*__(?:$|/)")
-# What a member takes in memory beside its content.
+# Bytes that a member takes in memory in addition to its content.
 _MEMBER_BYTES = 2**10
-# What no header of an archive takes, whatever it says.
-_HEADER_BYTES = 2**20
 
 
-@dataclass(slots=True)
-class _Group:
-    """The members of one sample so far."""
+@dataclass(frozen=True, kw_only=True)
+class TarSource(FileSource):
+    """Samples of tar files (experiments/source/webdataset.yaml).
 
-    key: str
-    texts: list[str] = field(default_factory=list)
-    media: dict[str, list[Medium]] = field(default_factory=lambda: {"images": [], "audio": [], "video": []})
-    suffixes: set[str] = field(default_factory=set)
-    error: BadSampleError | None = None
-    num_bytes: int = 0
+    Attributes:
+        text: suffixes of members that are text.
+        json_fields: fields of a sample's .json that are text.
+    """
 
+    ENDINGS: ClassVar[Sequence[str]] = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TarSource:
-    """Samples of tar files; experiments/source/webdataset.yaml explains the attributes."""
-
-    path: str
     text: Sequence[str] = ("txt",)
     json_fields: Sequence[str] = ()
-    take: str = ALL
 
-    def __post_init__(self) -> None:
-        Take.parse(self.take, "source.take")
+    def fields_at(self, place: str = "") -> Fields:  # noqa: ARG002
+        """Return the fields of a row: a sample's members by what they hold."""
+        return Fields(("text",), "images", "audio", "video")
 
     def shards(self) -> list[Shard]:
-        """Whole files, since the headers of a tar file follow from one another; ``UserError`` for no files."""
+        """Return whole files, because a tar file has no index; ``UserError`` for no files."""
         return [Shard(file.label, 0, file.version, str(file.path)) for file in self.files()]
 
-    def files(self) -> list[DataFile]:
-        """All files; ``UserError`` if there are none."""
-        return data_files(self.path, SUFFIXES, Take.parse(self.take, "source.take"))
+    def head(self) -> tuple[list[str], list[Row]]:
+        """Return nothing: suffixes tell what members hold."""
+        return [], []
 
-    def reader(self, file: DataFile, kept: Recent[Any]) -> TarReader:  # noqa: ARG002
-        """Reads samples by their numbers, of an archive that is not compressed."""
-        return TarReader.of(self, file.path)
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:
+        """Read the samples of a file."""
+        yield from self._rows(Path(shard.place), 0, limits)
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:
-        """The samples of a file."""
-        path = Path(shard.place)
-        opener = _OPENERS.get(path.suffix)
-        with opener(path, "rb") if opener else path.open("rb") as file:
-            yield from self.samples_from(file, path if opener is None else None, limits)
+    def row(
+        self,
+        file: DataFile,
+        number: int,
+        names: Sequence[str],  # noqa: ARG002
+        limits: Limits,
+    ) -> tuple[str, Row | BadSampleError]:
+        """Read one sample of an archive that is not compressed; its media are places in the archive."""
+        if not _is_plain(file.path):
+            what = f"{file.path.name} is compressed; samples can be read from plain .tar files"
+            raise BadSampleError(Reason.FILE, what)
+        starts = _sample_starts(file)
+        if not 0 <= number < len(starts):
+            raise BadSampleError(Reason.FILE, f"{file.path.name} has no sample {number + 1}")
+        return next(self._rows(file.path, int(starts[number]), limits))
 
-    def samples_from(self, file: IO[bytes], plain: Path | None, limits: Limits) -> Iterator[RawSample | BadRecord]:
-        """The samples of an archive from where it stands: at its beginning, or at a sample's."""
-        for key, members in groupby(_named_members(file), lambda member: member[1]):
-            group = _Group(key)
-            for member, _, suffix, error in members:
+    def _rows(self, path: Path, start: int, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:
+        """Read the samples from an offset on."""
+        for key, members in groupby(_members(path, start), lambda member: _split(member[1].name)[0]):
+            error: BadSampleError | None = None
+            row: dict[str, list[Any]] = {"text": [], "images": [], "audio": [], "video": []}
+            suffixes = set[str]()
+            num_bytes = 0
+            for archive, info in members:
                 try:
-                    if error:
-                        raise error
-                    self._add(group, member, suffix, file, plain, limits)
+                    _check(info, suffixes)
+                    num_bytes += _MEMBER_BYTES
+                    for field, value in self._read(archive, info, path, limits):
+                        num_bytes += len(value) if isinstance(value, bytes | str) else 0
+                        row[field].append(value)
+                    BUDGET.ask(num_bytes, "its members", over_budget)
                 except BadSampleError as found:
-                    group.error = group.error or found
-            yield _finished(group)
+                    error = error or found
+            yield key, error or row
 
-    def _add(
-        self, group: _Group, member: tarfile.TarInfo, suffix: str, file: IO[bytes], plain: Path | None, limits: Limits
-    ) -> None:
-        """One more member of a sample; ``plain`` is the archive's path, if it is not compressed."""
-        if suffix in group.suffixes:
-            raise BadSampleError(Reason.DUPLICATE, member.name)
-        group.num_bytes += _MEMBER_BYTES
-        BUDGET.ask(group.num_bytes, "its members", over_budget)
-        group.suffixes.add(suffix)
-        last = suffix.rpartition(".")[2]
-        kind = next((kind for kind, known in ENDINGS.items() if last in known), None)
-        is_json = last == "json" and bool(self.json_fields)
+    def _read(
+        self, archive: tarfile.TarFile, info: tarfile.TarInfo, path: Path, limits: Limits
+    ) -> Iterator[tuple[str, Medium | Any]]:
+        """Yield the field that a member belongs to, and its value; nothing for a member that is not read."""
+        _, suffix = _split(info.name)
+        kind = kind_of(suffix)
+        is_json = suffix.rpartition(".")[2] == "json" and bool(self.json_fields)
         if kind is None and not is_json and suffix not in self.text:
             return
-        if kind is not None and plain is not None:
-            group.media[kind].append(Section(plain, member.offset_data, member.size))
+        if kind is not None and _is_plain(path):
+            yield kind, Section(path, info.offset_data, info.size)
             return
-        if member.size > limits.file_bytes:
-            what = f"{member.name}: {member.size} bytes, limits.file_bytes={limits.file_bytes}"
+        if info.size > limits.file_bytes:
+            what = f"{info.name}: {info.size} bytes, limits.file_bytes={limits.file_bytes}"
             raise BadSampleError(Reason.LIMIT, what)
-        group.num_bytes += member.size
-        BUDGET.ask(group.num_bytes, "its members", over_budget)
-        file.seek(member.offset_data)
-        content = file.read(member.size)
-        if len(content) < member.size:
-            raise EOFError("unexpected end of data")
+        content = archive.extractfile(info).read()  # type: ignore[union-attr]
         if kind is not None:
-            group.media[kind].append(content)
+            yield kind, content
         elif is_json:
-            group.texts += _json_texts(content, self.json_fields)
+            yield from (("text", value) for value in _json_values(content, self.json_fields))
         else:
-            group.texts.append(content.decode(errors="replace"))
+            yield "text", content.decode(errors="replace")
 
 
-def _finished(group: _Group) -> RawSample | BadRecord:
-    if group.error:
-        return BadRecord(group.key, group.error)
-    sounds = group.media["audio"]
-    videos = group.media["video"]
-    if len(sounds) > 1 or len(videos) > 1:
-        return BadRecord(group.key, BadSampleError(Reason.RECORD, "several sounds or videos; a sample has one"))
-    media = (next(iter(sounds), None), next(iter(videos), None))
-    return RawSample(group.key, group.texts, group.media["images"], *media)
+def _json_values(content: bytes, names: Sequence[str]) -> list[Any]:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadSampleError(Reason.RECORD, f".json: {error}") from error
+    if not isinstance(record, dict):
+        raise BadSampleError(Reason.RECORD, ".json: no mapping")
+    return [record.get(name) for name in names]
+
+
+@lru_cache(maxsize=1024)
+def _sample_starts(file: DataFile) -> IntArray:
+    """Return where the samples of an archive start, in bytes ``[samples]``, up to any damage."""
+    starts = list[int]()
+    with suppress(BadSampleError):
+        for _, members in groupby(_members(file.path, 0), lambda member: _split(member[1].name)[0]):
+            starts.append(next(members)[1].offset)
+    return np.array(starts, np.int64)
+
+
+def _members(path: Path, start: int) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield the members of samples from an offset on; ``BadSampleError`` where the archive is damaged."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            with tarfile.open(fileobj=file, mode="r:" if _is_plain(path) else "r:*") as archive:
+                while info := archive.next():
+                    # tarfile would keep all members.
+                    archive.members.clear()  # type: ignore[attr-defined]
+                    if not info.isdir() and (_split(info.name)[1] or leaves_root(info.name) or not info.isreg()):
+                        yield archive, info
+                # tarfile takes a header that it does not understand for the archive's end.
+                rest = archive.fileobj
+                assert rest is not None
+                rest.seek(archive.offset)
+                if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                    raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
+    except (tarfile.TarError, EOFError) as error:
+        raise BadSampleError(Reason.FILE, f"{error}") from error
+
+
+def _check(info: tarfile.TarInfo, suffixes: set[str]) -> None:
+    """Raise ``BadSampleError`` for a member that is no plain file, or has a suffix of another one; add the suffix."""
+    if leaves_root(info.name):
+        raise BadSampleError(Reason.OUTSIDE, info.name)
+    if not info.isreg() or info.issparse() or info.size < 0:
+        raise BadSampleError(Reason.RECORD, f"{info.name}: no plain file")
+    _, suffix = _split(info.name)
+    if suffix in suffixes:
+        raise BadSampleError(Reason.DUPLICATE, info.name)
+    suffixes.add(suffix)
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The key of a member's sample, and its suffix; the latter is empty for what belongs to none."""
+    """Return the key of a member's sample, and its suffix, which is empty for a member of no sample."""
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.partition(".")
     if _META.match(name):
@@ -154,92 +183,5 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", suffix.lower() if dot and stem else ""
 
 
-@dataclass(frozen=True, slots=True)
-class TarReader:
-    """Samples of an archive by their numbers; ``starts`` of each one's first header in bytes ``[samples]``."""
-
-    source: TarSource
-    path: Path
-    starts: IntArray
-
-    @classmethod
-    def of(cls, source: TarSource, path: Path) -> TarReader:
-        """Read the headers of an archive once; ``BadSampleError`` for a compressed one."""
-        if path.suffix in _OPENERS:
-            raise BadSampleError(Reason.FILE, f"{path.name} is compressed; samples can be read from plain .tar files")
-        with path.open("rb") as file:
-            starts = np.fromiter(_starts(file), np.int64)
-        return cls(source, path, starts)
-
-    def record(self, number: int, limits: Limits, *, text_only: bool = False) -> RawSample | BadRecord:  # noqa: ARG002
-        """A sample; its media are places in the archive."""
-        if not 0 <= number < len(self.starts):
-            raise BadSampleError(Reason.FILE, f"{self.path.name} has no sample {number + 1}")
-        with self.path.open("rb") as file:
-            file.seek(int(self.starts[number]))
-            return next(self.source.samples_from(file, self.path, limits))
-
-
-def _starts(file: IO[bytes]) -> Iterator[int]:
-    """Where the samples of an archive begin; of a damaged one those before the damage."""
-    with suppress(BadSampleError):
-        for _, members in groupby(_named_members(file), lambda member: member[1]):
-            yield next(members)[0].offset
-
-
-def _named_members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, str, str, BadSampleError | None]]:
-    """The members of samples, the samples' keys, the members' suffixes, and what is wrong with them."""
-    try:
-        with tarfile.open(fileobj=_Guarded(file), mode="r:") as archive:
-            while member := archive.next():
-                # It would keep them all.
-                archive.members.clear()  # type: ignore[attr-defined]
-                if member.isdir():
-                    continue
-                error = None
-                if leaves_root(member.name):
-                    error = BadSampleError(Reason.OUTSIDE, member.name)
-                elif not member.isreg() or member.issparse():
-                    error = BadSampleError(Reason.RECORD, f"{member.name}: no plain file")
-                elif member.size < 0:
-                    error = BadSampleError(Reason.RECORD, f"{member.name}: {member.size} bytes")
-                key, suffix = _split(member.name)
-                if error is not None or suffix:
-                    yield member, key, suffix, error
-            file.seek(archive.offset)
-            # A header that it does not understand ends an archive, for it, as its end does.
-            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
-    except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise BadSampleError(Reason.FILE, f"{error}") from error
-
-
-def _json_texts(content: bytes, fields: Sequence[str]) -> Sequence[str]:
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadSampleError(Reason.RECORD, f".json: {error}") from error
-    if not isinstance(record, dict):
-        raise BadSampleError(Reason.RECORD, ".json: no mapping")
-    return Fields(text=tuple(fields)).sample("", record).texts
-
-
-class _Guarded(io.RawIOBase):
-    """A file of which nothing large is read at once: headers that state a size may state any."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        return self._file.read(size)
+def _is_plain(path: Path) -> bool:
+    return path.suffix == ".tar"

@@ -1,8 +1,4 @@
-"""How long texts are: in tokens of a tokenizer that is a file here, or in bytes; nothing is downloaded.
-
-Tokenizers are read by Hugging Face's tokenizers, whose ``tokenizer.json`` every recent model has. Where there is none,
-a trace holds characters, and the model's own ratio makes tokens of them (``model.tokens.text_chars_per_token``).
-"""
+"""Tokens of texts: of a local tokenizer.json (Hugging Face tokenizers) or one per byte; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -18,12 +14,12 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 
-# Every UTF-8 byte a token, as byte-level models have it (ByT5, arXiv:2105.13626).
+# Every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
 BYTES = "bytes"
 
 
 def tokenizer_version(tokenizer: str | None) -> str:
-    """A tokenizer's kind or its file's hash, empty for none; ``UserError`` for a file that is no tokenizer."""
+    """Return ``bytes``, a file's hash, or nothing for none; ``UserError`` for a file that is no tokenizer."""
     if tokenizer is None or tokenizer == BYTES:
         return tokenizer or ""
     _load(tokenizer)
@@ -31,40 +27,24 @@ def tokenizer_version(tokenizer: str | None) -> str:
 
 
 def token_ids(pieces: Sequence[str], tokenizer: str) -> IntArray:
-    """Tokens of a sample's pieces of text, tokenized one by one ``[tokens]``, int64: as many as are counted of it."""
+    """Return the tokens of pieces of text, tokenized one by one without special tokens ``[tokens]``, int64."""
     if tokenizer == BYTES:
-        content = b"".join(map(_bytes_of, pieces))
+        content = b"".join(piece.encode(errors="surrogatepass") for piece in pieces)
         return np.frombuffer(content, np.uint8).astype(np.int64)
-    found = _load(tokenizer).encode_batch_fast([*map(_valid, pieces)], add_special_tokens=False)
-    return np.array([one for piece in found for one in piece.ids], np.int64)
+    # The library takes no halves of surrogate pairs.
+    valid = [piece.encode(errors="replace").decode() for piece in pieces]
+    found = _load(tokenizer).encode_batch_fast(valid, add_special_tokens=False)
+    return np.array([token for piece in found for token in piece.ids], np.int64)
 
 
 def vocabulary_of(tokenizer: str) -> int:
-    """The number above the largest id of a tokenizer."""
+    """Return one more than the largest id of a tokenizer."""
     return 256 if tokenizer == BYTES else 1 + max(_load(tokenizer).get_vocab(with_added_tokens=True).values())
-
-
-def count_tokens(texts: Sequence[Sequence[str]], tokenizer: str) -> list[int]:
-    """Tokens of the pieces of every sample, tokenized one by one, without special tokens."""
-    if tokenizer == BYTES:
-        return [sum(len(_bytes_of(piece)) for piece in pieces) for pieces in texts]
-    flat = [_valid(piece) for pieces in texts for piece in pieces]
-    lengths = iter([len(found) for found in _load(tokenizer).encode_batch_fast(flat, add_special_tokens=False)])
-    return [sum(next(lengths) for _ in pieces) for pieces in texts]
-
-
-def _bytes_of(piece: str) -> bytes:
-    return piece.encode(errors="surrogatepass")
-
-
-def _valid(piece: str) -> str:
-    """A text without halves of characters, which the library does not take."""
-    return piece.encode(errors="replace").decode()
 
 
 @lru_cache(maxsize=1)
 def _load(name: str) -> Any:
-    # Scans share the cores already; and it reads this when it is imported.
+    # The library reads this when it is imported; scans use all cores already.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer
 
@@ -76,7 +56,7 @@ def _load(name: str) -> Any:
     # The library has no exception of its own.
     except Exception as error:
         raise UserError(f"tokenizer={name}: no tokenizer.json ({' '.join(str(error).split())[:120]})") from error
-    # What a file says of lengths is for batches of tensors.
+    # Both are settings for batches of tensors.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,89 +1,59 @@
-// Tables that a reader filters and sorts. Everything works on the rows that the page has; nothing is loaded.
+// Tables that a reader searches, filters and sorts. Everything works on the rows of the page; nothing is loaded.
 "use strict";
 
-function keyOf(cell) {
-  return cell.dataset.value ?? cell.textContent.trim();
-}
+const textOf = (row, column) => row.cells[column].textContent.trim();
 
-function isShown(row, words, chosen) {
-  const text = row.textContent.toLowerCase();
-  return words.every((word) => text.includes(word)) &&
-    chosen.every(([column, value]) => keyOf(row.cells[column]) === value);
-}
-
-function update(table) {
-  const controls = (kind) => [...document.querySelectorAll(`${kind}[data-table="${table.id}"]`)];
-  const words = controls("input")[0].value.toLowerCase().split(/\s+/).filter(Boolean);
-  const chosen = controls("select").filter((each) => each.value).map((each) => [+each.dataset.column, each.value]);
-  let shown = 0;
-  for (const row of table.tBodies[0].rows) {
-    row.hidden = !isShown(row, words, chosen);
-    shown += row.hidden ? 0 : 1;
-  }
-  const total = table.tBodies[0].rows.length;
-  document.querySelector(`[data-count="${table.id}"]`).textContent =
-    shown === total ? `${total} rows` : `${shown} of ${total} rows`;
-}
-
-function compare(numbers, a, b) {
-  if (!numbers) return a.localeCompare(b);
+function compare(a, b) {
   const [x, y] = [parseFloat(a), parseFloat(b)];
+  if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
   // Rows without a number come last.
-  return (Number.isNaN(x) ? Infinity : x) - (Number.isNaN(y) ? Infinity : y) || 0;
+  if (!Number.isNaN(x)) return -1;
+  if (!Number.isNaN(y)) return 1;
+  return a.localeCompare(b);
 }
 
-function sort(table, head) {
-  const falling = head.getAttribute("aria-sort") === "ascending";
-  for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", falling ? "descending" : "ascending");
-  const rows = [...table.tBodies[0].rows];
-  const keys = new Map(rows.map((row) => [row, keyOf(row.cells[head.cellIndex])]));
+function sort(rows, heads, column) {
+  const falling = heads[column].getAttribute("aria-sort") === "ascending";
+  for (const head of heads) head.removeAttribute("aria-sort");
+  heads[column].setAttribute("aria-sort", falling ? "descending" : "ascending");
   const sign = falling ? -1 : 1;
-  rows.sort((a, b) => sign * compare(head.dataset.numbers === "1", keys.get(a), keys.get(b)));
-  table.tBodies[0].append(...rows);
+  rows.sort((a, b) => sign * compare(textOf(a, column), textOf(b, column)));
+  rows[0].parentElement.append(...rows);
 }
 
-async function copy(button) {
-  const shown = button.parentElement.querySelector("details");
-  const block = shown.querySelector("pre");
-  if (navigator.clipboard) {
-    await navigator.clipboard.writeText(block.textContent);
-    button.textContent = "copied";
-  } else {
-    // Pages that are opened as files may not write to it.
-    shown.open = true;
-    getSelection().selectAllChildren(block);
-    button.textContent = "press Ctrl+C";
+function controlled(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  const rows = [...table.tBodies[0].rows];
+  const controls = document.createElement("div");
+  controls.className = "table-controls";
+  controls.innerHTML = '<label>Search <input type="search" placeholder="words"></label>';
+  const selects = new Map();
+  for (const heading of table.parentElement.dataset.filters.split("|")) {
+    const column = heads.findIndex((head) => head.textContent === heading);
+    const values = [...new Set(rows.map((row) => textOf(row, column)))].filter(Boolean).sort();
+    const select = document.createElement("select");
+    select.append(new Option("all", ""), ...values.map((value) => new Option(value)));
+    const label = document.createElement("label");
+    label.append(heading, select);
+    controls.append(label);
+    selects.set(column, select);
   }
-  setTimeout(() => { button.textContent = "copy"; }, 1500);
+  const count = document.createElement("span");
+  count.className = "count";
+  controls.append(count);
+  const update = () => {
+    const words = controls.querySelector("input").value.toLowerCase().split(/\s+/);
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      const chosen = [...selects].every(([column, select]) => !select.value || textOf(row, column) === select.value);
+      row.hidden = !chosen || !words.every((word) => text.includes(word));
+    }
+    count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
+  };
+  for (const kind of ["input", "change"]) controls.addEventListener(kind, update);
+  heads.forEach((head, column) => head.addEventListener("click", () => sort(rows, heads, column)));
+  table.parentElement.before(controls);
+  update();
 }
 
-// claims.html?paper=DIP chooses that value; a search is claims.html?search=memory.
-function preset(table) {
-  const given = new URLSearchParams(location.search);
-  for (const select of document.querySelectorAll(`select[data-table="${table.id}"]`)) {
-    const heading = table.tHead.rows[0].cells[+select.dataset.column].textContent;
-    if (given.has(heading)) select.value = given.get(heading);
-  }
-  if (given.has("search")) document.querySelector(`input[data-table="${table.id}"]`).value = given.get("search");
-}
-
-document.addEventListener("DOMContentLoaded", () => {
-  for (const table of document.querySelectorAll("table.interactive")) {
-    preset(table);
-    for (const each of document.querySelectorAll(`[data-table="${table.id}"]`)) {
-      each.addEventListener("input", () => update(table));
-    }
-    for (const head of table.tHead.rows[0].cells) {
-      if (head.classList.contains("unsorted")) continue;
-      head.tabIndex = 0;
-      head.addEventListener("click", () => sort(table, head));
-      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(table, head); });
-    }
-    for (const button of table.querySelectorAll("td.command button")) {
-      button.hidden = false;
-      button.addEventListener("click", () => copy(button));
-    }
-    update(table);
-  }
-});
+document.addEventListener("DOMContentLoaded", () => document.querySelectorAll("table.interactive").forEach(controlled));

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from entrain_bench.answers.documents.definition import override_key
 from entrain_bench.answers.documents.published import PublishedCell, cell_fields, our_names
@@ -16,7 +16,7 @@ from entrain_bench.config.tree import choices
 
 # The cluster of a run without further overrides.
 DEFAULT_CLUSTER = "a40x64"
-# Keys of a cell's setting by the configuration key that states them. A degree has a prefix: whose it is.
+# Keys of a cell's setting by the configuration key that states them.
 SETTINGS = {
     "global_batch": "global_batch",
     "microbatch_size": "microbatch_size",
@@ -25,32 +25,28 @@ SETTINGS = {
     "encoder_stages": "strategy.planner.encoder_stages",
     "enc_tp": "strategy.planner.encoder_tp",
 }
-DEGREES = {f"layout.{degree}": degree for degree in ("tp", "cp", "pp", "dp")}
-_NUMBER = re.compile(r"\d+")
+# Prefixes of the degrees in a cell's setting: of the system, and of its baseline.
+SYSTEM = ("", "llm_", "shared_")
+BASELINE = ("base_llm_", "base_shared_")
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterFacts:
-    """GPUs of a cluster, and the memory of one in bytes, as its YAML states them."""
-
-    num_gpus: int
-    memory_bytes: float
-
-
-def cluster_facts(overrides: Sequence[str]) -> ClusterFacts:
-    """The cluster that overrides choose. A changed device memory does not count: it is of no published device."""
+def num_gpus(overrides: Sequence[str]) -> int:
+    """GPUs of the cluster that overrides choose."""
     values = _values(overrides)
-    name = values.get("cluster", DEFAULT_CLUSTER)
-    if name not in choices("cluster"):
-        raise unknown_choice("cluster", name, choices("cluster"))
-    gpus_per_node, num_nodes, memory = _cluster(name)
-    return ClusterFacts(gpus_per_node * int(values.get("cluster.num_nodes", num_nodes)), memory)
+    cluster = _cluster(values.get("cluster", DEFAULT_CLUSTER))
+    return int(cluster["gpus_per_node"]) * int(values.get("cluster.num_nodes", cluster["num_nodes"]))
+
+
+def device_memory_bytes(overrides: Sequence[str]) -> float:
+    """Memory of a device of the cluster that overrides choose, as its YAML states it; they may change it."""
+    return float(_cluster(_values(overrides).get("cluster", DEFAULT_CLUSTER))["device"]["memory_bytes"])
 
 
 @cache
-def _cluster(name: str) -> tuple[int, int, float]:
-    cluster = compose(f"cluster={name}").cluster
-    return int(cluster["gpus_per_node"]), int(cluster["num_nodes"]), float(cluster["device"]["memory_bytes"])
+def _cluster(name: str) -> Mapping[str, Any]:
+    if name not in choices("cluster"):
+        raise unknown_choice("cluster", name, choices("cluster"))
+    return compose(f"cluster={name}").cluster
 
 
 def mismatches(
@@ -71,9 +67,9 @@ def mismatches(
     """
     if not cells:
         return []
-    found = dict(_differences([*cells, *per], setting, config_dir))
-    lines = [text for key, text in found.items() if key not in differs]
-    return lines + [f"differs.{key}: the setting has what the cells state" for key in differs if key not in found]
+    differences = dict(_differences([*cells, *per], setting, config_dir))
+    lines = [text for key, text in differences.items() if key not in differs]
+    return lines + [f"differs.{key}: the setting has what the cells state" for key in differs if key not in differences]
 
 
 def _differences(
@@ -81,22 +77,28 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     sides = [_values(sweep) for sweep in setting.sweeps]
     known = [sweep for sweep in setting.sweeps if _values(sweep).get("cluster", DEFAULT_CLUSTER) in choices("cluster")]
-    gpus = {cluster_facts(sweep).num_gpus for sweep in known}
-    stated = [limits for cell in cells for limits in _gpus(cell.gpus)]
-    if stated and not all(any(low <= number <= high for low, high in stated) for number in gpus):
+    numbers = sorted({num_gpus(sweep) for sweep in known})
+    allowed = [limits for cell in cells for limits in _gpus(cell.gpus)]
+    if allowed and not all(any(low <= number <= high for low, high in allowed) for number in numbers):
         texts = ", ".join(dict.fromkeys(cell.gpus for cell in cells if cell.gpus))
-        yield "gpus", f"cluster: {', '.join(map(str, sorted(gpus)))} GPUs, the cells say {texts}"
+        yield "gpus", f"cluster: {', '.join(map(str, numbers))} GPUs, the cells say {texts}"
     names = our_names(config_dir)
-    yield from _names("model", "model", names["models"], {cell.model for cell in cells} - {""}, sides)
-    yield from _names("data", "workload", names["data"], {cell.data for cell in cells} - {""}, sides)
+    for key, group, chosen in (("model", "models", "model"), ("data", "data", "workload")):
+        theirs = sorted({getattr(cell, key) for cell in cells} - {""})
+        lacking = [text for text in theirs if text not in names[group]]
+        ours = {name for side in sides if chosen in side for name in side[chosen].split(",")}
+        if lacking:
+            yield key, f"{key}: {', '.join(lacking)} has no name of ours (names.yaml)"
+        elif theirs and not ours <= {name for text in theirs for name in names[group][text]}:
+            yield key, f"{chosen}={','.join(sorted(ours))}: the cells say {', '.join(theirs)}"
     if len(setting.situations) > 1:
         return
     first = cells[0]
-    plain = {key: str(value) for key, value in cell_fields(first, config_dir).items()}
-    for index, overrides in enumerate(sides):
-        for key, text in _settings(first, plain, of=index == 0):
-            if key in overrides and not _same(overrides[key], text):
-                yield key, f"{key}={overrides[key]}: {first.id} states {text}"
+    plain = {key: str(value) for key, value in cell_fields(first, config_dir).items() if key in first.setting}
+    for index, values in enumerate(sides):
+        for key, text in _stated(plain, of=index == 0):
+            if key in values and not _same(values[key], text):
+                yield key, f"{key}={values[key]}: {first.id} states {text}"
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
@@ -105,7 +107,7 @@ def _values(overrides: Sequence[str]) -> dict[str, str]:
 
 def _gpus(text: str) -> list[tuple[int, float]]:
     """Numbers of GPUs that a cell allows, as ranges; none if it states none."""
-    numbers = [int(number) for number in _NUMBER.findall(text.replace(",", ""))]
+    numbers = [int(number) for number in re.findall(r"\d+", text.replace(",", ""))]
     if not numbers:
         return []
     if "up to" in text:
@@ -115,35 +117,18 @@ def _gpus(text: str) -> list[tuple[int, float]]:
     return [(numbers[0], numbers[-1])] if " to " in text else [(number, number) for number in numbers]
 
 
-def _names(
-    key: str,
-    chosen: str,
-    names: Mapping[str, Sequence[str]],
-    theirs: set[str],
-    sides: Sequence[Mapping[str, str]],
-) -> Iterator[tuple[str, str]]:
-    """Models or data of the published runs that are not those of the cells."""
-    allowed = {name for text in theirs for name in names.get(text, ())}
-    ours = {name for side in sides if chosen in side for name in side[chosen].split(",")}
-    if lacking := [text for text in theirs if text not in names]:
-        yield key, f"{key}: {', '.join(sorted(lacking))} has no name of ours (names.yaml)"
-    elif allowed and not ours <= allowed:
-        yield key, f"{chosen}={','.join(sorted(ours))}: the cells say {', '.join(sorted(theirs))}"
-
-
-def _settings(cell: PublishedCell, plain: Mapping[str, str], of: bool) -> Iterator[tuple[str, str]]:
-    """Configuration keys that a cell states of one side, with their values."""
-    yield from ((ours, plain[theirs]) for theirs, ours in SETTINGS.items() if theirs in cell.setting and of)
-    has_base = any(key.startswith("base_") for key in cell.setting)
-    prefixes = ("", "llm_", "shared_") if of else ("base_llm_", "base_shared_") if has_base else ("",)
-    for key, degree in DEGREES.items():
-        for prefix in prefixes:
-            if f"{prefix}{degree}" in cell.setting:
-                yield key, plain[f"{prefix}{degree}"]
+def _stated(plain: Mapping[str, str], of: bool) -> Iterator[tuple[str, str]]:
+    """Configuration keys that a cell's setting states of one side, with their values."""
+    if of:
+        yield from ((ours, plain[theirs]) for theirs, ours in SETTINGS.items() if theirs in plain)
+    has_base = any(key.startswith("base_") for key in plain)
+    prefixes = SYSTEM if of else BASELINE if has_base else ("",)
+    for degree in ("tp", "cp", "pp", "dp"):
+        yield from ((f"layout.{degree}", plain[key]) for prefix in prefixes if (key := f"{prefix}{degree}") in plain)
 
 
 def _same(ours: str, theirs: str) -> bool:
     try:
         return float(ours) == float(theirs)
     except ValueError:
-        return ours == theirs or ours == "null"
+        return ours in (theirs, "null")

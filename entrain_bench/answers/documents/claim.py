@@ -13,18 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.documents.agreement import mismatches
-from entrain_bench.answers.documents.definition import check_keys, flat, read_definitions, read_overrides, read_text
+from entrain_bench.answers.documents.definition import check_keys, flat, insert, overrides, read_definitions, words
 from entrain_bench.answers.documents.published import PublishedCell, cell_fields, find_cells
-from entrain_bench.answers.documents.sides import SIDES, Change, ClaimSetting, Measure, Situation, fair_setting
+from entrain_bench.answers.documents.sides import SIDES, ClaimSetting, Measure, Situation, fair_setting
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.records import METRICS
 
 FOLDER = "claim"
+TEXTS = ("claim", "paper", "why", "system", "title", "group", "where")
 KEYS = (
-    *("system", "title", "group", "claim", "paper", "cells", "each", "per", "kind", "measure", "setting", "common"),
-    *("of", "to", "at", "against", "fair", "choices", "assumption", "differs", "paper_setting", "no_source", "why"),
-    *("value", "unit", "where"),
+    *(
+        *TEXTS,
+        "cells",
+        "each",
+        "ranges",
+        "per",
+        "kind",
+        "measure",
+        "setting",
+        *SIDES,
+        "at",
+        "against",
+        "fair",
+        "choices",
+    ),
+    *("assumption", "differs", "paper_setting", "no_source", "value", "unit"),
 )
 NEEDED = ("claim", "paper", "measure", "setting", "of")
 # Keys that a claim without cells states, and a claim with cells takes from them.
@@ -37,14 +51,13 @@ SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "s": 1.0, "ms": 1e3} | dict.fromkeys
 BARE = ("GB", "s", "ms", *COUNTED)
 # Units of cells by that of a claim, if they differ.
 UNITS = {"1": "%", "GPUs of 16": "GPUs"}
-# Numbers that are read off a run's layout: pipeline stages of the encoders, and their ranks in a replica.
+# Numbers that are derived: from a run's layout the encoders' pipeline stages and their ranks in a replica, GPU days of
+# the samples that a cell states, and products of two columns.
 ENCODER_STAGES = "encoder_stages"
 ENCODER_GPUS = "encoder_gpus"
-# GPU days of the samples that a cell states.
 GPU_DAYS = "gpu_days"
-# Numbers that papers state and that are products of two columns: seconds that a GPU idles in an iteration.
 PRODUCTS = {"idle_time_s": ("bubble_ratio", "iteration_time_s")}
-DERIVED = (*PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS)
+KNOWN_METRICS = (*METRICS, *PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS)
 PICKS = ("mean", "max", "min")
 # At most so many cells are in the text on the paper's setting.
 SHOWN_CELLS = 4
@@ -78,7 +91,6 @@ class Claim:
 
     Attributes:
         paper, where: arXiv number or another source by its name (``cited``), and the place in it.
-        kind: what is claimed of the number.
         value: the published number, or the ends of a range, in ``unit``; empty for an order.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), one of ``BARE`` for the metric
             itself.
@@ -88,7 +100,7 @@ class Claim:
         choices: the published setting with other values of what the paper does not state, by label.
         assumption: the assumption that decides; None if nothing was toggled.
         no_source: whether the number was not found in the paper, so that nothing can be judged.
-        why: explanation of agreement or difference, as runs have shown; empty if none has.
+        why: explanation of agreement or difference; empty without one.
         cells, per: the published cells that the claim is about, and those that their number is divided by.
         differs: what of the cells the published setting cannot have (``gpus``, ``model``, ``data``, a key of their
             setting), with the reason.
@@ -119,6 +131,20 @@ class Claim:
     system: str = ""
     file: str = ""
     config_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check kind, unit and number against the setting."""
+        compared = self.published.is_comparison
+        require(self.unit in SCALES, "unit", self.unit, f"one of {', '.join(SCALES)}")
+        require(self.unit not in BARE or not self.published.situations[0].to, "to", "given", f"empty for {self.unit}")
+        is_order = self.kind == Kind.ORDER
+        require(bool(self.value) != is_order, "kind", str(self.kind), "order without a number, and only then")
+        require(self.unit != "x" or compared, "to", [], "given for a ratio, or at and against")
+        bare = bool(self.value) and len(self.published.situations) == 1
+        require(self.unit == "x" or bare, "unit", self.unit, "x for an order and two situations")
+        nothing = 1.0 if self.unit == "x" else 0.0
+        is_gain = self.kind != Kind.GAIN or nothing not in self.value
+        require(is_gain, "value", list(self.value), "a gain or a loss, or null for an order")
 
     @property
     def toggled(self) -> ClaimSetting | None:
@@ -164,29 +190,30 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
     Raises:
         UserError: naming the file and the claim, for one that contradicts its published cells.
     """
-    folders = {config_tree(): None, **({Path(config_dir): config_dir} if config_dir else {})}
-    return [
-        replace(claim, file=path.stem, system=claim.system or path.stem)
-        for folder, theirs in folders.items()
-        for path in sorted((folder / FOLDER).glob("*.yaml"))
-        for claim in sorted(
-            read_definitions(path, "claims", partial(parse_claims, config_dir=theirs)), key=lambda claim: claim.name
-        )
-    ]
+    claims = []
+    for folder, theirs in ((config_tree(), None), *([(Path(config_dir), config_dir)] if config_dir else [])):
+        for path in sorted((folder / FOLDER).glob("*.yaml")):
+            found = read_definitions(path, "claims", partial(parse_claims, config_dir=theirs))
+            named = (replace(claim, file=path.stem, system=claim.system or path.stem) for claim in found)
+            claims += sorted(named, key=lambda claim: claim.name)
+    return claims
 
 
 def parse_claims(name: str, values: Mapping[str, Any], config_dir: str | None = None) -> Iterator[Claim]:
-    """The claim of an entry, or with ``each`` one for each cell: a list of patterns, or cells by name.
+    """The claim of an entry, with ``each`` one a cell, with ``ranges`` one for cells that agree up to a last ``*``.
 
     Raises:
         UserError: for a wrong key or value, and for a claim that contradicts its cells.
     """
-    each = values.get("each")
-    cases: dict[str, Mapping[str, Any]] = {name: values}
-    if each is not None:
-        patterns = each if isinstance(each, Mapping) else {cell.id: cell.id for cell in _cells(each, config_dir)}
-        entry = {"group": name, **{key: value for key, value in values.items() if key != "each"}}
-        cases = {re.sub(r"[^a-z0-9]+", "_", case.lower()): {**entry, "cells": ids} for case, ids in patterns.items()}
+    entry = {"group": name, **values}
+    cases: dict[str, Mapping[str, Any]] = {}
+    for cell in _cells(entry.pop("each", []), config_dir):
+        cases[re.sub(r"[^a-z0-9]+", "_", cell.id.lower())] = {**entry, "cells": cell.id}
+    if pattern := entry.pop("ranges", ""):
+        for cell in _cells(pattern, config_dir):
+            parts = cell.id.split("-")[: pattern.count("-")]
+            cases["_".join([name, *parts[1:]])] = {**entry, "cells": f"{'-'.join(parts)}-*"}
+    cases = cases or {name: values}
     for case, stated in cases.items():
         claim = parse_claim(case, stated, config_dir)
         if wrong := mismatches(claim.cells, claim.per, claim.published, claim.differs, config_dir):
@@ -205,45 +232,44 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
     cells = _cells(values.get("cells", []), config_dir)
     per = _cells(values.get("per", []), config_dir)
     check_keys(values, KEYS, NEEDED if cells else (*NEEDED, "where", "value", "paper_setting"))
-    of_cell = cell_fields(cells[0], config_dir) if cells else {}
-    text = partial(read_text, fields=of_cell)
-    overrides = partial(read_overrides, fields=of_cell)
+    values = insert(values, cell_fields(cells[0], config_dir) if cells else {})
     measure = _measure(values["measure"])
-    published = _published(values, measure, overrides, text(values["setting"]))
+    published = _published(values, measure)
     # Numbers that are compared with nothing are levels, and so is memory; anything else is a gain.
     level = not published.is_comparison or measure.metric == "peak_memory_bytes"
-    kind = values.get("kind", Kind.LEVEL if level else Kind.GAIN)
-    require(kind in [*Kind], "kind", kind, f"one of {', '.join(Kind)}")
+    stated = values.get("kind", Kind.LEVEL if level else Kind.GAIN)
+    require(stated in [*Kind], "kind", stated, f"one of {', '.join(Kind)}")
+    kind = Kind(stated)
     if cells:
         for key in OF_CELLS:
             require(key not in values, key, values.get(key), "left out; the cells state it")
-        relative = bool(published.situations[0].to)
-        value, unit = ((), "x") if kind == Kind.ORDER else _value_of_cells(cells, per, Kind(kind), relative)
+        value, unit = _value_of_cells(cells, per, kind, bool(published.situations[0].to))
     else:
         value = tuple(float(number) for number in flat(values["value"]) if number is not None)
         unit = values.get("unit", "x")
-    kind = Kind(kind) if value or kind != Kind.GAIN else Kind.ORDER
-    _check_number(kind, value, unit, published)
-    changes = {label: change for listed in flat(values.get("choices", {})) for label, change in listed.items()}
+    if not value and kind == Kind.GAIN:
+        kind = Kind.ORDER
     shown = "; ".join(cell.words for cell in (*cells, *per)[:SHOWN_CELLS])
-    paper_setting = text(values.get("paper_setting", ""))
-    texts = {key: text(values.get(key, "")) for key in ("claim", "paper", "why", "system", "title", "group", "where")}
+    paper_setting = words(values.get("paper_setting", ""))
+    texts = {key: words(values.get(key, "")) for key in TEXTS}
+    texts["where"] = texts["where"] or "; ".join(dict.fromkeys(cell.place for cell in (*cells, *per)))
+    choices = {label: change for listed in flat(values.get("choices", {})) for label, change in listed.items()}
     return Claim(
         name=name,
         kind=kind,
         value=value,
         unit=unit,
         published=published,
-        fair=_fair(values.get("fair", {}), kind, published, overrides, text),
-        choices={text(label): published.changed(_change(label, made, overrides)) for label, made in changes.items()},
-        assumption=_assumption(values["assumption"], published, overrides, text) if "assumption" in values else None,
+        fair=_fair(values.get("fair", {}), kind, published),
+        choices={words(label): published.changed(_change(label, stated)) for label, stated in choices.items()},
+        assumption=_assumption(values["assumption"], published) if "assumption" in values else None,
         no_source=bool(values.get("no_source", False)),
         cells=cells,
         per=per,
-        differs={key: text(reason) for key, reason in values.get("differs", {}).items()},
+        differs={key: words(reason) for key, reason in values.get("differs", {}).items()},
         config_dir=config_dir,
         paper_setting=" ".join(filter(None, (shown and f"{shown}.", paper_setting))),
-        **texts | {"where": texts["where"] or "; ".join(dict.fromkeys(cell.place for cell in (*cells, *per)))},
+        **texts,
     )
 
 
@@ -251,42 +277,33 @@ def _cells(patterns: Any, config_dir: str | None) -> tuple[PublishedCell, ...]:
     return find_cells([*flat(patterns)], config_dir)
 
 
-def _check_number(kind: Kind, value: Sequence[float], unit: str, published: ClaimSetting) -> None:
-    """Raise ``UserError`` for a kind, a unit or a number that does not fit the setting."""
-    compared = published.is_comparison
-    require(unit in SCALES, "unit", unit, f"one of {', '.join(SCALES)}")
-    require(unit not in BARE or not published.situations[0].to, "to", "given", f"empty for {unit}")
-    require(bool(value) != (kind == Kind.ORDER), "kind", str(kind), "order without a number, and only then")
-    require(unit != "x" or compared, "to", [], "given for a ratio, or at and against")
-    bare = bool(value) and len(published.situations) == 1
-    require(unit == "x" or bare, "unit", unit, "x for an order and two situations")
-    gain = 1.0 if unit == "x" else 0.0
-    require(kind != Kind.GAIN or gain not in value, "value", list(value), "a gain or a loss, or null for an order")
-
-
 def _value_of_cells(
     cells: Sequence[PublishedCell], per: tuple[PublishedCell, ...], kind: Kind, relative: bool
 ) -> tuple[tuple[float, ...], str]:
     """The number of some cells, or the ends of their range, and its unit; no number if no cell has one."""
+    unit = "x"
+    numbers: list[float] = []
+    if kind == Kind.ORDER:
+        return (), unit
     if per:
         pairs = zip(cells, per * len(cells) if len(per) == 1 else per, strict=True)
-        ratios = [cell.value / other.value for cell, other in pairs if cell.value and other.value]
-        return tuple(dict.fromkeys((min(ratios), max(ratios)))), "x"
-    numbers: list[float] = []
-    for cell in cells:
-        ends = [cell.high] if kind == Kind.LIMIT and cell.high else [cell.value]
-        ends = [cell.low, cell.high] if cell.value is None and kind == Kind.LEVEL else ends
-        scale = 100.0 if cell.unit == "1" else 1.0
-        sign = -1.0 if relative and cell.metric.endswith("_reduction") else 1.0
-        numbers += [sign * scale * end for end in ends if end is not None]
-    if not numbers:
-        return (), "x"
-    units = {UNITS.get(cell.unit, cell.unit) for cell in cells}
-    require(len(units) == 1, "cells", ", ".join(sorted(units)), "of one unit")
-    return tuple(dict.fromkeys((min(numbers), max(numbers)))), units.pop()
+        numbers = [cell.value / other.value for cell, other in pairs if cell.value and other.value]
+    else:
+        for cell in cells:
+            ends = [cell.high] if kind == Kind.LIMIT and cell.high else [cell.value]
+            if cell.value is None and kind == Kind.LEVEL:
+                ends = [cell.low, cell.high]
+            scale = 100.0 if cell.unit == "1" else 1.0
+            sign = -1.0 if relative and cell.metric.endswith("_reduction") else 1.0
+            numbers += [sign * scale * end for end in ends if end is not None]
+        if numbers:
+            units = {UNITS.get(cell.unit, cell.unit) for cell in cells}
+            require(len(units) == 1, "cells", ", ".join(sorted(units)), "of one unit")
+            unit = units.pop()
+    return tuple(dict.fromkeys((min(numbers), max(numbers)))) if numbers else (), unit
 
 
-def _published(values: Mapping[str, Any], measure: Measure, overrides: Any, words: str) -> ClaimSetting:
+def _published(values: Mapping[str, Any], measure: Measure) -> ClaimSetting:
     """The published setting; each system is tuned as it was published if strategies can be told to."""
     common, of, to, at = (overrides(values.get(key, [])) for key in (*SIDES, "at"))
     require(bool(of), "of", "[]", "the overrides of the runs in the numerator")
@@ -297,12 +314,10 @@ def _published(values: Mapping[str, Any], measure: Measure, overrides: Any, word
         check_keys(against, ("at", "of", "to"), where="against: ")
         other = {"at": ()} | {key: overrides(texts) for key, texts in against.items()}
         situations.append(replace(situations[0], **other))
-    return ClaimSetting(words, measure, ("tuning=own", *common), tuple(situations))
+    return ClaimSetting(words(values["setting"]), measure, ("tuning=own", *common), tuple(situations))
 
 
-def _fair(
-    stated: Mapping[str, Any] | None, kind: Kind, published: ClaimSetting, overrides: Any, text: Any
-) -> ClaimSetting | None:
+def _fair(stated: Mapping[str, Any] | None, kind: Kind, published: ClaimSetting) -> ClaimSetting | None:
     """The fair setting of a gain or an order, or of another claim that states one; None without a baseline."""
     judged = kind in (Kind.GAIN, Kind.ORDER) or stated
     if stated is None or not judged or not (published.situations[0].to or stated.get("to")):
@@ -311,7 +326,7 @@ def _fair(
     usual = {"metric": "iteration_time_s"} if published.measure.metric == "core_time_s" else {}
     measure = _measure(stated.get("measure", usual), published.measure)
     change = {side: overrides(stated[side]) for side in SIDES if side in stated}
-    return fair_setting(published, change, measure, text(stated.get("setting", "")))
+    return fair_setting(published, change, measure, words(stated.get("setting", "")))
 
 
 def _measure(values: Mapping[str, Any] | str, usual: Measure | None = None) -> Measure:
@@ -319,21 +334,20 @@ def _measure(values: Mapping[str, Any] | str, usual: Measure | None = None) -> M
     stated = {"metric": values} if isinstance(values, str) else values
     check_keys(stated, [one.name for one in fields(Measure)], () if usual else ("metric",), "measure: ")
     measure = replace(usual, **stated) if usual else Measure(**stated)
-    known = (*METRICS, *DERIVED)
-    require(measure.metric in known, "measure.metric", measure.metric, f"one of {', '.join(known)}")
+    require(measure.metric in KNOWN_METRICS, "measure.metric", measure.metric, f"one of {', '.join(KNOWN_METRICS)}")
     for key in ("pick_of", "pick_to", "over"):
         pick = getattr(measure, key)
         require(pick in PICKS, f"measure.{key}", pick, f"one of {', '.join(PICKS)}")
     return measure
 
 
-def _change(label: str, values: Mapping[str, Any], overrides: Any) -> Change:
+def _change(label: str, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     check_keys(values, SIDES, where=f"{label}: ")
     require(any(values.values()), label, "{}", "overrides that make a difference")
     return {side: overrides(texts) for side, texts in values.items()}
 
 
-def _assumption(values: Mapping[str, Any], published: ClaimSetting, overrides: Any, text: Any) -> Assumption:
+def _assumption(values: Mapping[str, Any], published: ClaimSetting) -> Assumption:
     check_keys(values, ("text", "otherwise", *SIDES), ("text", "otherwise"), "assumption: ")
-    change = _change("assumption", {key: values[key] for key in SIDES if key in values}, overrides)
-    return Assumption(text(values["text"]), text(values["otherwise"]), published.changed(change))
+    change = _change("assumption", {key: values[key] for key in SIDES if key in values})
+    return Assumption(words(values["text"]), words(values["otherwise"]), published.changed(change))

@@ -14,19 +14,20 @@ from entrain_bench.answers.documents.claim import Claim, Kind, cited
 from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict
 from entrain_bench.answers.text import count, markdown_table
 
+VERDICTS = ("paper_value", "published_value", "published_verdict", "fair_value", "fair_verdict")
 COLUMNS = (
-    *("name", "group", "claim", "paper", "where", "paper_value", "published_value", "published_verdict"),
-    *("fair_value", "fair_verdict", "assumption", "otherwise_value", "otherwise_verdict", "other_choices"),
-    *("runs", "published", "fair"),
+    *("name", "group", "claim", "paper", "where", *VERDICTS, "assumption", "otherwise_value", "otherwise_verdict"),
+    *("other_choices", "runs", "published", "fair"),
 )
+HEADINGS = ["paper", "as published", "verdict", "fair", "verdict, fair"]
 KINDS = {"Gains and orders": (Kind.GAIN, Kind.ORDER), "Levels and limits": (Kind.LEVEL, Kind.LIMIT)}
 # Verdicts that ``counts_sentence`` states; others are in between or undecided.
 CLEAR = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.NOT_REPRODUCED)
 
 
-def templates() -> Environment:
-    """The templates of this folder; they only format."""
-    return Environment(
+def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
+    """``claims.md``, a page for every paper, and the counts for other pages, by path in the folder of results."""
+    environment = Environment(
         loader=PackageLoader(__package__ or ""),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -34,31 +35,29 @@ def templates() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - Markdown, not HTML.
     )
-
-
-def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
-    """``claims.md``, a page for every paper, and the counts for other pages, by path in the folder of results."""
-    environment = templates()
-    papers = [_paper(file, [*group]) for file, group in groupby(sorted(judged, key=_file), key=_file)]
+    papers = [_paper(file, group) for file, group in by_file(judged)]
     kinds = {title: [one for one in judged if one.claim.kind in kinds] for title, kinds in KINDS.items()}
-    values = {
-        "counts": counts(judged),
-        "kinds": {title: counts(group) for title, group in kinds.items() if group},
-        "agreement": agreement(judged),
-        "papers": papers,
-    }
+    index = environment.get_template("claims.md.j2").render(
+        counts=counts(judged),
+        kinds={title: counts(group) for title, group in kinds.items() if group},
+        agreement=agreement(judged),
+        papers=papers,
+    )
+    page = environment.get_template("claims_of_paper.md.j2")
     return {
-        "claims.md": environment.get_template("claims.md.j2").render(values),
+        "claims.md": index,
         "tables/claims_counts.md": f"{counts_sentence(judged)}\n",
-        **{
-            f"claims/{paper['file']}.md": environment.get_template("claims_of_paper.md.j2").render(paper)
-            for paper in papers
-        },
+        **{f"claims/{paper['file']}.md": page.render(paper) for paper in papers},
     }
 
 
-def _file(judged: JudgedClaim) -> str:
-    return judged.claim.file
+def by_file(judged: Iterable[JudgedClaim]) -> list[tuple[str, list[JudgedClaim]]]:
+    """The claims of each file."""
+
+    def file(one: JudgedClaim) -> str:
+        return one.claim.file
+
+    return [(name, [*group]) for name, group in groupby(sorted(judged, key=file), key=file)]
 
 
 def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
@@ -67,14 +66,12 @@ def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
     for one in judged:
         key = (one.claim.group, "") if one.claim.group else ("", one.claim.name)
         groups.setdefault(key, []).append(one)
+    rows = [_summary(file, members) for members in groups.values()]
     return {
         "file": file,
         "system": judged[0].claim.system,
         "counts": counts(judged),
-        "table": markdown_table(
-            ["claim", "where", "paper", "as published", "verdict", "fair", "verdict, fair"],
-            [_summary(file, members) for members in groups.values()],
-        ),
+        "table": markdown_table(["claim", "where", *HEADINGS], rows),
         "sections": [_section(members) for members in groups.values()],
     }
 
@@ -83,10 +80,9 @@ def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
     """The row of a claim in the list of all claims; one row for all claims of a group."""
     claim = members[0].claim
     if not claim.group:
-        row = claim_row(members[0])
         link = f"[{claim.claim}](claims/{file}.md#{claim.name})"
-        numbers = (value_text(claim, members[0].published), row["published_verdict"])
-        return [link, claim.where, row["paper_value"], *numbers, row["fair_value"], row["fair_verdict"]]
+        row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].published)}
+        return [link, claim.where, *(row[name] for name in VERDICTS)]
     values = [value for one in members for value in one.claim.value]
     places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
     link = f"[{claim.title} ({len(members)} cells)](claims/{file}.md#{claim.group})"
@@ -95,19 +91,17 @@ def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
 
 
 def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
-    first = members[0]
-    heading = ["case", "cells", "paper", "as published", "verdict", "fair", "verdict, fair"]
-    shown = COLUMNS[5:10]
+    claim = members[0].claim
     rows = [
-        [one.claim.name, " ".join(cell.id for cell in one.claim.cells), *(claim_row(one)[name] for name in shown)]
+        [one.claim.name, " ".join(cell.id for cell in one.claim.cells), *(claim_row(one)[name] for name in VERDICTS)]
         for one in members
     ]
     return {
-        "name": first.claim.group or first.claim.name,
-        "title": first.claim.title,
-        "table": markdown_table(heading, rows) if first.claim.group else "",
-        "details": claim_details(first),
-        "commands": claim_commands(first.claim),
+        "name": claim.group or claim.name,
+        "title": claim.title,
+        "table": markdown_table(["case", "cells", *HEADINGS], rows) if claim.group else "",
+        "details": claim_details(members[0]),
+        "commands": claim_commands(claim),
     }
 
 
@@ -115,18 +109,18 @@ def claim_row(judged: JudgedClaim) -> dict[str, str]:
     """A claim's row in ``claims.csv``: texts, and the plain verdicts ``published`` and ``fair``."""
     claim = judged.claim
     row = {name: str(getattr(claim, name)) for name in ("name", "group", "claim", "paper", "where")}
-    row |= {"paper_value": claim.format(claim.value), "assumption": "", "runs": claim.hash_of_runs}
+    row |= {"paper_value": claim.format(claim.value), "runs": claim.hash_of_runs}
     row |= {"published": str(judged.published.verdict), "fair": str(judged.fair.verdict) if judged.fair else ""}
-    for name, finding in (("published", judged.published), ("fair", judged.fair), ("otherwise", judged.otherwise)):
-        row[f"{name}_value"] = value_text(claim, finding)
-        row[f"{name}_verdict"] = verdict_text(finding)
+    for name in ("published", "fair", "otherwise"):
+        row[f"{name}_value"] = value_text(claim, getattr(judged, name))
+        row[f"{name}_verdict"] = verdict_text(getattr(judged, name))
     verdicts = {verdict_text(one): None for one in judged.choices.values() if one.number is not None}
     verdicts.pop(row["published_verdict"], None)
     row["published_verdict"] += f"; under other choices {' or '.join(verdicts)}" if verdicts else ""
     row["published_value"] += _range(claim, [*judged.choices.values()])
     row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in judged.choices.items())
-    if claim.assumption:
-        row["assumption"] = f"{claim.assumption.text}; otherwise, {claim.assumption.otherwise}"
+    decides = claim.assumption
+    row["assumption"] = f"{decides.text}; otherwise, {decides.otherwise}" if decides else ""
     return row
 
 
@@ -164,8 +158,8 @@ def _range(claim: Claim, choices: Sequence[Finding]) -> str:
     """The range of the numbers under other choices, and how many of these have none."""
     if not choices:
         return ""
-    numbers = sorted(one.number for one in choices if one.number is not None)
-    ends = claim.format([numbers[0], numbers[-1]][: len(numbers)]) if numbers else "nothing"
+    numbers = [one.number for one in choices if one.number is not None]
+    ends = claim.format([*{min(numbers): 0, max(numbers): 0}]) if numbers else "nothing"
     lacking = len(choices) - len(numbers)
     return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
 
@@ -180,14 +174,12 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
         "Claim": f"{claim.claim}: {row['paper_value']} ({cited(claim.paper)}, {claim.where})",
         "Paper": claim.paper_setting + differs,
         "As published": f"{published}. {claim.published.words}",
+        "Other choices": f"{row['other_choices']}." if row["other_choices"] else "",
+        "Fair": f"{_in_words(claim, judged.fair)}. {claim.fair.words}" if claim.fair else "",
+        "What decides": f"{decides(row)}." if claim.assumption else "",
+        "Why": claim.why,
     }
-    if row["other_choices"]:
-        details["Other choices"] = f"{row['other_choices']}."
-    if claim.fair:
-        details["Fair"] = f"{_in_words(claim, judged.fair)}. {claim.fair.words}"
-    if claim.assumption:
-        details["What decides"] = f"{decides(row)}."
-    return details | ({"Why": claim.why} if claim.why else {})
+    return {label: text for label, text in details.items() if text}
 
 
 def decides(row: Mapping[Any, Any]) -> str:
@@ -199,13 +191,13 @@ def decides(row: Mapping[Any, Any]) -> str:
 
 def claim_commands(claim: Claim) -> dict[str, str]:
     """The command of every sweep, once, with the setting that it is of first."""
-    settings = {"as published": claim.published, **({"fair": claim.fair} if claim.fair else {})}
+    settings = {"as published": claim.published, "fair": claim.fair}
     settings |= {f"other choice: {label}": setting for label, setting in claim.choices.items()}
     if claim.assumption:
         settings[f"otherwise: {claim.assumption.otherwise}"] = claim.assumption.setting
     commands: dict[str, str] = {}
     for label, setting in settings.items():
-        for sweep in setting.sweeps:
+        for sweep in setting.sweeps if setting else ():
             commands.setdefault(sweep_command(sweep, claim.config_dir), label)
     return commands
 
@@ -221,14 +213,13 @@ def claims_text(judged: Sequence[JudgedClaim]) -> str:
     """For every paper a line per claim with its verdicts, then all counts, for a terminal."""
     lines = []
     width = max(len(one.claim.name) for one in judged)
-    for _, group in groupby(sorted(judged, key=_file), key=_file):
-        members = [*group]
+    for _, members in by_file(judged):
         lines += [f"{members[0].claim.system}, {counts(members)}"]
         for one in members:
             row = claim_row(one)
             fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if one.fair else ""
-            found = f"{value_text(one.claim, one.published)} {row['published_verdict']}{fair}"
-            lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {found}")
+            published = f"{value_text(one.claim, one.published)} {row['published_verdict']}"
+            lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {published}{fair}")
         lines.append("")
     return "\n".join([*lines, counts(judged), agreement(judged)])
 
@@ -259,8 +250,7 @@ def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
     def ends(name: str) -> str:
         number = Counter(_verdicts(judged, name))
         others = number.total() - sum(number[verdict] for verdict in CLEAR)
-        clear = ", ".join(f"{number[verdict]} {verdict}" for verdict in CLEAR)
-        return f"{clear}, {others} in between or undecided"
+        return f"{', '.join(f'{number[verdict]} {verdict}' for verdict in CLEAR)}, {others} in between or undecided"
 
     papers = count(len({one.claim.file for one in judged}), "paper")
     return (

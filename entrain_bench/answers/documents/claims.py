@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.agreement import cluster_facts
+from entrain_bench.answers.documents.agreement import device_memory_bytes
 from entrain_bench.answers.documents.claim import ENCODER_GPUS, ENCODER_STAGES, GPU_DAYS, Claim, load_claims
 from entrain_bench.answers.documents.claim_pages import COLUMNS, claim_row, claims_pages
 from entrain_bench.answers.documents.definition import override_key
@@ -141,7 +141,7 @@ def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
 def _memory(sweep: Sequence[str], study: Study) -> float:
     """Memory of the published device in bytes, also if the sweep changes it."""
     if OTHER_MEMORY in map(override_key, sweep):
-        return cluster_facts(sweep).memory_bytes
+        return device_memory_bytes(sweep)
     return float(study.cells(*sweep)[0].config.cluster["device"]["memory_bytes"])
 
 

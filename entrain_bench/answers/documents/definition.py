@@ -1,7 +1,7 @@
 """Files of claims and tables: plain YAML, in which lists may hold lists and texts may be lists of texts.
 
-What several entries share is stated once with YAML's own anchors (``&name``, ``*name``) and merge keys (``<<``), mostly
-under ``shared``, which is not read.
+``defaults`` are values of all entries. What several entries share is stated once with YAML's anchors and merge keys,
+mostly under ``shared``, which is not read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
-SHARED = "shared"
-DEFAULTS = "defaults"
-_FIELD = re.compile(r"\{([a-z_0-9]+)\}")
+FIELD = re.compile(r"\{([a-z_0-9]+)\}")
 
 
 def read_definitions[T](path: Path, kind: str, parse: Callable[[str, Mapping[str, Any]], Iterable[T]]) -> Iterator[T]:
@@ -26,18 +24,17 @@ def read_definitions[T](path: Path, kind: str, parse: Callable[[str, Mapping[str
     Raises:
         UserError: naming the file, the entry and the problem.
     """
+    where = path.name
     try:
         content = yaml.safe_load(path.read_text()) or {}
         for key in content:
-            require(key in (kind, SHARED, DEFAULTS), "key", key, f"one of {kind}, {DEFAULTS}, {SHARED}")
+            require(key in (kind, "shared", "defaults"), "key", key, f"one of {kind}, defaults, shared")
         require(kind in content, "key", kind, "stated: the entries by name")
+        for name, values in content[kind].items():
+            where = f"{path.name}: {name}"
+            yield from parse(name, {**content.get("defaults", {}), **values})
     except (UserError, yaml.YAMLError) as error:
-        raise UserError(f"{path.name}: {' '.join(str(error).split())}") from error
-    for name, values in content[kind].items():
-        try:
-            yield from parse(name, {**content.get(DEFAULTS, {}), **values})
-        except UserError as error:
-            raise UserError(f"{path.name}: {name}: {error}") from error
+        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 def check_keys(values: Mapping[str, Any], known: Iterable[str], needed: Iterable[str] = (), where: str = "") -> None:
@@ -57,28 +54,32 @@ def flat(value: Any) -> Iterator[Any]:
         yield from flat(inner) if isinstance(inner, list | tuple) else (inner,)
 
 
-def insert(text: str, fields: Mapping[str, Any]) -> str:
-    """A text in which ``{name}`` is replaced by the field of this name; other braces stay.
+def insert(value: Any, fields: Mapping[str, Any]) -> Any:
+    """A value in whose texts ``{name}`` is replaced by the field of this name; other braces stay.
 
     Raises:
         UserError: for an unknown field.
     """
-    for name in _FIELD.findall(text):
+    if isinstance(value, Mapping):
+        return {insert(key, fields): insert(inner, fields) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [insert(inner, fields) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for name in FIELD.findall(value):
         if name not in fields:
             raise unknown_choice("field", name, fields)
-    return _FIELD.sub(lambda match: str(fields[match[1]]), text)
+    return FIELD.sub(lambda match: str(fields[match[1]]), value)
 
 
-def read_text(value: Any, fields: Mapping[str, Any] | None = None) -> str:
+def words(value: Any) -> str:
     """A text, or a list of texts joined by spaces; whitespace becomes single spaces."""
-    words = " ".join(str(part) for part in flat(value)).split()
-    return insert(" ".join(words), fields or {}) if fields is not None else " ".join(words)
+    return " ".join(" ".join(map(str, flat(value))).split())
 
 
-def read_overrides(value: Any, fields: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+def overrides(value: Any) -> tuple[str, ...]:
     """Overrides from a list; a later one replaces an earlier one of the same key, in its place."""
-    merged = merge_overrides((), map(str, flat(value)))
-    return tuple(merged if fields is None else (insert(text, fields) for text in merged))
+    return tuple(merge_overrides(map(str, flat(value))))
 
 
 def override_key(override: str) -> str:
@@ -86,6 +87,6 @@ def override_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
-def merge_overrides(base: Iterable[str], more: Iterable[str]) -> list[str]:
+def merge_overrides(base: Iterable[str], more: Iterable[str] = ()) -> list[str]:
     """Overrides in which later ones replace those of the same key, in their place; others follow."""
     return [*{override_key(text): text for text in (*base, *more)}.values()]

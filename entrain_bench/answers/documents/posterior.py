@@ -15,6 +15,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import TIME, Comparison, Verdict
+from entrain_bench.answers.documents.definition import override_key
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError, require
@@ -30,9 +31,9 @@ FILE = "posterior.csv"
 # Runs of the repository's reference; other code has other keys.
 COMMITTED = Path("results/reference/table.parquet")
 JOB = ["model", "workload"]
-SWEPT = ("strategy", "seed")
-ALLOWED = "Allowed: strategy, model, workload, seed"
-SETTINGS = {KEY: KEY}
+
+# Status of runs by key, and seconds an iteration of those with a result.
+type Known = Mapping[str, tuple[str, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,7 @@ class PosteriorPlan:
     @property
     def stages(self) -> Iterator[tuple[range, float]]:
         """Draws of every round, and the limit of who runs further ones; the last has none."""
-        ends = [0, *sorted(self.rounds), self.draws]
-        for first, last in pairwise(ends):
+        for first, last in pairwise([0, *sorted(self.rounds), self.draws]):
             yield range(first + 1, last + 1), self.rounds.get(last, float("inf"))
 
 
@@ -75,7 +75,7 @@ def read_plan() -> PosteriorPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobDraws:
-    """Sweeps and tables of a job under posterior draws, as far as they are known.
+    """Sweeps and runs of a job under posterior draws, as far as they are known.
 
     Attributes:
         draws: the sweeps under draws, in order.
@@ -87,33 +87,22 @@ class JobDraws:
     table: pd.DataFrame | None
 
 
-# What is known of runs without a record: status, and seconds an iteration of those with a result.
-type Known = Mapping[str, tuple[str, float | None]]
-
-
 def committed_runs() -> Known:
-    """Runs of the committed reference by key; none outside of the repository.
-
-    A key holds configuration, data and code, so a run of other code is not found.
-    """
+    """Runs of the committed reference; none outside of the repository. Runs of other code have other keys."""
     if not COMMITTED.is_file():
         return {}
-    columns = ["key", "status", TIME]
-    rows = pd.read_parquet(COMMITTED, columns=columns)
-    return {
-        str(key): (str(status), float(time) if status == "ok" else None)
-        for key, status, time in zip(*(rows[name] for name in columns), strict=True)
-    }
+    rows = pd.read_parquet(COMMITTED, columns=["key", "status", TIME])
+    return {key: (status, time if status == "ok" else None) for key, status, time in rows.itertuples(index=False)}
 
 
 def jobs_of(study: Study, plan: PosteriorPlan, known: Known = MappingProxyType({})) -> list[JobDraws]:
     """The posterior runs of every job of the sweep; none if its results or the draws of its device are missing."""
     cells = study.cells(f"figure={plan.sweep}")
+    if _missing(study, plan):
+        return []
     jobs = dict[tuple[str, ...], list[Cell]]()
     for cell in cells:
         jobs.setdefault((str(cell.config.model["name"]), str(cell.config.workload["name"])), []).append(cell)
-    if _missing(study, plan):
-        return []
     comparisons = compared(run_table(cells, study.results), JOB)
     return [_job(study, plan, known, job, mine, _close(comparisons[job], plan.within)) for job, mine in jobs.items()]
 
@@ -130,8 +119,8 @@ def lacks_draws(config: RunConfig, number: int) -> str:
 def _missing(study: Study, plan: PosteriorPlan) -> str:
     """Why no posterior run can start (no draws of the device, no results of the sweep); empty if all is there."""
     clusters = {str(cell.config.cluster): cell.config for cell in study.cells(f"figure={plan.sweep}")}
-    lacking = [*filter(None, (lacks_draws(config, plan.draws) for config in clusters.values()))]
-    return lacking[0] if lacking else study.problem(f"figure={plan.sweep}")
+    lacking = filter(None, (lacks_draws(config, plan.draws) for config in clusters.values()))
+    return next(lacking, "") or study.problem(f"figure={plan.sweep}")
 
 
 def posterior_sweeps(study: Study) -> list[SweepOverrides]:
@@ -165,24 +154,18 @@ def write_posterior(study: Study) -> str:
     jobs = jobs_of(study, read_plan())
     table = chances_table(posterior_runs(study))
     write_atomically(study.results.root / FILE, table.to_csv(index=False, float_format="%.6g").encode())
-    lacking = [job for job in jobs if job.table is None]
-    unfinished = f"{len(lacking)} of {len(jobs)} jobs lack posterior runs" if lacking else ""
-    return _missing(study, read_plan()) or unfinished
+    lacking = sum(job.table is None for job in jobs)
+    return _missing(study, read_plan()) or (f"{lacking} of {len(jobs)} jobs lack posterior runs" if lacking else "")
 
 
 def chances_table(data: pd.DataFrame) -> pd.DataFrame:
-    """A row for every job and strategy under draws.
-
-    Returns:
-        Columns ``model``, ``workload``, ``strategy``, ``num_draws`` (of the job), ``num_runs`` (its own),
-        ``num_fastest``, ``probability``, ``lead`` (median), ``lead_low`` and ``lead_high`` (90% interval).
-    """
+    """A row for every job and strategy under draws: draws, runs, chance to be fastest, median and 90% of its lead."""
     rows = []
-    for job, found in times_of(data).items():
-        for strategy, chance in chances(found).items():
+    for job, times in times_of(data).items():
+        for strategy, chance in chances(times).items():
             lead = chance.lead
             ends = (lead.median, lead.low, lead.high) if lead else (None,) * 3
-            counts = (chance.num_draws, len(found[strategy]), chance.num_fastest, chance.probability)
+            counts = (chance.num_draws, len(times[strategy]), chance.num_fastest, chance.probability)
             rows.append((*job, strategy, *counts, *ends))
     names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high"]
     return pd.DataFrame(rows, columns=[*JOB, "strategy", *names])
@@ -197,37 +180,28 @@ def _close(comparison: Comparison[str], limit: float) -> list[str]:
 
 
 def _job(
-    study: Study,
-    plan: PosteriorPlan,
-    known: Known,
-    job: tuple[str, ...],
-    cells: Sequence[Cell],
-    names: Sequence[str],
+    study: Study, plan: PosteriorPlan, known: Known, job: tuple[str, ...], cells: Sequence[Cell], names: Sequence[str]
 ) -> JobDraws:
-    """Rounds of draws as far as their results are there."""
+    """Rounds of draws as far as their results are there; none without a strategy that has all results."""
+    if not names:
+        return JobDraws((), pd.DataFrame())
     common = _common(cells, plan.sweep)
     choices = {str(cell.config.strategy["name"]): _choice(cell) for cell in cells}
-    done = list[SweepOverrides]()
+    sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
-    if not names:
-        # No strategy has all results without draws.
-        return JobDraws((), pd.DataFrame())
-
-    def sweep(*changed: str) -> SweepOverrides:
-        chosen = ",".join(filter(None, (choices[name] for name in names)))
-        return (*([f"strategy={chosen}"] if chosen else []), *common, *changed)
-
     for draws, limit in plan.stages:
+        chosen = ",".join(filter(None, (choices[name] for name in names)))
+        job_overrides = (*([f"strategy={chosen}"] if chosen else []), *common)
         noise = f"action_noise={plan.action_noise:g}"
-        asked = [sweep(f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
-        done += asked
+        asked = [(*job_overrides, f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
+        sweeps += asked
         table = _table(study, asked, known)
         if table is None:
-            return JobDraws(done, None)
+            return JobDraws(sweeps, None)
         tables.append(table)
-        found = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
-        names = contenders({name: found[name] for name in names}, limit)
-    return JobDraws(done, pd.concat(tables, ignore_index=True))
+        times = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
+        names = contenders({name: times[name] for name in names}, limit)
+    return JobDraws(sweeps, pd.concat(tables, ignore_index=True))
 
 
 def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
@@ -236,16 +210,19 @@ def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
     Raises:
         UserError: if they differ, because draws of one cell would be compared with those of another.
     """
-    found = [tuple(text for text in cell.overrides if text.partition("=")[0] not in SWEPT) for cell in cells]
-    other = {text.partition("=")[0] for each in found[1:] for text in {*each} ^ {*found[0]}}
-    if other:
-        raise UserError(f"{DEFINITION}: sweep={sweep}: must not sweep {', '.join(sorted(other))}. {ALLOWED}")
-    return found[0]
+    first, *others = [
+        tuple(text for text in cell.overrides if override_key(text) not in ("strategy", "seed")) for cell in cells
+    ]
+    swept = {override_key(text) for other in others for text in {*other} ^ {*first}}
+    if swept:
+        allowed = "Allowed: strategy, model, workload, seed"
+        raise UserError(f"{DEFINITION}: sweep={sweep}: must not sweep {', '.join(sorted(swept))}. {allowed}")
+    return first
 
 
 def _choice(cell: Cell) -> str:
     """Return the YAML that a cell's strategy comes from; empty if its sweep leaves the default."""
-    values = [text.partition("=")[2] for text in cell.overrides if text.partition("=")[0] == "strategy"]
+    values = [text.partition("=")[2] for text in cell.overrides if override_key(text) == "strategy"]
     return values[-1] if values else ""
 
 
@@ -255,7 +232,7 @@ def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.D
     records = {cell.key: study.results.read(cell.key) for cell in cells}
     if any(not (record.finished if record else key in known) for key, record in records.items()):
         return None
-    table = run_table(cells, study.results, SETTINGS)
+    table = run_table(cells, study.results, {KEY: KEY})
     for place in table.index[table["status"] == MISSING]:
         table.loc[place, ["status", TIME]] = known[str(table.loc[place, "key"])]
     return table

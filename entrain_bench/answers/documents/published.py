@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -23,30 +22,24 @@ GROUPS = ("models", "data")
 KINDS = ("time", "throughput", "ratio", "memory", "count", "std", "share", "loss", "mfu", "setting")
 # How a number was obtained: read, in a figure, from an axis, inferred from other cells, from a secondary source.
 HOW = ("R", "F", "A", "I", "S")
-SECONDARY = "S"
 NOTES = "notes"
 # Sizes of the papers' nodes.
 GPUS_PER_NODE = 8
-_THOUSANDS = re.compile(r"(\d+)K")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+NUMBERS = ("value", "low", "high")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCell:
-    """One number of a paper, or one word that stands where a number could.
+    """One number of a paper, or one word that stands where a number could: a row of a CSV.
 
     Attributes:
-        id: stable name.
         source: name of the CSV, without its suffix.
         where: table and row, figure and panel, or section.
         system, baseline: the system of the number, and for a ratio or gain the system it is compared with.
-        model, data: as the paper writes them.
-        gpus, gpu_type: GPUs of the number; ``256/264`` is baseline / system.
-        setting: degrees, batch, tokens and other keys, as the paper writes them.
+        model, data, setting: as the paper writes them.
+        gpus: GPUs of the number; ``256/264`` is baseline / system.
         value: the number in ``unit``; None if the cell holds a word.
         printed: the number as printed.
-        kind: one of ``KINDS``.
-        how: one of ``HOW``.
         low, high: bounds of a value from an axis, in ``unit``.
         note: misprints, contradictions, inferences.
     """
@@ -71,27 +64,25 @@ class PublishedCell:
     high: float | None
     note: str
 
-    @property
-    def numbers_of_gpus(self) -> tuple[int, ...]:
-        """GPUs of the baseline and of the system, or their one number; empty if none or no single number is stated."""
-        return tuple(map(int, self.gpus.split("/"))) if re.fullmatch(r"\d+(/\d+)*", self.gpus) else ()
+    def __post_init__(self) -> None:
+        """Check what the CSV states."""
+        require(self.kind in KINDS, "kind", self.kind, f"one of {', '.join(KINDS)}")
+        require(self.how in HOW, "how", self.how, f"one of {', '.join(HOW)}")
+        if self.low is not None and self.high is not None:
+            require(self.low <= self.high, "low", self.low, f"at most high={self.high}")
 
     @property
     def place(self) -> str:
         """Table, figure or section, and whether only notes of others have the number."""
-        return self.where if self.how != SECONDARY or NOTES in self.where else f"{self.where} ({NOTES} of others)"
+        return f"{self.where} ({NOTES} of others)" if self.how == "S" and NOTES not in self.where else self.where
 
     @property
     def words(self) -> str:
         """The setting as a paper's table would say it."""
+        number = f"{self.printed} {self.unit} ({self.system or 'paper'})" if self.printed else ""
         gpus = f"{self.gpus} {self.gpu_type} GPUs".replace("  ", " ") if self.gpus else self.gpu_type
-        setting = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in self.setting.items())
-        parts = [
-            f"{self.printed} {self.unit} ({self.system or 'paper'})" if self.printed else "",
-            self.model,
-            self.data,
-        ]
-        return ", ".join(part for part in (*parts, gpus, setting) if part)
+        setting = [f"{key.replace('_', ' ')} {value}" for key, value in self.setting.items()]
+        return ", ".join(filter(None, (number, self.model, self.data, gpus, *setting)))
 
 
 @cache
@@ -99,24 +90,38 @@ def published_cells(config_dir: str | None = None) -> Mapping[str, PublishedCell
     """Every cell by its id, those in a folder of the user's included.
 
     Raises:
-        UserError: naming file and line, for a kind, a source of the value or a number that cannot be, and for an id
-            that another cell has.
+        UserError: naming file and line, for a cell that cannot be, and for an id that another cell has.
     """
-    found: dict[str, PublishedCell] = {}
+    cells: dict[str, PublishedCell] = {}
     for path in (path for folder in _folders(config_dir) for path in sorted(folder.glob("*.csv"))):
         with path.open(newline="", encoding="utf-8") as file:
             for line, row in enumerate(csv.DictReader(file), 2):
                 try:
-                    cell = _parsed(path.stem, row)
-                    require(cell.id not in found, "id", cell.id, "stated once")
-                except (UserError, ValueError) as error:
+                    cell = _cell(path.stem, row)
+                    require(cell.id not in cells, "id", cell.id, "stated once")
+                except UserError as error:
                     raise UserError(f"{path.name}:{line}: {error}") from error
-                found[cell.id] = cell
-    return MappingProxyType(found)
+                cells[cell.id] = cell
+    return cells
 
 
 def _folders(config_dir: str | None) -> list[Path]:
     return [folder / FOLDER for folder in (config_tree(), *([Path(config_dir)] if config_dir else []))]
+
+
+def _cell(source: str, row: Mapping[str, str]) -> PublishedCell:
+    pairs = [text.partition("=") for text in row["setting"].split(";") if text]
+    setting = {key.strip(): value.strip() for key, _, value in pairs}
+    numbers = {key: _number(row[key]) for key in NUMBERS}
+    texts: dict[str, Any] = {**row}
+    return PublishedCell(**texts | numbers | {"source": source, "setting": setting, "printed": row["value"]})
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
 
 
 def find_cells(patterns: Sequence[str], config_dir: str | None = None) -> tuple[PublishedCell, ...]:
@@ -126,27 +131,27 @@ def find_cells(patterns: Sequence[str], config_dir: str | None = None) -> tuple[
         UserError: for an unknown id, and for a pattern without any cell.
     """
     cells = published_cells(config_dir)
-    found: dict[str, PublishedCell] = {}
+    chosen: dict[str, PublishedCell] = {}
     for pattern in patterns:
-        if pattern in cells:
-            found[pattern] = cells[pattern]
-            continue
-        several = [cell for cell in cells.values() if cell.value is not None and fnmatchcase(cell.id, pattern)]
-        if not several:
+        matches = [cells[pattern]] if pattern in cells else []
+        matches = matches or [
+            cell for cell in cells.values() if cell.value is not None and fnmatchcase(cell.id, pattern)
+        ]
+        if not matches:
             raise unknown_choice("cells", pattern, cells)
-        found |= {cell.id: cell for cell in several}
-    return tuple(found.values())
+        chosen |= {cell.id: cell for cell in matches}
+    return tuple(chosen.values())
 
 
 @cache
 def our_names(config_dir: str | None = None) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-    """Models and data of the papers by our names: ``models`` and ``data``; what a user's folder says comes last."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {group: {} for group in GROUPS}
-    for file in (folder / NAMES for folder in _folders(config_dir)):
-        for group, names in ((yaml.safe_load(file.read_text()) or {}) if file.exists() else {}).items():
+    """Models and data of the papers by our names: ``models`` and ``data``; those of a user's folder come last."""
+    ours: dict[str, dict[str, tuple[str, ...]]] = {group: {} for group in GROUPS}
+    for file in (folder / NAMES for folder in _folders(config_dir) if (folder / NAMES).exists()):
+        for group, names in (yaml.safe_load(file.read_text()) or {}).items():
             require(group in GROUPS, f"{FOLDER}/{NAMES}", group, f"one of {', '.join(GROUPS)}")
-            found[group] |= {str(each): (to,) if isinstance(to, str) else tuple(to) for each, to in names.items()}
-    return found
+            ours[group] |= {str(name): (to,) if isinstance(to, str) else tuple(to) for name, to in names.items()}
+    return ours
 
 
 def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str, Any]:
@@ -156,57 +161,34 @@ def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str,
     is empty. As printed they have the suffix ``_text``. With two numbers of GPUs the baseline's have the prefix
     ``base_``.
     """
-    names = our_names(config_dir)
-    gpus = cell.numbers_of_gpus
     fields: dict[str, Any] = {
         "cell": cell.id,
         "value": cell.printed,
         "their_model": cell.model,
         "their_data": cell.data,
+        "their_system": cell.system,
+        "their_baseline": cell.baseline,
+        "their_metric": cell.metric,
     }
-    fields |= {"their_system": cell.system, "their_baseline": cell.baseline, "their_metric": cell.metric}
     for key, text in cell.setting.items():
         fields |= {key: _plain(key, text), f"{key}_text": text}
-    if gpus:
+    if re.fullmatch(r"\d+(/\d+)*", cell.gpus):
+        gpus = [int(number) for number in cell.gpus.split("/")]
         fields |= {"base_gpus": gpus[0], "base_nodes": gpus[0] // GPUS_PER_NODE}
         fields |= {"gpus": gpus[-1], "nodes": gpus[-1] // GPUS_PER_NODE}
-    if cell.model in names["models"]:
-        fields["model"] = ",".join(names["models"][cell.model])
-    if cell.data in names["data"]:
-        fields["workload"] = ",".join(names["data"][cell.data])
+    names = our_names(config_dir)
+    for key, ours in (("model", names["models"].get(cell.model)), ("workload", names["data"].get(cell.data))):
+        if ours:
+            fields[key] = ",".join(ours)
     return fields
 
 
 def _plain(key: str, text: str) -> Any:
     if key.endswith("_recompute"):
-        module = {"enc": "vision"}.get(key.split("_")[0], "llm")
+        module = "vision" if key.startswith("enc_") else "llm"
         return {"none": "", "full": module}.get(text, text)
-    if thousands := _THOUSANDS.fullmatch(text):
+    if thousands := re.fullmatch(r"(\d+)K", text):
         return int(thousands[1]) * 1024
-    if percent := _PERCENT.fullmatch(text):
+    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
         return float(percent[1]) / 100
     return text
-
-
-def _parsed(source: str, row: Mapping[str, str]) -> PublishedCell:
-    require(row["kind"] in KINDS, "kind", row["kind"], f"one of {', '.join(KINDS)}")
-    require(row["how"] in HOW, "how", row["how"], f"one of {', '.join(HOW)}")
-    low, high, value = (_number(row[key]) for key in ("low", "high", "value"))
-    require(low is None or high is None or low <= high, "low", low, f"at most high={high}")
-    pairs = [text.partition("=") for text in row["setting"].split(";") if text]
-    setting = {key.strip(): value.strip() for key, _, value in pairs}
-    texts = {key: row[key] for key in _TEXTS}
-    return PublishedCell(source=source, setting=setting, value=value, printed=row["value"], low=low, high=high, **texts)
-
-
-_TEXTS = (
-    *("id", "where", "system", "baseline", "model", "data", "gpus", "gpu_type"),
-    *("metric", "unit", "kind", "how", "note"),
-)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None

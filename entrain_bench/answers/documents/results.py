@@ -18,7 +18,7 @@ from entrain_bench.answers.tables import compared, interval_over_seeds, over_see
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
-from entrain_bench.run.study import Output, Study
+from entrain_bench.run.study import Output, Study, SweepOverrides
 
 CASE = ["model", "workload", "strategy"]
 # What is in brackets, and the column of runs that it is the mean of.
@@ -31,6 +31,7 @@ TABLES = {
 POSTERIOR = "Under draws of the hardware constants"
 # What stands above the tables.
 TEXT = Path(__file__).parent / "templates" / "results.md"
+PAGE = "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
 HEADLINE = "tables/headline.md"
 # The lead whose sentences follow those of the first heading: further rivals in the same jobs.
@@ -43,46 +44,41 @@ COSTLY = 0.01
 def results_output() -> Output:
     """The document of all tables."""
     sweeps = [*((f"figure={experiment}",) for experiment in TABLES.values()), *with_rivals().sweeps]
-    return Output(
-        "results", sweeps, write_results, ["results.md"], files=[HEADLINE, FREE_KEYS], further=posterior_sweeps
-    )
+    return Output("results", sweeps, write_results, [PAGE], files=[HEADLINE, FREE_KEYS], further=posterior_sweeps)
 
 
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
     parts = [TEXT.read_text()]
-    problems = []
-    headline = ""
-    read = list[pd.DataFrame]()
+    sweeps: list[SweepOverrides] = []
+    tables = []
+    headlines = []
     for title, experiment in TABLES.items():
-        problems.append(study.problem(f"figure={experiment}"))
-        table = run_table(study.cells(f"figure={experiment}"), study.results)
-        read.append(table)
+        sweeps.append((f"figure={experiment}",))
+        table = run_table(study.cells(*sweeps[-1]), study.results)
         odds = chances_by_job(posterior_runs(study)) if experiment == read_plan().sweep else {}
         sentences = lead_sentences(table, [*odds.values()])
-        if not headline:
+        if not tables:
             sentences.append(rivals_sentence(with_rivals(), study))
-            problems += [study.problem(*sweep) for sweep in with_rivals().sweeps]
-        seeds = table["seed"].nunique()
-        told = " ".join(sentences)
-        jobs = len(table[CASE[:2]].drop_duplicates())
-        strategies = table["strategy"].nunique()
-        compared_words = (count(strategies, "strategy", "strategies"), count(jobs, "job"), count(seeds, "seed"))
-        headline = headline or f"Compared: {listing(compared_words)}. {told}"
-        parts.append(f"## {title}\n\n`figure={experiment}`, {count(seeds, 'seed')}. {told}\n")
+            sweeps += with_rivals().sweeps
+        tables.append(table)
+        strategies = count(table["strategy"].nunique(), "strategy", "strategies")
+        jobs = count(len(table[CASE[:2]].drop_duplicates()), "job")
+        seeds = count(table["seed"].nunique(), "seed")
+        headlines.append(f"Compared: {listing((strategies, jobs, seeds))}. {' '.join(sentences)}")
+        parts.append(f"## {title}\n\n`figure={experiment}`, {seeds}. {' '.join(sentences)}\n")
         parts.append(results_markdown(table))
         if odds:
             parts.append(posterior_markdown(table, odds))
-    write_atomically(study.results.root / HEADLINE, f"{headline}\n".encode())
-    write_atomically(study.results.root / FREE_KEYS, f"{free_keys_sentence(*read)}\n".encode())
-    write_atomically(study.results.root / "results.md", "\n".join(parts).encode())
-    return "; ".join(filter(None, problems))
+    files = {HEADLINE: f"{headlines[0]}\n", FREE_KEYS: f"{free_keys_sentence(*tables)}\n", PAGE: "\n".join(parts)}
+    for name, text in files.items():
+        write_atomically(study.results.root / name, text.encode())
+    return "; ".join(filter(None, (study.problem(*sweep) for sweep in sweeps)))
 
 
 def with_rivals() -> Lead:
     """The lead over the strategies of the first heading and further rivals."""
-    (found,) = (table for table in load_tables() if isinstance(table, Lead) and table.name == WITH_RIVALS)
-    return found
+    return next(table for table in load_tables() if isinstance(table, Lead) and table.name == WITH_RIVALS)
 
 
 def rivals_sentence(lead: Lead, study: Study) -> str:
@@ -139,11 +135,11 @@ def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()
     comparisons = [*compared(data, CASE[:2]).values()]
     labels = names(data, "strategy")
     found = [winners_sentence(comparisons, labels)]
-    own = [name for name, family in families(data).items() if family == OURS]
-    for ours in own:
-        times = [{name: each.times for name, each in one.standings.items()} for one in comparisons]
-        found.append(lead_sentence([lead_of(each, ours) for each in times if ours in each], labels[ours]))
-    return [*filter(None, found), *posterior_sentences(odds, labels, own)]
+    ours = [name for name, family in families(data).items() if family == OURS]
+    times = [{name: standing.times for name, standing in one.standings.items()} for one in comparisons]
+    for name in ours:
+        found.append(lead_sentence([lead_of(by_name, name) for by_name in times if name in by_name], labels[name]))
+    return [*filter(None, found), *posterior_sentences(odds, labels, ours)]
 
 
 def results_markdown(data: pd.DataFrame) -> str:

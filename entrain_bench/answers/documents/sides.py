@@ -18,8 +18,9 @@ FREE = (
     *("tuning=equal", "layout.tp=null", "layout.cp=null", "layout.pp=null", "layout.dp=null"),
     *("layout.recompute=null", "microbatch_size=null"),
 )
-# Keys of a strategy, its layout and its tuning; and of a device that is not the published one.
-TUNED = ("layout.", "microbatch_size", "strategy.", "strategy/", "tuning", "cluster.device.")
+# Keys of a strategy's options and parts, and with those of its layout, its tuning and a device that is not published.
+PARTS = (f"{STRATEGY}.", f"{STRATEGY}/")
+TUNED = ("layout.", "microbatch_size", *PARTS, "tuning", "cluster.device.")
 BASELINE = "megatron"
 FAIR_WORDS = (
     "One rule for all claims: the same job for both sides; degrees, microbatch size and recomputation are free and "
@@ -96,10 +97,9 @@ class ClaimSetting:
         Raises:
             UserError: for a key that distinguishes the two situations.
         """
-        everywhere, of, to = ({override_key(text) for text in change.get(side, ())} for side in SIDES)
-        for text in (text for one in self.situations for text in one.at):
-            changed = override_key(text) in everywhere | of | to
-            require(not changed, "change", override_key(text), "a key other than those of at and against")
+        everywhere, of, to = (set(map(override_key, change.get(side, ()))) for side in SIDES)
+        for key in (override_key(text) for one in self.situations for text in one.at):
+            require(key not in everywhere | of | to, "change", key, "a key other than those of at and against")
         kept = _without(self.common, everywhere)
         split = [text for text in kept if override_key(text) in of | to]
 
@@ -125,25 +125,23 @@ def fair_setting(published: ClaimSetting, stated: Change, measure: Measure, word
         require(_is_job(text), "fair.common", text, "of the job; strategies are tuned by one rule")
     shared = [text for text in published.common if override_key(text) == STRATEGY or _is_part(text)]
     common = merge_overrides(filter(_is_job, published.common), stated.get("common", ()))
-    situations = []
-    for one in published.situations:
-        of, to = (merge_overrides(shared, side) for side in (one.of, one.to))
-        sides = [
-            merge_overrides(filter(_is_of_side, side), stated.get(name, ())) for name, side in (("of", of), ("to", to))
-        ]
-        alone = _strategies(sides[0]) == _strategies(sides[1])
-        if alone:
-            sides = [
-                merge_overrides([*kept, *filter(_is_part, side)], stated.get(name, ()))
-                for kept, name, side in ((sides[0], "of", of), (sides[1], "to", to))
-            ]
-        for text in (*sides[0], *sides[1]):
-            allowed = _is_of_side(text) or (alone and _is_part(text))
-            require(allowed, "fair", text, "a strategy, a part of one compared with itself, or the cluster's size")
-        compared = alone or BASELINE in {*_strategies(sides[0]), *_strategies(sides[1])}
-        require(bool(sides[1]) and compared, "fair.to", sides[1], f"given, with strategy={BASELINE} on one side")
-        situations.append(Situation(tuple(sides[0]), tuple(sides[1]), tuple(filter(_is_job, one.at))))
+    situations = [_fair_situation(one, shared, stated) for one in published.situations]
     return ClaimSetting(f"{words} {FAIR_WORDS}".strip(), measure, (*FREE, *common), tuple(situations))
+
+
+def _fair_situation(published: Situation, shared: Sequence[str], stated: Change) -> Situation:
+    both = {"of": merge_overrides(shared, published.of), "to": merge_overrides(shared, published.to)}
+    sides = {name: merge_overrides(filter(_is_of_side, side), stated.get(name, ())) for name, side in both.items()}
+    alone = _strategies(sides["of"]) == _strategies(sides["to"])
+    if alone:
+        for name, side in both.items():
+            sides[name] = merge_overrides([*sides[name], *filter(_is_part, side)], stated.get(name, ()))
+    for text in (*sides["of"], *sides["to"]):
+        allowed = _is_of_side(text) or (alone and _is_part(text))
+        require(allowed, "fair", text, "a strategy, a part of one compared with itself, or the cluster's size")
+    compared = alone or BASELINE in {*_strategies(sides["of"]), *_strategies(sides["to"])}
+    require(bool(sides["to"]) and compared, "fair.to", sides["to"], f"given, with strategy={BASELINE} on one side")
+    return Situation(tuple(sides["of"]), tuple(sides["to"]), tuple(filter(_is_job, published.at)))
 
 
 def _is_job(override: str) -> bool:
@@ -158,7 +156,7 @@ def _is_of_side(override: str) -> bool:
 
 
 def _is_part(override: str) -> bool:
-    return override_key(override).startswith((f"{STRATEGY}.", f"{STRATEGY}/"))
+    return override_key(override).startswith(PARTS)
 
 
 def _strategies(overrides: Iterable[str]) -> tuple[str, ...]:

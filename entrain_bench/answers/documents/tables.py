@@ -1,4 +1,4 @@
-"""Measured tables: what ``experiments/table`` defines, their Markdown, and how pages of ``docs`` take them.
+"""Measured tables of ``experiments/table``, their Markdown, and how pages of ``docs`` take them.
 
 A table shows numbers of runs by row and column. A lead shows one strategy next to the fastest of its rivals.
 """
@@ -22,9 +22,9 @@ from entrain_bench.answers.comparison import TIME, Standing, compare, lead_of
 from entrain_bench.answers.documents.definition import (
     check_keys,
     flat,
+    overrides,
     read_definitions,
-    read_overrides,
-    read_text,
+    words,
 )
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.sentences import lead_sentence, winners_sentence
@@ -39,37 +39,35 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import MEASURED, METRICS, Results
 from entrain_bench.run.study import Output, Study, SweepOverrides
 
-# Where the tables are in a folder of results.
+# Folder of the tables in results, and end of the name of the file with a lead's sentences alone.
 TABLES = "tables"
-# Behind a lead's name: the file with its sentences alone, for pages that show no table.
 SENTENCES = "_sentences"
 # A table's place on a page, up to its end or what comes instead of it.
 PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)", re.DOTALL)
-
-# Column of the key that numbers are spread over.
+# From the pages of most tables to the top of the repository.
+WAY_UP = "../../"
+# Column of the key that numbers are spread over, and the usual key.
 OVER = "over"
+SEED = "seed"
 # In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
 LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
 KEYS = ("title", "common", "corner", "rows", "columns", "show", "over")
 GIB = "peak_memory_gib"
-# From the pages of most tables to the top of the repository.
-WAY_UP = "../../"
-SEED = "seed"
 # Number of a replica's microbatches, and samples of an average microbatch.
 MICROBATCHES = "num_microbatches"
 SAMPLES = "samples_per_microbatch"
 # Texts: degrees of every module; modules whose activations are recomputed.
 DEGREES = "degrees"
 RECOMPUTED = "recomputed"
-# A page shows what is the same for all, so no wall times.
+# A page shows what is the same on all machines, so no wall times.
 NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES, SAMPLES)
 FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over several runs, seeds apart or averaged, or over replicas; formatted by itself it is the mean.
+    """Mean, median and ends of a number over runs or replicas; its format is that of the mean.
 
     The margin is half of the mean's 95% interval; not a number if there is one value only.
     """
@@ -95,8 +93,8 @@ class Definition:
 
     Attributes:
         common: overrides of all runs.
-        corner: heading of the first column: what the rows are.
-        rows: overrides of each row, by what stands before it.
+        corner: heading of the first column.
+        rows: overrides of each row, by its label.
         file: name of the YAML, without its suffix; empty in a folder of the user's.
     """
 
@@ -112,10 +110,10 @@ class Definition:
     ) -> str:
         """Return a table below its title and the overrides that all runs share, and above its notes."""
         source = f"[{self.name}]({WAY_UP}experiments/table/{self.file}.yaml)" if self.file else self.name
-        told = "".join(f"\n- {note}" for note in notes)
+        listed = "".join(f"\n- {note}" for note in notes)
         # Sentences of their own: the check of words reads titles alone.
         caption = f"{self.title}. Runs of {source}: `{' '.join(self.common)}`.\n\n"
-        return caption + markdown_table([self.corner, *heading], rows, right) + (f"{told}\n" if told else "")
+        return caption + markdown_table([self.corner, *heading], rows, right) + (f"{listed}\n" if listed else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +138,7 @@ class Table(Definition):
     @property
     def sweeps(self) -> list[SweepOverrides]:
         """The overrides of the runs behind each cell."""
-        return [self.sweep(row, column) for row in self.rows for column in self.columns]
+        return [self.sweep(row, column) for row, column in product(self.rows, self.columns)]
 
     @property
     def fields(self) -> set[str]:
@@ -149,36 +147,34 @@ class Table(Definition):
 
 
 def fields_of(text: str) -> set[str]:
-    """Names in the braces of a text, what follows a dot left out."""
+    """Names in the braces of a text, without what follows a dot."""
     return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
 
 
 def parse_table(name: str, values: Mapping[str, Any]) -> Table:
-    """A table from plain values; checks keys and what is shown.
+    """A table from plain values; ``columns`` and ``over`` may be left out, and ``show`` may be one text.
 
-    Columns may be left out where there is one only, what is shown may be one text, and ``over`` is usually the seed.
+    Raises:
+        UserError: for an unknown or missing key, and a text that cannot be shown.
     """
     stated = _stated(name, {"over": SEED, **values}, "columns", KEYS)
-    show = stated["show"] if isinstance(stated["show"], Mapping) else {"": stated["show"]}
-    for text in show.values():
+    if not isinstance(stated["show"], Mapping):
+        stated["show"] = {"": stated["show"]}
+    for text in stated["show"].values():
         try:
             for field in fields_of(text):
                 if field not in FIELDS:
                     raise unknown_choice("show", field, FIELDS)
             text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
+        except UserError:
+            raise
         except (AttributeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"show={text}: {error}") from error
-    return Table(**stated | {"show": show})
+    return Table(**stated)
 
 
 def _stated(name: str, values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The fields of a table from plain values; ``optional`` are overrides by label that may be left out.
-
-    Raises:
-        UserError: for a key that is unknown or missing.
-    """
+    """The fields of a table; ``optional`` are overrides by label that may be left out."""
     filled = {optional: {"": []}, **values}
     check_keys(filled, keys, keys)
     labels = {key: _labelled(filled[key]) for key in ("rows", optional)}
@@ -186,8 +182,8 @@ def _stated(name: str, values: Mapping[str, Any], optional: str, keys: Sequence[
         **filled,
         **labels,
         "name": name,
-        "title": read_text(filled["title"]),
-        "common": read_overrides(filled["common"]),
+        "title": words(filled["title"]),
+        "common": overrides(filled["common"]),
     }
 
 
@@ -198,7 +194,7 @@ def _labelled(values: Any) -> dict[str, SweepOverrides]:
         if isinstance(axis, str):
             key, _, choices = axis.partition("=")
             axis = {choice: [f"{key}={choice}"] for choice in choices.split(",")}
-        axes.append({str(label): read_overrides(texts) for label, texts in axis.items()})
+        axes.append({str(label): overrides(texts) for label, texts in axis.items()})
     return {
         " ".join(label for label, _ in combination): tuple(text for _, texts in combination for text in texts)
         for combination in product(*(axis.items() for axis in axes))
@@ -206,10 +202,8 @@ def _labelled(values: Any) -> dict[str, SweepOverrides]:
 
 
 LEAD_KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
-# The strategy that leads; rivals are called by their strategy and label.
+# Name of the strategy that leads among the rivals, whose names are their strategies and labels.
 LEADER = ""
-# All strategies of all families but the leader.
-ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,10 +249,10 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
     stated = _stated(name, values, "rivals", LEAD_KEYS)
     chosen = stated["strategies"]
     if isinstance(chosen, str):
-        known = {**families, ALL: [each for members in families.values() for each in members]}
+        known = {**families, "all": [strategy for members in families.values() for strategy in members]}
         require(chosen in known, "strategies", chosen, f"a list, or one of {', '.join(known)}")
-        chosen = [each for each in known[chosen] if f"strategy={each}" not in stated["leader"]]
-    return Lead(**stated | {"leader": read_overrides(stated["leader"]), "strategies": tuple(chosen)})
+        chosen = [strategy for strategy in known[chosen] if f"strategy={strategy}" not in stated["leader"]]
+    return Lead(**stated | {"leader": overrides(stated["leader"]), "strategies": tuple(chosen)})
 
 
 def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
@@ -306,47 +300,40 @@ def _seconds(standing: Standing) -> str:
     return ", ".join(filter(None, [seconds(standing.time.mean) if standing.time else "", failed]))
 
 
-def load_tables() -> list[Table | Lead]:
-    """Every table of ours, file by file."""
-    return _tables_in(config_tree(), strategies_by_family())
+def load_tables(config_dir: str | None = None) -> list[Table | Lead]:
+    """Every table of ours, or of a folder of the user's, file by file.
 
-
-def tables_of(config_dir: str | None) -> list[Table | Lead]:
-    """The tables of a folder of the user's; their leads know the families of its strategies, too.
+    Leads of a folder know the families of its strategies, too.
 
     Raises:
-        UserError: for one that is called as one of ours.
+        UserError: for one in a folder that is called as one of ours.
     """
-    if config_dir is None:
-        return []
-    theirs = [replace(table, file="") for table in _tables_in(Path(config_dir), strategies_by_family(config_dir))]
-    if taken := {table.name for table in load_tables()} & {table.name for table in theirs}:
-        raise UserError(f"{config_dir}: there is a table {min(taken)}; must have another name")
-    return theirs
+    families = strategies_by_family(config_dir)
 
-
-def _tables_in(folder: Path, families: Mapping[str, Sequence[str]]) -> list[Table | Lead]:
     def parse(name: str, values: Mapping[str, Any]) -> list[Table | Lead]:
-        if "leader" not in values:
-            return [parse_table(name, values)]
-        return [parse_lead(name, values, families)]
+        return [parse_lead(name, values, families) if "leader" in values else parse_table(name, values)]
 
-    return [
-        replace(table, file=path.stem)
+    folder = Path(config_dir) if config_dir else config_tree()
+    tables = [
+        replace(table, file="" if config_dir else path.stem)
         for path in sorted((folder / "table").glob("*.yaml"))
         for table in read_definitions(path, "tables", parse)
     ]
+    taken = {table.name for table in load_tables()} & {table.name for table in tables} if config_dir else set()
+    if taken:
+        raise UserError(f"{config_dir}: there is a table {min(taken)}; must have another name")
+    return tables
 
 
 def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
     """Names of the strategies of every family that a strategy's YAML states; without those that no figure shows."""
-    found: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     for folder in (config_tree(), *([Path(config_dir)] if config_dir else [])):
         for path in sorted((folder / "strategy").glob("*.yaml")):
             stated = yaml.safe_load(path.read_text())
             if (family := stated.get("family")) and stated.get("in_figures") != IN_FIGURES[-1]:
-                found.setdefault(str(family), []).append(path.stem)
-    return found
+                families.setdefault(str(family), []).append(path.stem)
+    return families
 
 
 def tables_output(table: Table | Lead | None = None) -> Output:

@@ -133,34 +133,30 @@ def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
     interval's ends differ.
     """
     interval = _interval(claim, measure, _over(cases, measure.over))
-    numbers: dict[str, Any] = {"number": _rounded(interval.mean)}
-    if interval.num_values > 1:
-        numbers |= {"low": _rounded(interval.low), "high": _rounded(interval.high)}
+    ends = {"low": interval.low, "high": interval.high} if interval.num_values > 1 else {}
+    counts: dict[str, int] = {}
     if claim.kind == Kind.ORDER:
         intervals = [_interval(claim, measure, row) for _, row in cases.iterrows()]
         held = sum(one.low > ORDER for one in intervals)
         may = sum(one.high > ORDER for one in intervals)
-        verdicts = {_by_cases(count / len(cases)) for count in (held, may)}
+        verdicts = {_by_part(count / len(cases), 1.0) for count in (held, may)}
         if len(cases) > 1:
-            ends = [one.mean for one in intervals]
-            numbers |= {"low": _rounded(min(ends)), "high": _rounded(max(ends))}
-            numbers |= {"num_cases": len(cases), "num_held": held, "num_unclear": may - held}
+            means = [one.mean for one in intervals]
+            ends = {"low": min(means), "high": max(means)}
+            counts = {"num_cases": len(cases), "num_held": held, "num_unclear": may - held}
     else:
         by = _by_share if claim.kind == Kind.GAIN else _by_distance
         verdicts = {by(claim, end) for end in (interval.low, interval.high)}
     verdict = verdicts.pop() if len(verdicts) == 1 else Verdict.UNDECIDED
-    return Finding(verdict=Verdict.NO_SOURCE if claim.no_source else verdict, **numbers)
+    numbers = {name: float(f"{end:.{DIGITS}g}") for name, end in {"number": interval.mean, **ends}.items()}
+    return Finding(verdict=Verdict.NO_SOURCE if claim.no_source else verdict, **numbers, **counts)
 
 
-def _rounded(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
-
-
-def _by_cases(share: float) -> Verdict:
-    """The verdict on an order, by the share of cases in which it holds."""
-    if share >= 1:
+def _by_part(part: float, enough: float) -> Verdict:
+    """The verdict on a part of a gain, or of the cases of an order."""
+    if part >= enough:
         return Verdict.REPRODUCED
-    return Verdict.PARTLY if share >= PARTLY else Verdict.NOT_REPRODUCED
+    return Verdict.PARTLY if part >= PARTLY else Verdict.NOT_REPRODUCED
 
 
 def _by_share(claim: Claim, number: float) -> Verdict:
@@ -172,10 +168,7 @@ def _by_share(claim: Claim, number: float) -> Verdict:
     gains = sorted((claim.gain(value) for value in claim.value), key=abs)
     if claim.gain(number) / gains[-1] > EXCEEDED:
         return Verdict.EXCEEDS
-    share = claim.gain(number) / gains[0]
-    if share >= REPRODUCED:
-        return Verdict.REPRODUCED
-    return Verdict.PARTLY if share >= PARTLY else Verdict.NOT_REPRODUCED
+    return _by_part(claim.gain(number) / gains[0], REPRODUCED)
 
 
 def _by_distance(claim: Claim, number: float) -> Verdict:

@@ -21,10 +21,27 @@ PLAIN = (
     "smolvlm_vision",
     "phi4_multimodal_vision",
 )
+# Their field for a bias of queries, keys and values.
+INTERNVIT = {"internvl_vision": "attention_bias", "intern_vit_6b": "qkv_bias"}
 
 
-def encoder(modalities: list[str], layers: int, width: int, heads: int, ffn: int, **others: Any) -> dict[str, Any]:
+type Names = tuple[str, str, str, str]
+
+# Names of the fields for width, layers, heads and feed-forward width: in newer configurations, in a Whisper encoder's
+# own, and of a conformer in transformers and in Phi-4-multimodal's own.
+NEWER_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+OPENAI_NAMES = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+CONFORMER_NAMES = ("hidden_size", "num_blocks", "num_attention_heads", "intermediate_size")
+PHI4MM_NAMES = ("attention_dim", "num_blocks", "attention_heads", "linear_units")
+# What encoders with LayerNorm and learned positions have.
+LAYER_NORM = {"rotary": False, "norm_bias": True, "qkv_bias": True, "linear_bias": True}
+
+
+def encoder(
+    fields: Fields, names: Names, modalities: list[str], ffn: int | None = None, **others: Any
+) -> dict[str, Any]:
     """An encoder with full attention; ``others`` are further keys of its module."""
+    width, layers, heads = (fields.integer(name) for name in names[:3])
     return {
         "role": "encoder",
         "modalities": modalities,
@@ -32,53 +49,29 @@ def encoder(modalities: list[str], layers: int, width: int, heads: int, ffn: int
         "hidden_size": width,
         "num_heads": heads,
         "num_kv_heads": heads,
-        "ffn_hidden_size": ffn,
+        "head_dim": head_dim(fields, width, heads),
+        "ffn_hidden_size": fields.integer(names[3]) if ffn is None else ffn,
         **others,
     }
 
 
-def vision_encoder(fields: Fields, default_type: str = "clip_vision_model") -> dict[str, Any]:
-    """A vision transformer of fixed design: CLIP's, SigLIP's, Pixtral's or InternViT.
+def vision_encoder(fields: Fields, default_type: str) -> dict[str, Any]:
+    """A vision transformer of fixed design: CLIP's, SigLIP's, Pixtral's or InternViT; without positions and pooling.
 
     Raises:
         UserError: for another design, and for fields that are missing or wrong.
     """
     kind = str(fields.get("model_type") or default_type)
-    if kind in PLAIN:
-        return plain_vision(fields, qkv_bias=True)
+    others: dict[str, bool] = LAYER_NORM
     if kind == "pixtral":
-        return pixtral(fields)
-    if kind in ("internvl_vision", "intern_vit_6b"):
+        others = {"gated_mlp": True}
+    elif kind in INTERNVIT:
         fields.refuse("use_mask_token", "masked images are not supported")
-        bias = fields.flag("qkv_bias") if kind == "intern_vit_6b" else fields.flag("attention_bias")
-        return plain_vision(fields, qkv_bias=bias)
-    raise unknown_choice(f"{fields.path}model_type", kind, [*PLAIN, "pixtral", "internvl_vision", "intern_vit_6b"])
-
-
-def plain_vision(fields: Fields, qkv_bias: bool) -> dict[str, Any]:
-    """A vision transformer with LayerNorm and biases, every layer of it; positions and pooling heads are left out."""
-    return patch_transformer(fields, rotary=False, norm_bias=True, qkv_bias=qkv_bias, linear_bias=True)
-
-
-def pixtral(fields: Fields) -> dict[str, Any]:
-    """Pixtral's vision transformer: gated, with rotary positions and without biases."""
-    return patch_transformer(fields, gated_mlp=True)
-
-
-def patch_transformer(fields: Fields, **rest: bool) -> dict[str, Any]:
-    """A vision transformer whose layers are alike, behind a product of patches; ``rest`` is what else they have."""
+        others = LAYER_NORM | {"qkv_bias": fields.flag(INTERNVIT[kind])}
+    elif kind not in PLAIN:
+        raise unknown_choice(f"{fields.path}model_type", kind, [*PLAIN, "pixtral", *INTERNVIT])
     width = fields.integer("hidden_size")
-    heads = fields.integer("num_attention_heads")
-    return encoder(
-        IMAGE,
-        fields.integer("num_hidden_layers"),
-        width,
-        heads,
-        fields.integer("intermediate_size"),
-        head_dim=head_dim(fields, width, heads),
-        embed_gemms=[patches(fields, width, "num_channels")],
-        **rest,
-    )
+    return encoder(fields, NEWER_NAMES, IMAGE, embed_gemms=[patches(fields, width, "num_channels")], **others)
 
 
 def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
@@ -86,23 +79,21 @@ def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
 
     The mergers of intermediate layers that Qwen3-VL adds ("DeepStack") are further products of the projector.
     """
-    width = fields.integer("embed_dim" if model_type == "qwen2_vl" else "hidden_size")
-    heads = fields.integer("num_heads")
-    merge = fields.integer("spatial_merge_size")
-    out = fields.integer("hidden_size" if model_type == "qwen2_vl" else "out_hidden_size")
+    older = model_type == "qwen2_vl"
     gated = model_type == "qwen2_5_vl"
-    ffn = _whole(fields, "mlp_ratio", width) if model_type == "qwen2_vl" else fields.integer("intermediate_size")
+    names = ("embed_dim" if older else "hidden_size", "depth", "num_heads", "intermediate_size")
+    width = fields.integer(names[0])
+    merge = fields.integer("spatial_merge_size")
+    out = fields.integer("hidden_size" if older else "out_hidden_size")
     merged = width * merge**2
     rows = 1 / merge**2
     mergers = 1 + (len(fields.integers("deepstack_visual_indexes")) if model_type == "qwen3_vl" else 0)
     products = [product(merged, merged, rows), product(merged, out, rows)]
     found = encoder(
+        fields,
+        names,
         ["image", "video"],
-        fields.integer("depth"),
-        width,
-        heads,
-        ffn,
-        head_dim=head_dim(fields, width, heads),
+        _whole(fields, "mlp_ratio", width) if older else None,
         gated_mlp=gated,
         norm_bias=not gated,
         qkv_bias=True,
@@ -116,68 +107,35 @@ def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
     return found
 
 
-def whisper(fields: Fields, names: tuple[str, str, str, str]) -> dict[str, Any]:
-    """Whisper's encoder, by the names of its fields for width, layers, heads and feed-forward width."""
-    width, layers, heads, ffn = (fields.integer(name) for name in names)
-    return encoder(
-        AUDIO,
-        layers,
-        width,
-        heads,
-        ffn,
-        head_dim=head_dim(fields, width, heads),
-        rotary=False,
-        norm_bias=True,
-        qkv_bias=True,
-        linear_bias=True,
-        # Convolutions of width 3, the second with stride 2.
-        embed_gemms=[product(3 * fields.integer("num_mel_bins"), width, 2.0), product(3 * width, width)],
-    )
+def whisper(fields: Fields, names: Names) -> dict[str, Any]:
+    """Whisper's encoder, by the names of its fields."""
+    width = fields.integer(names[0])
+    # Convolutions of width 3, the second with stride 2.
+    convolutions = [product(3 * fields.integer("num_mel_bins"), width, 2.0), product(3 * width, width)]
+    return encoder(fields, names, AUDIO, embed_gemms=convolutions, **LAYER_NORM)
 
 
-# Names of a Whisper encoder's fields in its own and in newer configurations.
-OPENAI_NAMES = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
-NEWER_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-# Names of a conformer's fields in transformers and in Phi-4-multimodal's own configuration.
-CONFORMER_NAMES = ("hidden_size", "num_blocks", "num_attention_heads", "intermediate_size")
-PHI4MM_NAMES = ("attention_dim", "num_blocks", "attention_heads", "linear_units")
-
-
-def conformer(fields: Fields, names: tuple[str, str, str, str], channels: int) -> dict[str, Any]:
+def conformer(fields: Fields, names: Names, channels: int) -> dict[str, Any]:
     """The conformer of Phi-4-multimodal, with one MLP in place of two gated ones and the products between convolutions.
 
     Products have the same sizes in all, and a layer the same number of parameters except for norms and biases.
-
-    Args:
-        fields: of its configuration.
-        names: of its fields for width, layers, heads and feed-forward width.
-        channels: of its first convolutions.
+    ``channels`` are those of its first convolutions.
     """
-    width, layers, heads, ffn = (fields.integer(name) for name in names)
+    width = fields.integer(names[0])
     stride = fields.integer("time_reduction")
     require(stride == 8, fields.named("time_reduction"), stride, "8: three convolutions of stride 2")
     # Frequencies that three convolutions of stride 2 leave.
     bands = -(-fields.integer("input_size") // stride)
-    return encoder(
-        AUDIO,
-        layers,
-        width,
-        heads,
-        # Gated ones have 6 x width x ffn parameters, convolutions 4 x width x width, this one 2 x width x its own.
-        3 * ffn + 2 * width,
-        head_dim=head_dim(fields, width, heads),
-        rotary=False,
-        norm_bias=True,
-        qkv_bias=True,
-        linear_bias=True,
-        # Convolutions of stride 2 in time and frequency, all but the first depthwise with a product behind.
-        embed_gemms=[
-            product(9, channels, 4.0 * 4 * bands),
-            product(channels, channels, 2.0 * 2 * bands),
-            product(channels, channels, float(bands)),
-            product(channels * bands, width),
-        ],
-    )
+    # Convolutions of stride 2 in time and frequency, all but the first depthwise with a product behind.
+    convolutions = [
+        product(9, channels, 4.0 * 4 * bands),
+        product(channels, channels, 2.0 * 2 * bands),
+        product(channels, channels, float(bands)),
+        product(channels * bands, width),
+    ]
+    # Gated ones have 6 x width x ffn parameters, convolutions 4 x width x width, this one 2 x width x its own.
+    ffn = 3 * fields.integer(names[3]) + 2 * width
+    return encoder(fields, names, AUDIO, ffn, embed_gemms=convolutions, **LAYER_NORM)
 
 
 def product(k: int, n: int, rows_per_token: float = 1.0) -> dict[str, Any]:

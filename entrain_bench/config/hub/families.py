@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from entrain_bench.base.errors import UserError, unknown_choice
@@ -26,6 +27,8 @@ from entrain_bench.config.hub.fields import Fields
 
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
+CLIP = "clip_vision_model"
+SIGLIP = "siglip_vision_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +79,27 @@ def model_values(published: Published) -> dict[str, Any]:
     return {"modules": modules, "tokens": {**token_rules.USUAL, **parts.tokens}}
 
 
-def text_of(config: Fields, name: str = "text_config") -> tuple[Fields, str]:
+def _text_of(config: Fields, name: str = "text_config") -> tuple[Fields, str]:
     """The language model's part of a configuration and its type."""
     text = config.part(name)
     return text, str(text.needed("model_type"))
+
+
+# Of a published model, its vision encoder's and its language model's part, and its bare encoder: the encoder with a
+# projector, and token rules.
+type Built = tuple[dict[str, Any], Mapping[str, Any]]
+type Build = Callable[[Published, Fields, Fields, dict[str, Any]], Built]
+
+
+def _vision_family(
+    build: Build, vision_type: str, published: Published, exact: bool = False, llm: str = "text_config"
+) -> Parts:
+    """A model with one vision transformer, of a type by default or, if older files state another one, ``exact``."""
+    config = published.config
+    vision = (config.part_as if exact else config.part)("vision_config", vision_type)
+    text, kind = _text_of(config, llm)
+    encoder, tokens = build(published, vision, text, vision_encoder(vision, vision_type))
+    return Parts({"vision": encoder}, text, kind, tokens)
 
 
 def with_projector(encoder: dict[str, Any], *products: dict[str, Any], norm: bool = False) -> dict[str, Any]:
@@ -100,91 +120,67 @@ def _feature_layers(config: Fields) -> int:
     return len(layers) if isinstance(layers, list) else 1
 
 
-def _llava(published: Published) -> Parts:
+def _side(published: Published, vision: Fields) -> int:
+    """Patches on a side of the square that a processor resizes images to."""
+    return token_rules.patches_a_side(token_rules.tile_side(published.processor), vision)
+
+
+def _llava(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
     config = published.config
-    vision = config.part("vision_config", "clip_vision_model")
-    (text, kind) = text_of(config)
-    found = vision_encoder(vision)
-    width = text.integer("hidden_size")
-    found = _two_layers(found, width, stacked=_feature_layers(config))
+    encoder = _two_layers(encoder, text.integer("hidden_size"), stacked=_feature_layers(config))
     if vision.get("model_type") == "pixtral":
-        return Parts({"vision": found}, text, kind, token_rules.native_size(published.processor, vision, 1))
-    side = token_rules.patches_a_side(token_rules.tile_side(published.processor), vision)
-    has_class = _has_class_token(vision)
+        return encoder, token_rules.native_size(published.processor, vision, 1)
+    tokens = _side(published, vision) ** 2 + _has_class_token(vision)
     keeps_all = config.choice("vision_feature_select_strategy", ("default", "full")) == "full"
-    tokens = token_rules.fixed(side**2 + has_class, side**2 + has_class - (not keeps_all))
-    return Parts({"vision": found}, text, kind, {**tokens, "patch_pixels": vision.square("patch_size")})
+    rules = token_rules.fixed(tokens, tokens - (not keeps_all))
+    return encoder, {**rules, "patch_pixels": vision.square("patch_size")}
 
 
 def _has_class_token(vision: Fields) -> bool:
-    return str(vision.get("model_type") or "clip_vision_model") == "clip_vision_model"
+    return str(vision.get("model_type") or CLIP) == CLIP
 
 
-def _llava_grids(published: Published) -> Parts:
+def _llava_grids(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
     config = published.config
-    vision = config.part("vision_config", "clip_vision_model")
-    (text, kind) = text_of(config)
-    found = _two_layers(vision_encoder(vision), text.integer("hidden_size"), stacked=_feature_layers(config))
+    encoder = _two_layers(encoder, text.integer("hidden_size"), stacked=_feature_layers(config))
     tokens = token_rules.any_resolution(published.processor, config, vision, _has_class_token(vision))
-    modalities = ["image", "video"] if "frames" in tokens else ["image"]
-    return Parts({"vision": {**found, "modalities": modalities}}, text, kind, tokens)
+    return {**encoder, "modalities": ["image", "video"] if "frames" in tokens else ["image"]}, tokens
 
 
-def _mistral3(published: Published) -> Parts:
+def _mistral3(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
     config = published.config
-    merge = published.config.integer("spatial_merge_size")
-    vision = config.part("vision_config", "pixtral")
-    (text, kind) = text_of(config)
-    found = vision_encoder(vision)
+    merge = config.integer("spatial_merge_size")
     width = text.integer("hidden_size")
+    own = encoder["hidden_size"]
     rows = 1 / merge**2
-    own = found["hidden_size"]
-    merged = product(own * merge**2, own, rows), product(own * _feature_layers(config), width, rows)
-    found = with_projector(found, *merged, product(width, width, rows), norm=True)
-    return Parts({"vision": found}, text, kind, token_rules.native_size(published.processor, vision, merge))
+    sizes = ((own * merge**2, own), (own * _feature_layers(config), width), (width, width))
+    encoder = with_projector(encoder, *(product(k, n, rows) for k, n in sizes), norm=True)
+    return encoder, token_rules.native_size(published.processor, vision, merge)
 
 
-def _gemma3(published: Published) -> Parts:
-    config = published.config
-    processor = published.processor
-    processor.refuse("do_pan_and_scan", "is not supported; must be false")
-    vision = config.part("vision_config", "siglip_vision_model")
-    (text, kind) = text_of(config)
-    found = vision_encoder(vision)
-    tokens = config.integer("mm_tokens_per_image")
-    side = token_rules.patches_a_side(token_rules.tile_side(processor), vision)
-    projected = product(found["hidden_size"], text.integer("hidden_size"), tokens / side**2)
-    found = with_projector(found, projected, norm=True)
-    return Parts({"vision": found}, text, kind, token_rules.fixed(side**2, tokens))
+def _gemma3(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
+    published.processor.refuse("do_pan_and_scan", "is not supported; must be false")
+    tokens = published.config.integer("mm_tokens_per_image")
+    patches = _side(published, vision) ** 2
+    projected = product(encoder["hidden_size"], text.integer("hidden_size"), tokens / patches)
+    return with_projector(encoder, projected, norm=True), token_rules.fixed(patches, tokens)
 
 
-def _paligemma(published: Published) -> Parts:
-    config = published.config
-    vision = config.part("vision_config", "siglip_vision_model")
-    (text, kind) = text_of(config)
-    found = vision_encoder(vision)
-    side = token_rules.patches_a_side(token_rules.tile_side(published.processor), vision)
-    found = with_projector(found, product(found["hidden_size"], config.integer("projection_dim")), norm=True)
-    return Parts({"vision": found}, text, kind, token_rules.fixed(side**2, side**2))
+def _paligemma(published: Published, vision: Fields, _: Fields, encoder: dict[str, Any]) -> Built:
+    patches = _side(published, vision) ** 2
+    projected = product(encoder["hidden_size"], published.config.integer("projection_dim"))
+    return with_projector(encoder, projected, norm=True), token_rules.fixed(patches, patches)
 
 
-def _idefics3(published: Published) -> Parts:
-    config = published.config
+def _idefics3(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
     scale = published.config.integer("scale_factor")
-    vision = config.part_as("vision_config", "idefics3_vision")
-    (text, kind) = text_of(config)
-    found = vision_encoder(vision, "idefics3_vision")
-    shuffled = product(found["hidden_size"] * scale**2, text.integer("hidden_size"), 1 / scale**2)
+    shuffled = product(encoder["hidden_size"] * scale**2, text.integer("hidden_size"), 1 / scale**2)
     tokens = token_rules.longest_edge(published.processor, vision, scale)
-    return Parts({"vision": with_projector(found, shuffled, norm=True)}, text, kind, tokens)
+    return with_projector(encoder, shuffled, norm=True), tokens
 
 
-def _idefics2(published: Published) -> Parts:
-    config = published.config
-    vision = config.part_as("vision_config", "idefics2_vision")
-    (text, kind) = text_of(config)
-    resampler = config.part_as("perceiver_config", "idefics2_perceiver")
-    found = vision_encoder(vision, "idefics2_vision")
+def _idefics2(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
+    resampler = published.config.part_as("perceiver_config", "idefics2_perceiver")
     width = text.integer("hidden_size")
     ffn = text.integer("intermediate_size")
     tokens = token_rules.resampled(published.processor, vision, resampler.integer("resampler_n_latents"))
@@ -200,46 +196,36 @@ def _idefics2(published: Published) -> Parts:
         product(width, 8 * width, rows),
         product(4 * width, width, rows),
     ]
-    projection = [product(found["hidden_size"], 2 * ffn), product(ffn, width)]
+    projection = [product(encoder["hidden_size"], 2 * ffn), product(ffn, width)]
     layers = layer * resampler.integer("resampler_depth")
-    return Parts({"vision": with_projector(found, *projection, *layers, norm=True)}, text, kind, tokens)
+    return with_projector(encoder, *projection, *layers, norm=True), tokens
 
 
-def _internvl(published: Published) -> Parts:
-    config = published.config
+def _internvl(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
     processor = published.processor
-    vision = config.part("vision_config", "internvl_vision")
-    (text, kind) = text_of(config)
-    # Models say so to the processor in every call.
+    ratio = published.config.number("downsample_ratio")
+    limits = processor.integer("max_patches"), processor.integer("min_patches")
     pixels = token_rules.tile_side(processor)
-    tokens = token_rules.nearest_grid(
-        processor.integer("max_patches"),
-        processor.integer("min_patches"),
-        pixels,
-        vision.square("patch_size"),
-        config.number("downsample_ratio"),
-        has_overview=True,
-    )
-    return Parts({"vision": _shuffled(vision, text, config.number("downsample_ratio"))}, text, kind, tokens)
+    # Models ask the processor for an overview in every call.
+    tokens = token_rules.nearest_grid(*limits, pixels, vision.square("patch_size"), ratio, has_overview=True)
+    return _shuffled(encoder, text, ratio), tokens
 
 
-def _internvl_chat(published: Published) -> Parts:
+def _internvl_chat(published: Published, vision: Fields, text: Fields, encoder: dict[str, Any]) -> Built:
     config = published.config
-    vision = config.part("vision_config", "intern_vit_6b")
-    (text, kind) = text_of(config, "llm_config")
-    pixels = config.integer("force_image_size")
     ratio = config.number("downsample_ratio")
-    most = config.integer("max_dynamic_patch") if config.flag("dynamic_image_size") else 1
-    least = config.integer("min_dynamic_patch") if config.flag("dynamic_image_size") else 1
+    dynamic = config.flag("dynamic_image_size")
+    most, least = (config.integer(f"{end}_dynamic_patch") if dynamic else 1 for end in ("max", "min"))
     has_overview = config.flag("use_thumbnail") or most == 1
+    pixels = config.integer("force_image_size")
     tokens = token_rules.nearest_grid(most, least, pixels, vision.square("patch_size"), ratio, has_overview)
-    return Parts({"vision": _shuffled(vision, text, ratio)}, text, kind, tokens)
+    return _shuffled(encoder, text, ratio), tokens
 
 
-def _shuffled(vision: Fields, text: Fields, ratio: float) -> dict[str, Any]:
+def _shuffled(encoder: dict[str, Any], text: Fields, ratio: float) -> dict[str, Any]:
     """InternVL's encoder: patches are merged by pixel shuffle, then two linear layers."""
-    found = _two_layers(vision_encoder(vision), text.integer("hidden_size"), ratio**2, round(1 / ratio**2))
-    return {**found, "modalities": ["image", "video"]}
+    encoder = _two_layers(encoder, text.integer("hidden_size"), ratio**2, round(1 / ratio**2))
+    return {**encoder, "modalities": ["image", "video"]}
 
 
 def _qwen_vl(published: Published) -> Parts:
@@ -293,7 +279,7 @@ def _phi4_parts(published: Published, vision: Fields, pixels: int, heard: dict[s
 def _qwen2_audio(published: Published) -> Parts:
     config = published.config
     audio = config.part("audio_config", "qwen2_audio_encoder")
-    (text, kind) = text_of(config)
+    text, kind = _text_of(config)
     heard = whisper(audio, OPENAI_NAMES)
     heard = with_projector(heard, product(heard["hidden_size"], text.integer("hidden_size"), 0.5), norm=True)
     return Parts({"audio": heard}, text, kind, token_rules.whisper_audio(2))
@@ -302,7 +288,7 @@ def _qwen2_audio(published: Published) -> Parts:
 def _voxtral(published: Published) -> Parts:
     config = published.config
     audio = config.part("audio_config", "voxtral_encoder")
-    (text, kind) = text_of(config)
+    text, kind = _text_of(config)
     heard = whisper(audio, NEWER_NAMES)
     stacked = audio.integer("intermediate_size")
     rows = heard["hidden_size"] / stacked
@@ -315,7 +301,7 @@ def _voxtral(published: Published) -> Parts:
 def _ultravox(published: Published) -> Parts:
     config = published.config
     audio = _named(published, "audio")
-    (text, kind) = _typed(_named(published, "text"))
+    text = _named(published, "text")
     if audio.get("model_type") != "whisper":
         raise unknown_choice(f"{audio.path}model_type", str(audio.get("model_type")), ["whisper"])
     heard = whisper(audio, OPENAI_NAMES)
@@ -329,6 +315,7 @@ def _ultravox(published: Published) -> Parts:
     # The processor rounds to whole encoder tokens, 50 a second, and the last stack is filled up.
     rules = {"frames_per_s": 50.0, "window_s": 0.01, "encoder_steps": [], "llm_steps": [[1, stack, 0]]}
     tokens = {"audio": rules, "audio_segment_s": 30.0, "audio_merge_frames": stack}
+    kind = str(text.needed("model_type"))
     return Parts({"audio": with_projector(heard, *products, norm=True)}, text, kind, tokens)
 
 
@@ -342,33 +329,29 @@ def _named(published: Published, part: str) -> Fields:
     return published.config.part(f"{part}_config")
 
 
-def _typed(text: Fields) -> tuple[Fields, str]:
-    return text, str(text.needed("model_type"))
-
-
 def _whisper_alone(published: Published) -> Parts:
     kind = published.config.get("model_type")
     raise UserError(f"model_type={kind}: has cross-attention, which is not supported; use a model with an LLM")
 
 
 FAMILIES: Mapping[str, Callable[[Published], Parts]] = {
-    "gemma3": _gemma3,
-    "idefics2": _idefics2,
-    "idefics3": _idefics3,
-    "internvl": _internvl,
-    "internvl_chat": _internvl_chat,
-    "llava": _llava,
-    "llava_next": _llava_grids,
-    "llava_onevision": _llava_grids,
-    "mistral3": _mistral3,
-    "paligemma": _paligemma,
+    "gemma3": partial(_vision_family, _gemma3, SIGLIP),
+    "idefics2": partial(_vision_family, _idefics2, "idefics2_vision", exact=True),
+    "idefics3": partial(_vision_family, _idefics3, "idefics3_vision", exact=True),
+    "internvl": partial(_vision_family, _internvl, "internvl_vision"),
+    "internvl_chat": partial(_vision_family, _internvl_chat, "intern_vit_6b", llm="llm_config"),
+    "llava": partial(_vision_family, _llava, CLIP),
+    "llava_next": partial(_vision_family, _llava_grids, CLIP),
+    "llava_onevision": partial(_vision_family, _llava_grids, CLIP),
+    "mistral3": partial(_vision_family, _mistral3, "pixtral"),
+    "paligemma": partial(_vision_family, _paligemma, SIGLIP),
     "phi4_multimodal": _phi4,
     "phi4mm": _phi4mm,
     "qwen2_audio": _qwen2_audio,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
-    "smolvlm": _idefics3,
+    "smolvlm": partial(_vision_family, _idefics3, "idefics3_vision", exact=True),
     "ultravox": _ultravox,
     "voxtral": _voxtral,
     "whisper": _whisper_alone,

@@ -6,45 +6,29 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.costs.profiled.timed_points import (
-    CollectivePoint,
-    Constants,
-    DeviceProfile,
-    StagePoint,
-    StepPoint,
-    Subject,
-)
-from entrain_bench.specs.parse import check_keys, check_mapping, parse
+from entrain_bench.costs.profiled.timed_points import DeviceProfile
+from entrain_bench.specs.parse import check_mapping, parse
 
 FORMAT = "entrain-bench profile"
 VERSION = 2
 AGAIN = "To make one, run entrain-bench profile"
-_POINTS: dict[str, type[StagePoint] | type[StepPoint] | type[CollectivePoint]] = {
-    "stages": StagePoint,
-    "steps": StepPoint,
-    "collectives": CollectivePoint,
-}
+POINTS = ("stages", "steps", "collectives")
 
 
 def to_bytes(profile: DeviceProfile) -> bytes:
     """Return the content of a profile's file, one line per point."""
     values = asdict(profile)
-    lists = {name: ",\n  ".join(json.dumps(point) for point in values.pop(name)) for name in _POINTS}
+    lists = {name: ",\n  ".join(json.dumps(point) for point in values.pop(name)) for name in POINTS}
     head = json.dumps({"format": FORMAT, "version": VERSION, **values}, indent=1)[:-2]
     points = "".join(f',\n "{name}": [\n  {lines}\n ]' for name, lines in lists.items())
     return f"{head}{points}\n}}\n".encode()
 
 
 def write_profile(path: Path, profile: DeviceProfile) -> None:
-    """Write a profile.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
+    """Write a profile; ``UserError`` if the file cannot be written."""
     try:
         write_atomically(path, to_bytes(profile))
     except OSError as error:
@@ -52,14 +36,9 @@ def write_profile(path: Path, profile: DeviceProfile) -> None:
 
 
 def read_profile(path: Path, where: str) -> DeviceProfile:
-    """Read a profile, finished or not.
+    """Read a profile, finished or not; errors begin with ``where``.
 
-    Args:
-        path: the file.
-        where: the beginning of every error.
-
-    Raises:
-        UserError: if the file cannot be read, is truncated, has another version, or holds impossible values.
+    ``UserError`` if the file cannot be read, is truncated, has another version, or holds impossible values.
     """
     content = read_bytes(path, where)
     try:
@@ -72,48 +51,23 @@ def read_profile(path: Path, where: str) -> DeviceProfile:
         raise UserError(f"{where}: is not a device profile. {AGAIN}")
     if values.get("version") != VERSION:
         raise UserError(f"{where}: version={values.get('version')}: must be {VERSION}. {AGAIN}")
-    return _parse({key: value for key, value in values.items() if key not in ("format", "version")}, where)
+    profile = parse(DeviceProfile, {key: values[key] for key in values if key not in ("format", "version")}, where)
+    for name in profile.constants.__dataclass_fields__.keys() - {"sources"}:
+        if not isinstance(profile.constants.sources.get(name), str):
+            raise UserError(f"{where}: constants.sources.{name}: missing. State the source of the constant")
+    for name, module in profile.subject.modules.items():
+        check_mapping(module, f"{where}: subject.modules.{name}")
+    return profile
 
 
 def digest(path: Path, where: str) -> str:
-    """Return the SHA-256 of a profile's file.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Return the SHA-256 of a profile's file; ``UserError`` if the file cannot be read."""
     return hashlib.sha256(read_bytes(path, where)).hexdigest()
 
 
 def read_bytes(path: Path, where: str) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Return the bytes of a file; ``UserError`` if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{where}: cannot be read ({error.strerror}). {AGAIN}") from error
-
-
-def _parse(values: dict[str, Any], where: str) -> DeviceProfile:
-    check_keys(DeviceProfile, values, where)
-    subject = parse(Subject, values["subject"], f"{where}: subject")
-    for name, module in subject.modules.items():
-        check_mapping(module, f"{where}: subject.modules.{name}")
-    constants = parse(Constants, values["constants"], f"{where}: constants")
-    constants.check(f"{where}: constants")
-    points: dict[str, Any] = {}
-    for name, cls in _POINTS.items():
-        listed = values.get(name, [])
-        if not isinstance(listed, list):
-            raise UserError(f"{where}: {name}={listed}: must be a list")
-        points[name] = tuple(_point(cls, item, f"{where}: {name}[{index}]") for index, item in enumerate(listed))
-    finished: bool = values.get("finished") is True
-    return DeviceProfile(subject, constants, str(values["date"]), finished, **points)
-
-
-def _point[T: StagePoint | StepPoint | CollectivePoint](cls: type[T], values: Any, where: str) -> T:
-    point = parse(cls, values, where)
-    point.check(where)
-    return point

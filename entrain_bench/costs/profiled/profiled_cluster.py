@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.costs.profiled.file import digest, read_profile
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import MEDIAN
@@ -19,7 +19,7 @@ from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.module_layers import UNFUSED
-from entrain_bench.specs.parse import parse
+from entrain_bench.specs.parse import OneOf, parse
 
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
 # Layer times are measured, so the roofline's other constants are never read.
@@ -37,13 +37,13 @@ class ProfiledDevice:
     Attributes:
         path: the profile's file.
         extrapolate: whether a pack may be outside the measured range.
-        statistic: which statistic of a point's repetitions to use, one of ``STATISTICS``.
+        statistic: which statistic of a point's repetitions to use.
         name: the device that the profile must describe; None for any.
     """
 
     path: str
     extrapolate: bool = False
-    statistic: str = "median"
+    statistic: Annotated[str, OneOf(STATISTICS)] = "median"
     name: str | None = None
 
     @classmethod
@@ -52,10 +52,7 @@ class ProfiledDevice:
         device = cluster.get("device")
         if not isinstance(device, Mapping) or "path" not in device:
             return None
-        spec = parse(cls, device, "cluster.device")
-        if spec.statistic not in STATISTICS:
-            raise unknown_choice("cluster.device.statistic", spec.statistic, STATISTICS)
-        return spec
+        return parse(cls, device, "cluster.device")
 
     @property
     def where(self) -> str:
@@ -63,19 +60,11 @@ class ProfiledDevice:
         return f"cluster.device.path={self.path}"
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the file.
-
-        Raises:
-            UserError: if the file cannot be read.
-        """
+        """Return the SHA-256 of the file; ``UserError`` if the file cannot be read."""
         return digest(Path(self.path).expanduser(), self.where)
 
     def read(self) -> DeviceProfile:
-        """Read the profile, reduced to ``statistic``.
-
-        Raises:
-            UserError: if the file is no profile, or describes another device.
-        """
+        """Read the profile, reduced to ``statistic``; ``UserError`` if it is none, or describes another device."""
         profile = read_profile(Path(self.path).expanduser(), self.where)
         if self.name is not None and profile.subject.device != self.name:
             stated = f"cluster.device.name={self.name}"
@@ -86,10 +75,9 @@ class ProfiledDevice:
 def cluster_with_times(
     config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
 ) -> tuple[ClusterSpec, ProfiledTimes | None]:
-    """Return the configured cluster with its constants multiplied by ``speed``, and its profiled layer times if any.
+    """Return the cluster with its constants multiplied by ``speed``, and its profiled layer times if there are any.
 
-    Raises:
-        UserError: if the configuration or the profile is invalid; it names the field.
+    ``UserError`` names a field of the configuration or the profile that is invalid.
     """
     device = ProfiledDevice.of(config)
     if device is None:
@@ -104,16 +92,9 @@ def cluster_with_times(
             f"attention_kernel={framework.attention_kernel}: not supported with cluster/device=profiled, because the "
             "profile has the kernels that it was measured with. Leave out attention_kernel"
         )
-    if framework.recompute_granularity != FULL:
-        raise UserError(
-            f"recompute_granularity={framework.recompute_granularity}: must be {FULL} with cluster/device=profiled, "
-            "because the profile was measured with whole blocks recomputed"
-        )
-    if framework.cross_entropy != UNFUSED:
-        raise UserError(
-            f"cross_entropy={framework.cross_entropy}: must be {UNFUSED} with cluster/device=profiled, "
-            "because the profile was measured with it"
-        )
+    for key, measured in (("recompute_granularity", FULL), ("cross_entropy", UNFUSED)):
+        allowed = f"{measured} with cluster/device=profiled, because the profile was measured with it"
+        require(getattr(framework, key) == measured, key, getattr(framework, key), allowed)
     for name in ("gemm", "attention", "memory", "launch"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")
     profile = device.read()
@@ -122,10 +103,9 @@ def cluster_with_times(
 
 
 def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dict[str, Any]:
-    """Return a cluster's configuration with the profile's device constants, and its links where they are null.
+    """Return a cluster's configuration with the profile's device, and its links where they are null.
 
-    Raises:
-        UserError: if a link is null and the profile did not measure it.
+    ``UserError`` if the profile did not measure them.
     """
     constants = profile.constants
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
@@ -139,11 +119,7 @@ def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dic
 
 
 def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, float]:
-    """Fit bandwidth (bytes/s) and latency (s) of ``costs/links.py`` to measured communication.
-
-    Raises:
-        UserError: if there are no points.
-    """
+    """Fit bandwidth (bytes/s) and latency (s) of ``costs/links.py``; ``UserError`` if nothing was measured."""
     if not points:
         raise UserError(f"{where}: communication was not measured. Run entrain-bench profile ranks=[...]")
     parts = np.array([link_parts(point) for point in points])

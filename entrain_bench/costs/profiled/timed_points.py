@@ -6,15 +6,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError
 from entrain_bench.specs.framework import ALL
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.parse import Count, Range, Rate
+from entrain_bench.specs.parse import Allowed, Count, OneOf, Rate, at_least
 
 STATISTICS = ("p10", "median", "p90")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
 # Keys of a module's configuration that change no layer's time.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
+
+
+def are_quantiles(seconds: tuple[float, ...]) -> bool:
+    """Whether these are three positive numbers in ascending order."""
+    return len(seconds) == 3 and min(seconds) > 0 and [*seconds] == sorted(seconds)
+
+
+IN_ORDER = "three positive numbers in order: 10th percentile, median, 90th percentile"
+Quantiles = Annotated[tuple[float, ...], Allowed(are_quantiles, IN_ORDER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +49,12 @@ class StagePoint:
     kind: str
     layers: Count
     tp: Count
-    lengths: tuple[Count, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    remade_s: tuple[float, ...]
+    lengths: Annotated[tuple[Count, ...], Allowed(bool, "sequences of at least 1 token")]
+    forward_s: Quantiles
+    backward_s: Quantiles
+    remade_s: Annotated[tuple[float, ...], Allowed(lambda seconds: not seconds or are_quantiles(seconds), IN_ORDER)]
     repetitions: Count
-    labelled: Annotated[int, Range(0)] = 0
+    labelled: Annotated[int, at_least(0)] = 0
     cp: Count = 1
 
     @property
@@ -53,24 +62,14 @@ class StagePoint:
         """The identity of the point: module, kind, layers, tp, cp, lengths and labelled tokens."""
         return self.module, self.kind, self.layers, self.tp, self.cp, self.lengths, self.labelled
 
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for what cannot have been measured."""
-        require(bool(self.lengths), f"{where}.lengths", [], "sequences of at least 1 token")
-        for name in ("forward_s", "backward_s", *(["remade_s"] if self.remade_s else [])):
-            check_quantiles(getattr(self, name), f"{where}.{name}")
-
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """Measured times of an optimizer step over ``parameters`` parameters; seconds as in ``StagePoint``."""
 
     parameters: Count
-    seconds: tuple[float, ...]
+    seconds: Quantiles
     repetitions: Count
-
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for what cannot have been measured."""
-        check_quantiles(self.seconds, f"{where}.seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,11 @@ class CollectivePoint:
         num_bytes: bytes of the whole tensor.
     """
 
-    operation: str
-    ranks: Annotated[int, Range(2)]
+    operation: Annotated[str, OneOf(COLLECTIVES)]
+    ranks: Annotated[int, at_least(2)]
     num_bytes: Count
-    seconds: tuple[float, ...]
+    seconds: Quantiles
     repetitions: Count
-
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for what cannot have been measured."""
-        if self.operation not in COLLECTIVES:
-            raise unknown_choice(f"{where}.operation", self.operation, COLLECTIVES)
-        check_quantiles(self.seconds, f"{where}.seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +144,10 @@ class Constants:
     """Constants of a device that a profile does not measure, each with its source; units as in ``DeviceSpec``."""
 
     peak_bf16_flops: Rate
-    memory_bytes: Count
+    memory_bytes: Annotated[int, at_least(1, "positive")]
     memory_bandwidth_bytes_per_s: Rate
     host_bandwidth_bytes_per_s: Rate
     sources: Mapping[str, str]
-
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for a value without a source."""
-        for name in self.__dataclass_fields__.keys() - {"sources"}:
-            if not isinstance(self.sources.get(name), str):
-                raise UserError(f"{where}.sources.{name}: missing. State the source of the constant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +173,10 @@ class DeviceProfile:
     def only(self, statistic: str) -> DeviceProfile:
         """Return the profile with every point's three times replaced by one statistic."""
         index = STATISTICS.index(statistic)
-        names = ("stages", "steps", "collectives")
-        return replace(self, **{name: tuple(_only(point, index) for point in getattr(self, name)) for name in names})
+        kinds = dict[str, Any]()
+        for name in ("stages", "steps", "collectives"):
+            kinds[name] = tuple(_only(point, index) for point in getattr(self, name))
+        return replace(self, **kinds)
 
 
 def _only[T: StagePoint | StepPoint | CollectivePoint](point: T, index: int) -> T:
@@ -199,12 +188,6 @@ def module_values(module: ModuleSpec) -> dict[str, Any]:
     """Return a module's configuration as JSON values."""
     values = asdict(module.config)
     return {key: _plain(value) for key, value in values.items()}
-
-
-def check_quantiles(seconds: tuple[float, ...], where: str) -> None:
-    """Raise ``UserError`` unless ``seconds`` are three positive numbers in ascending order."""
-    allowed = "three positive numbers in order: 10th percentile, median, 90th percentile"
-    require(len(seconds) == 3 and min(seconds) > 0 and [*seconds] == sorted(seconds), where, [*seconds], allowed)
 
 
 def _plain(value: Any) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order, sum_rows
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.loads import Loads, busiest_area, count_labelled, most_labelled, packed
-from entrain_bench.costs.profiled.curve import Curve
 from entrain_bench.costs.profiled.fitting import fit_factors
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
+    Curve,
     GroupKey,
     LayerCurves,
     fit_curves,
@@ -241,11 +241,7 @@ class ProfiledTimes:
     def _carried(
         self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return tokens, scores and segments of each chunk on a rank ``[chunks]``.
-
-        Raises:
-            UserError: if a chunk is outside the measured range and ``extrapolate`` is false.
-        """
+        """Tokens, scores and segments of chunks on a rank ``[chunks]``; ``UserError`` beyond what was measured."""
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
             scores = busiest_area(layer, loads, cp)

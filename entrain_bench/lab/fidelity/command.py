@@ -20,8 +20,8 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.base.errors import require
 from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group, simulated
-from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
+from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group
+from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, write_outputs
 from entrain_bench.train.launching.launch import on_ranks
@@ -33,8 +33,6 @@ REPEATS = 4
 COMMAND = "make fidelity"
 # Programs that are printed, the worst.
 NUM_NAMED = 3
-# Source of the seconds of each kind of prediction.
-COSTS = {"emulated": "measured", "simulated": "profiled"}
 # Memory goes back to the allocator and not to the system, whose pages would cost a pass as much as its products.
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sure_sign_errors": 0.0}
@@ -46,8 +44,6 @@ PATIENCE = Patience(50, 50, 0.02, 10.0)
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the measurement."""
     parser.add_argument("--repeats", type=int, default=REPEATS, help="measured iterations before and after emulation")
-    truth = "also simulate under this cost model: cluster/device=profiled cluster.device.path=FILE"
-    parser.add_argument("--truth", nargs="+", default=(), metavar="OVERRIDE", help=truth)
 
 
 def run(options: Namespace) -> int:
@@ -62,9 +58,7 @@ def run(options: Namespace) -> int:
     print("making the programs", flush=True)
     programs = [*all_programs()]
     measure(programs, options.repeats, folder, cores)
-    links = read_json(folder / "links.json")
-    simulate = partial(simulated, truth=options.truth, links=links, cores=cores) if options.truth else None
-    return report(all_rows(programs, folder, simulate), options.results_dir, load)
+    return report(all_rows(programs, folder), options.results_dir, load)
 
 
 def measure(programs: Sequence[FidelityProgram], repeats: int, folder: Path, cores: Sequence[int]) -> None:
@@ -87,32 +81,24 @@ def measure(programs: Sequence[FidelityProgram], repeats: int, folder: Path, cor
 
 
 def report(rows: pd.DataFrame, results: Path, load: float) -> int:
-    """Write the table and the figure; print errors with their targets, and the worst programs.
-
-    The figure and the verdict are those of the simulated predictions where there are any.
-    """
-    missed: list[str] = []
+    """Write the table and the figure; print errors with their targets, and the worst programs. Return 1 if missed."""
     console = make_console()
-    columns = ["num_ranks", "workload", "seed", "strategy"]
-    for prediction, own in rows.groupby("prediction", sort=False):
-        pairs = pair_rows(own)
-        seeds = sorted(own["seed"].unique().tolist())
-        setting = {name: own[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
-        table = rows.assign(load_average=load)
-        draw = partial(figure.draw, own, pairs)
-        costs = COSTS[str(prediction)]
-        write_outputs(results, table, "fidelity", figure.TITLE, draw, COMMAND, setting, seeds, costs)
-        values = summary(own, pairs)
-        console.print(f"{prediction}:")
-        for name, value in values.items():
-            target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
-            console.print(f"{name:18} {value:.4g}{target}", highlight=False)
-        worst = own.loc[own["iteration_error"].abs().nlargest(NUM_NAMED).index]
-        shown = worst[[*columns, "measured_s", "predicted_s", "noise", "action_bias"]].round(3)
-        console.print("worst programs:", shown.to_string(index=False), sep="\n", highlight=False)
-        by_ranks = {number: rank_correlations(own[own["num_ranks"] == number]).mean() for number in NUM_RANKS}
-        console.print("Kendall tau by ranks:", {number: round(float(tau), 3) for number, tau in by_ranks.items()})
-        missed = [name for name, target in TARGETS.items() if values[name] > target]
+    pairs = pair_rows(rows)
+    setting = {name: rows[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
+    seeds = sorted(rows["seed"].unique().tolist())
+    draw = partial(figure.draw, rows, pairs)
+    table = rows.assign(load_average=load)
+    write_outputs(results, table, "fidelity", figure.TITLE, draw, COMMAND, setting, seeds, "measured")
+    values = summary(rows, pairs)
+    for name, value in values.items():
+        target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
+        console.print(f"{name:18} {value:.4g}{target}", highlight=False)
+    worst = rows.loc[rows["iteration_error"].abs().nlargest(NUM_NAMED).index]
+    columns = ["num_ranks", "workload", "seed", "strategy", "measured_s", "predicted_s", "noise", "action_bias"]
+    console.print("worst programs:", worst[columns].round(3).to_string(index=False), sep="\n", highlight=False)
+    by_ranks = {number: rank_correlations(of_number).mean() for number, of_number in rows.groupby("num_ranks")}
+    console.print("Kendall tau by ranks:", {number: round(float(tau), 3) for number, tau in by_ranks.items()})
+    missed = [name for name, target in TARGETS.items() if values[name] > target]
     if missed:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
 from multiprocessing import get_context
@@ -20,15 +20,14 @@ import pandas as pd
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, overrides_of
+from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram
 from entrain_bench.lab.measuring import read_json, write_json
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
-from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate.place import make_timeline, place_program, place_steps
+from entrain_bench.simulate.executor import make_timeline, place_program, place_steps
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.emulate.emulator import Measured
@@ -73,9 +72,19 @@ def predict_group(
                     own = found[one.key] = found[one.key] + own
                 emulator = _emulator(one, links, mean_of(own))
                 prices = emulator.price(one.program)
-                waits[one.key] = timeline = _placed(one, prices, emulator.truth, cores)
+                memory = emulator.truth.memory.over_program(one.program)
+                timeline = make_timeline(one.program, prices, memory)
+                if num_ranks > len(cores):
+                    timeline = place_on_cores(one.program, prices, cores_of_lanes(one.program.layout, cores), memory)
+                waits[one.key] = timeline
                 if turn == TURNS:
-                    write_json(folder / f"{one.key}.emulated.json", _values(prices, timeline), None)
+                    values = {
+                        "work_s": (prices.duration_s - prices.comm_s).tolist(),
+                        "start_s": timeline.start_s.tolist(),
+                        "end_s": timeline.end_s.tolist(),
+                        "peak_bytes": float(timeline.peak_memory_bytes.max()),
+                    }
+                    write_json(folder / f"{one.key}.emulated.json", values, None)
 
 
 def mean_of(several: Sequence[Measured]) -> Measured:
@@ -104,36 +113,9 @@ def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measur
     return Emulator(truth, float("inf"), "cpu", "float32", num_repetitions=REPETITIONS, measured=measured)
 
 
-def simulated(
-    one: FidelityProgram, truth: Sequence[str], links: Mapping[str, float], cores: Sequence[int]
-) -> dict[str, Any]:
-    """The same under the cost truth of these overrides; ``UserError`` for bad ones, or a profile that does not fit."""
-    (cell,) = compose_cells([*overrides_of(one.num_ranks, one.workload, one.seed, one.strategy), *truth])
-    given = prepare(cell.config).truth
-    prices = replace(given, cluster=joined_by(given.cluster, links)).price(one.program)
-    return _values(prices, _placed(one, prices, given, cores))
-
-
 def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
     """The cluster with one tier of links, as measured."""
     return replace(cluster, tiers=(LinkTier("gloo", cluster.num_ranks, **links),))
-
-
-def _placed(one: FidelityProgram, prices: Prices, truth: CostTruth, cores: Sequence[int]) -> Timeline:
-    program = one.program
-    memory = truth.memory.over_program(one.program)
-    if one.num_ranks <= len(cores):
-        return make_timeline(program, prices, memory)
-    return place_on_cores(program, prices, cores_of_lanes(program.layout, cores), memory)
-
-
-def _values(prices: Prices, timeline: Timeline) -> dict[str, Any]:
-    return {
-        "work_s": (prices.duration_s - prices.comm_s).tolist(),
-        "start_s": timeline.start_s.tolist(),
-        "end_s": timeline.end_s.tolist(),
-        "peak_bytes": float(timeline.peak_memory_bytes.max()),
-    }
 
 
 def _take_core(free: Queue[int]) -> None:
@@ -228,38 +210,14 @@ def program_row(
     return {**where, "layout": layout, **times, "repetitions_s": repetitions}
 
 
-def accuracy(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Median size of the error and its target, of iterations and of speedups (``pair_rows``), where there are any."""
-    found = {}
-    if len(rows):
-        found["iterations"] = float(rows["iteration_error"].abs().median()), TARGET_ITERATION
-    if len(pairs):
-        found["speedups"] = float(pairs["error"].abs().median()), TARGET_SPEEDUP
-    return found
-
-
-def all_rows(
-    programs: Sequence[FidelityProgram],
-    folder: Path,
-    simulate: Callable[[FidelityProgram], dict[str, Any]] | None = None,
-) -> pd.DataFrame:
-    """Return one row per program whose files exist, and a second one if it is also simulated; times are medians.
-
-    ``noise`` is half the interquartile range of the measured iteration over its median. ``action_error`` is the
-    median over passes of the size of the error of their processor seconds, ``action_bias`` that of the error; on a
-    machine with nothing else to do they are those of the time. ``repeat_error`` is the iteration after the emulation
-    over that before, less 1: how much the machine changes over minutes. ``replay_error`` is that of the time from
-    the first pass to the end of the last (``core_error``) when passes take as long as they did: what order and
-    messages leave unexplained. A bubble is the share of that time in which a rank runs no pass.
-    """
+def all_rows(programs: Sequence[FidelityProgram], folder: Path) -> pd.DataFrame:
+    """Return one row per program whose files exist; times are medians. Columns: docs/fidelity.md."""
     links = read_json(folder / "links.json")
     rows = []
     for each in programs:
         *halves, emulated = (read_json(folder / f"{each.key}.{what}.json") for what in (*HALVES, "emulated"))
         if emulated and all(halves):
             rows.append({"prediction": "emulated", **_row(each, links, halves, emulated)})
-            if simulate is not None:
-                rows.append({"prediction": "simulated", **_row(each, links, halves, simulate(each))})
     return pd.DataFrame(rows)
 
 

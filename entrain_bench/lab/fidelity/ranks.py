@@ -21,8 +21,7 @@ from entrain_bench.lab.fidelity.programs import FidelityProgram
 from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.launch import TIMEOUT_S
-from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.metrics import merge_timeline
+from entrain_bench.train.measuring import Clock, merge_timeline
 from entrain_bench.train.messages.control import gather_json
 from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.platform import prepare_platform

@@ -50,7 +50,7 @@ def draw(rows: pd.DataFrame, names: Mapping[str, str]) -> style.Picture:
     ratios.set(ylabel="Predicted / published", xlabel="Source, runs from lowest to highest ratio; line: median")
     labels = ((colour, names.get(source, source)) for source, colour in colours.items())
     handles = [Line2D([], [], color=colour, label=label, marker="o", ls="", ms=4) for colour, label in labels]
-    style.legend_above(figure, handles)
+    style.legend_above(figure, handles, columns=4)
     near = float((timed["ratio"].sub(1.0).abs() <= NEAR).mean())
     message = f"{near:.0%} of {len(timed):,} published times are within {NEAR:.0%} of their predicted range."
     return style.Picture(figure, timed, message)

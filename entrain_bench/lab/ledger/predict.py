@@ -24,7 +24,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
-from entrain_bench.simulate.place import place_program
+from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec

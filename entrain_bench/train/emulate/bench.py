@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import sleep, thread_time
 
 import numpy as np
@@ -18,14 +19,14 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import find_device
 from entrain_bench.train.emulate.work import LaneOrder, StageShape
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.packing import first_groups, shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.running.data import Inputs, MadeUp, SampleData
 from entrain_bench.train.running.runtime import Graph, forward_request, is_loss
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 
 @dataclass(slots=True)
@@ -74,6 +75,8 @@ class Bench:
         """The stages that a rank holds, with collectives that return at once; inside ``rank_of_many``."""
         alone = dist.new_group([0])
         settings = OptimizerSettings(framework=self.framework)
+        chunk = self.framework.logit_chunk
+        build = partial(build_stage, dtype=getattr(torch, self.dtype), device=self.device, logit_chunk_tokens=chunk)
         stages = []
         for shape in shapes:
             module = model.module(shape.module)
@@ -82,17 +85,7 @@ class Bench:
             how = (split, self.framework.cp_split, shape.tp)
             degrees = ((shape.tp, shape.cp), *shape.widths)
             groups, *widths = (first_groups(tp, cp, holders, *how) for tp, cp in degrees)
-            stage = build_stage(
-                model,
-                module,
-                shape.layers,
-                groups,
-                dtype=getattr(torch, self.dtype),
-                seed=0,
-                device=self.device,
-                recompute=shape.recompute,
-                logit_chunk_tokens=self.framework.logit_chunk,
-            )
+            stage = build(model, module, shape.layers, groups, recompute=shape.recompute)
             stages.append(train_stage(stage, groups, alone, settings, dict(enumerate(widths))))
         return stages
 

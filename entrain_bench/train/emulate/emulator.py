@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate.executor import Simulator
-from entrain_bench.simulate.place import make_timeline
+from entrain_bench.simulate.executor import Simulator, make_timeline
+from entrain_bench.specs.parse import Count, at_least
 from entrain_bench.train.emulate.work import (
     LaneOrder,
     PassSeconds,
@@ -57,16 +57,14 @@ class Emulator:
     memory_budget_bytes: float
     device: str = "auto"
     dtype: str = "bfloat16"
-    num_warm_ups: int = 1
-    num_repetitions: int = 5
+    num_warm_ups: Annotated[int, at_least(0)] = 1
+    num_repetitions: Count = 5
     measured: Measured = field(default_factory=Measured, repr=False)
 
     def __post_init__(self) -> None:
         for name, choices in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in choices:
                 raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
-        require(self.num_warm_ups >= 0, "harness.num_warm_ups", self.num_warm_ups, "at least 0")
-        require(self.num_repetitions >= 1, "harness.num_repetitions", self.num_repetitions, "at least 1")
         refuse_generators(self.truth.model, "harness=emulate")
 
     def execute(self, program: Program) -> Timeline:
@@ -109,12 +107,12 @@ class Emulator:
         missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
         known = set(self.measured.passes)
         for order in lanes:
-            own = [works[action] for action in order.actions.tolist()]
-            if not known.issuperset(own):
+            wanted = [works[action] for action in order.actions.tolist()]
+            if not known.issuperset(wanted):
                 places = np.stack([program.module[order.actions], program.stage[order.actions]], axis=1)
                 held = tuple(shapes[module][stage] for module, stage in np.unique(places, axis=0).tolist())
                 missing.setdefault(held, []).append(order)
-                known.update(own)
+                known.update(wanted)
         if not missing:
             return
         runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

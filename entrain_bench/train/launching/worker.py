@@ -28,6 +28,12 @@ from entrain_bench.train.settings import TrainSettings
 
 # Job of a rank; its argument reports a finished step.
 type RankJob = Callable[[Callable[[int], None]], Any]
+# A crash prints a stack of every thread, and the names of all extension modules.
+OUTPUT_CHARS = 20_000
+# Seconds between two signs of life of a rank.
+BEAT_S = 1.0
+# A rank counts as silent if it showed no sign of life for this share of the time that another waited.
+SILENT_PART = 0.5
 
 
 def run_rank(work: Path, rank: int, job: RankJob) -> Any:
@@ -87,14 +93,6 @@ def _end_at_once() -> None:
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-# A crash prints a stack of every thread, and the names of all extension modules.
-OUTPUT_CHARS = 20_000
-# Seconds between two signs of life of a rank.
-BEAT_S = 1.0
-# A rank counts as silent if it showed no sign of life for this share of the time that another waited.
-SILENT_PART = 0.5
 
 
 def write_failure(work: Path, rank: int, error: Exception) -> None:

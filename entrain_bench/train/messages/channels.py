@@ -43,7 +43,7 @@ def places_of(layout: Layout, rank: int) -> list[Place]:
     """The blocks that the rank computes in: of its replicas, or of all groups that it is in."""
     places = [place for place in weights_of(layout, rank) if not layout.modules[place.module].widths]
     for index, module in enumerate(layout.modules):
-        places += [Place(index, *each) for each in (_group_places(module, rank) if module.widths else ())]
+        places += [Place(index, *where) for where in (_group_places(module, rank) if module.widths else ())]
     return places
 
 

@@ -1,4 +1,4 @@
-"""The process group's life, and small host data between ranks over gloo."""
+"""The process group of ranks, host data between them over gloo, and what ended one of them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
+# Known to every rank, or with names of their own.
+_ASIDE = ("model", "layout", "shapes", "chunks", "remade")
+# Errors that say everything in their line; others are of the process they happened on.
+_KNOWN = {
+    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
+}
 
 
 @contextmanager
@@ -81,21 +87,15 @@ def planning_group(timeout_s: float) -> PlanningGroup:
 
 def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
     """The values of all ranks, on every rank, by rank."""
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    dist.all_gather(sizes, torch.tensor([len(content)]), group=group)
     longest = int(max(sizes))
     padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(own)] = own
+    padded[: len(content)] = content
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=group)
     return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
-
-
-# Errors that say everything in their line; others are of the process they happened on.
-_KNOWN = {
-    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
-}
 
 
 class WaitError(ExecutionError):
@@ -132,10 +132,6 @@ class Failure:
         error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"{self.who}: {self.text}")
         error.__cause__ = ExecutionError(f"traceback of {self.who}:\n{self.trace}")
         return error
-
-
-# Known to every rank, or with names of their own.
-_ASIDE = ("model", "layout", "shapes", "chunks", "remade")
 
 
 def program_to_bytes(program: Program) -> bytes:

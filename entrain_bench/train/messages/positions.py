@@ -54,9 +54,9 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
     position = np.zeros(num_nodes, np.int64)
     ready = np.flatnonzero(missing == 0)
     while len(ready):
-        own, edges = take_rows(offsets, ready)
+        bounds, edges = take_rows(offsets, ready)
         freed = after[edges]
-        np.maximum.at(position, freed, np.repeat(position[ready] + work[ready], np.diff(own)))
+        np.maximum.at(position, freed, np.repeat(position[ready] + work[ready], np.diff(bounds)))
         np.subtract.at(missing, freed, 1)
         ready = np.unique(freed[missing[freed] == 0])
     assert not missing.any(), "an order that lanes, dependencies and turns agree with"

@@ -111,7 +111,7 @@ def plan_rank(
     messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program) if order is None else order
     # In the order of all messages: that of the actions that send them, then of their targets.
-    arrivals = [m for own in messages.incoming.values() for m in own if m.sender != rank]
+    arrivals = [m for messages_in in messages.incoming.values() for m in messages_in if m.sender != rank]
     arrivals.sort(key=lambda m: (order[m.source], m.target))
     return RankPlan(rank, messages.steps(order), tuple(arrivals), channels_of(program), order)
 
@@ -272,10 +272,10 @@ def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[Empt
     rest = iter(order_of_groups(program, group))
     empty = dict[int, list[EmptyPass]]()
     for place, step in enumerate(steps):
-        own = int(group[step.action])
-        if own >= 0 or step.kind is Pass.GRAD_SYNC:
+        turn_here = int(group[step.action])
+        if turn_here >= 0 or step.kind is Pass.GRAD_SYNC:
             # Up to the own one, or all that are left.
-            empty[place] = [_as_empty(program, action_of[turn]) for turn in takewhile(own.__ne__, rest)]
+            empty[place] = [_as_empty(program, action_of[turn]) for turn in takewhile(turn_here.__ne__, rest)]
     return {place: skipped for place, skipped in empty.items() if skipped}
 
 

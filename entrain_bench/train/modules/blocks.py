@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.numerics import find_activation
+from entrain_bench.specs.module_layers import find_activation
 from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct

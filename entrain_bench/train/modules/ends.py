@@ -191,7 +191,7 @@ class EncoderEmbedding(torch.nn.Module):
 
     def forward(self, features: Tensor, pack: Pack, shares: Shares) -> Tensor:
         """``[sum(lengths), input_width]`` to ``[tokens of this rank, hidden_size]``."""
-        wider, own = with_halo(shares.products, pack.lengths, self.halo_tokens)
+        wider, kept = with_halo(shares.products, pack.lengths, self.halo_tokens)
         rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
         positions = positions_of(pack.lengths, wider)
         hidden: Tensor = self.products(rows, positions)
@@ -203,8 +203,8 @@ class EncoderEmbedding(torch.nn.Module):
                     f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
                 )
             hidden = hidden + self.positions[to_device(positions, self.positions.device)]
-        if own is not None:
-            hidden = hidden.index_select(0, to_device(own, hidden.device))
+        if kept is not None:
+            hidden = hidden.index_select(0, to_device(kept, hidden.device))
         if not self.groups.splits_tokens:
             return hidden
         # A copy: a view would keep all tokens.
@@ -277,7 +277,7 @@ class TokenEmbedding(torch.nn.Module):
         """``[projected tokens, hidden_size]`` and ``token_ids`` to ``[tokens of this rank, hidden_size]``."""
         assert pack.token_ids is not None
         device = self.words.weight.device
-        own = shares.hidden
+        share = shares.hidden
         ids = self.groups.renumbered(shares.products.pad(pack.token_ids).clamp(min=0), self.words.num_embeddings)
         ids = to_device(ids, device)
         # The scatter wants the tokens of one sample; it hands them on in its own order of dimensions.
@@ -290,9 +290,9 @@ class TokenEmbedding(torch.nn.Module):
         projected = copy_to_tensor_model_parallel_region(projected, group=shares.cp)
         if self.groups.splits_tokens:
             projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.tp)
-        places = (own.pad(pack.token_ids) < 0).nonzero().flatten()
-        number = own.pad((pack.token_ids < 0).cumsum(0) - 1)[places]
-        if own.run is None:
+        places = (share.pad(pack.token_ids) < 0).nonzero().flatten()
+        number = share.pad((pack.token_ids < 0).cumsum(0) - 1)[places]
+        if share.run is None:
             here = projected.index_select(0, to_device(number, projected.device)).to(hidden.dtype)
         else:
             before = int(number[0]) if len(number) else 0

@@ -100,10 +100,10 @@ class Share:
     @classmethod
     def of(cls, rows: Tensor, places: Tensor, first: int) -> Share:
         """The share of these rows."""
-        own = rows[rows >= 0]
-        start = int(own[0]) if len(own) else 0
-        follows = bool((own == torch.arange(start, start + len(own))).all())
-        return cls(rows, places, first, slice(start, start + len(own)) if follows else None)
+        held = rows[rows >= 0]
+        start = int(held[0]) if len(held) else 0
+        follows = bool((held == torch.arange(start, start + len(held))).all())
+        return cls(rows, places, first, slice(start, start + len(held)) if follows else None)
 
     @property
     def size(self) -> int:
@@ -165,18 +165,18 @@ def with_halo(share: Share, lengths: tuple[int, ...], halo: int) -> tuple[Share,
     """A share with up to ``halo`` tokens of the same sequence before each run; places of its own, None if all are."""
     if not halo:
         return share, None
-    own = share.rows[share.rows >= 0].numpy()
-    begins = np.flatnonzero(np.diff(own, prepend=-2) != 1)
-    before = np.minimum(halo, places_in(torch.tensor(lengths))[1].numpy()[own[begins]])
-    more = np.zeros(len(own), np.int64)
+    held = share.rows[share.rows >= 0].numpy()
+    begins = np.flatnonzero(np.diff(held, prepend=-2) != 1)
+    before = np.minimum(halo, places_in(torch.tensor(lengths))[1].numpy()[held[begins]])
+    more = np.zeros(len(held), np.int64)
     more[begins] = before
     if not more.any():
         return share, None
     counts = 1 + more
     last = np.cumsum(counts) - 1
     # Each own token, and before it as many as it has in its halo.
-    wider = np.repeat(own - (last - counts + 1) - more, counts) + np.arange(counts.sum())
-    padding = share.size - len(own)
+    wider = np.repeat(held - (last - counts + 1) - more, counts) + np.arange(counts.sum())
+    padding = share.size - len(held)
     rows = torch.from_numpy(np.append(wider, np.full(padding, -1)))
     kept = torch.from_numpy(np.append(last, len(wider) + np.arange(padding)))
     return Share.of(rows, share.places, share.first), kept
@@ -217,8 +217,8 @@ def segments_of(
     rows = share.rows[share.rows >= 0].numpy()
     padding = share.size - len(rows)
     if not gathered:
-        own = [*runs, *([padding] if padding else [])]
-        return make_segments(own, own, None, device)
+        lengths = [*runs, *([padding] if padding else [])]
+        return make_segments(lengths, lengths, None, device)
     run = np.searchsorted(bounds, rows, side="right") - 1
     # A causal segment's queries follow each other; others see all keys of their run from wherever in it.
     breaks = np.diff(run, prepend=-1) != 0

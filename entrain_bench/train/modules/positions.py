@@ -1,4 +1,4 @@
-"""Positions of tokens: rotations in one, two or three dimensions, and sinusoids."""
+"""Positions of tokens: rotations, sinusoids, and pictures as grids of patches, whose windows follow each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.numerics import RopeScaling
+from entrain_bench.specs.module_layers import RopeScaling
 from entrain_bench.train.modules.packing import Pack, places_in
 
 _SINUSOID_TIMESCALE = 10_000.0  # arXiv:1706.03762, Sec. 3.5

@@ -52,8 +52,8 @@ class SlicedStage:
 
     def run(self, index: str, holder: torch.nn.Module, *inputs: Any, **options: Any) -> Any:
         """Run a layer with slices of the weights that the same layer of another stage, ``holder``, has now."""
-        for each in self.slices[index]:
-            each.take()
+        for piece in self.slices[index]:
+            piece.take()
         layer = self.stage.layers[index]
         if isinstance(layer, Block):
             layer.remakes_mlp = holder.remakes_mlp  # type: ignore[assignment]
@@ -63,8 +63,8 @@ class SlicedStage:
 
     def take(self) -> Stage:
         """The stage with slices of the weights as they were at the first call since ``forget``."""
-        for each in () if self.is_fresh else chain(*self.slices.values()):
-            each.take()
+        for piece in () if self.is_fresh else chain(*self.slices.values()):
+            piece.take()
         self.is_fresh = True
         return self.stage
 
@@ -87,8 +87,8 @@ def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
         )
     stage.config.calculate_per_token_loss = True
     place = groups.tp.rank() // groups.weights_tp
-    every = (replace(each, tp=groups.slices, tp_rank=place) for each in named_parameters(stage))
-    named = {id(each.parameter): each for each in every}
+    every = (replace(shard, tp=groups.slices, tp_rank=place) for shard in named_parameters(stage))
+    named = {id(shard.parameter): shard for shard in every}
     holders = dict(whole.named_modules())
     parts = dict(stage.named_modules())
     slices: dict[str, tuple[Slice, ...]] = dict.fromkeys(stage.layers, ())

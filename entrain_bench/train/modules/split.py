@@ -52,13 +52,13 @@ class Splitter:
         self._left = left = dict[Parameter, list[Part]]()
         ahead = [] if leaf is None else [leaf]
         # Products are reached as inputs of the graph, and give their weights nothing.
-        found = torch.autograd.grad([output], [*ahead, *parameters], [gradient], allow_unused=True)
+        gradients = torch.autograd.grad([output], [*ahead, *parameters], [gradient], allow_unused=True)
         self._left = None
-        known = zip(parameters, found[len(ahead) :], strict=True)
-        small = {p: [_part_of_graph(get_gradient_edge(p), own)] for p, own in known if own is not None}
+        known = zip(parameters, gradients[len(ahead) :], strict=True)
+        small = {p: [_part_of_graph(get_gradient_edge(p), value)] for p, value in known if value is not None}
         assert small.keys().isdisjoint(left)
         # Small ones first: a bucket of gradients is sent off as soon as it has all of its own.
-        return (found[0] if ahead else None), WeightPass(small | left)
+        return (gradients[0] if ahead else None), WeightPass(small | left)
 
     def cut(self, output: Tensor, weight: Parameter) -> Tensor:
         """An output that follows from a weight alone, whose backward is left to the second pass."""
@@ -129,9 +129,9 @@ def _gather(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
 def _gradient_of_product(gradient: Tensor, rows: Tensor, arrival: dist.Work | None) -> Tensor:
     if arrival is not None:
         arrival.wait()
-    own, rows = prepare_input_tensors_for_wgrad_compute(gradient, rows)
-    found: Tensor = own.t().matmul(rows)
-    return found
+    columns, rows = prepare_input_tensors_for_wgrad_compute(gradient, rows)
+    product: Tensor = columns.t().matmul(rows)
+    return product
 
 
 def _part_of_graph(edge: GradientEdge, gradient: Tensor) -> Part:

@@ -1,4 +1,4 @@
-"""A stage: consecutive layers of one module on one rank."""
+"""A stage: consecutive layers of one module on one rank, its first weights and its parameters by name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import AttentionKernel, Mask
+from entrain_bench.train.modules.attention import AttentionKernel, Kernels, Mask, find_kernels
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
-from entrain_bench.train.modules.kernels import Kernels, find_kernels
 from entrain_bench.train.modules.packing import (
     Pack,
     Share,
@@ -41,6 +40,9 @@ from entrain_bench.train.modules.positions import (
     sinusoids,
 )
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
+
+CPU = torch.device("cpu")
+_WEIGHT_STD = 0.02  # GPT-2's, and megatron-core's default init_method_std
 
 
 class Stage(torch.nn.Module):
@@ -195,19 +197,16 @@ def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:
     return output  # type: ignore[no-any-return]
 
 
-_WEIGHT_STD = 0.02  # GPT-2's, and megatron-core's default init_method_std
-
-
 def build_stage(
     model: ModelSpec,
     module: ModuleSpec,
     layers: range,
     groups: StageGroups,
     *,
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device,
-    recompute: bool,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: torch.device = CPU,
+    recompute: bool = False,
     logit_chunk_tokens: int = 0,
     kernels: Kernels | None = None,
 ) -> Stage:

@@ -34,7 +34,7 @@ def measure_collectives(
     """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
     args = (device, message_bytes, patience, tuple(operations))
     points, *_ = on_ranks(_points, num_ranks, *args, device=device, cores=cores)
-    return [parse(CollectivePoint, each, "collectives") for each in points]
+    return [parse(CollectivePoint, values, "collectives") for values in points]
 
 
 def _points(

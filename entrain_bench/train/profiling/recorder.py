@@ -19,7 +19,7 @@ from entrain_bench.costs.profiled.file import read_profile, write_profile
 from entrain_bench.costs.profiled.timed_points import Constants, DeviceProfile, Subject, module_values
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
@@ -73,8 +73,8 @@ class ProfileRecorder:
             head_tokens=settings.head_tokens,
         )
         known = read_profile(path, f"output={path}") if path.exists() else None
-        if known and (found := subject.difference(known.subject)):
-            raise UserError(f"output={path}: holds a profile with {found}. Choose another file, or remove it")
+        if known and (difference := subject.difference(known.subject)):
+            raise UserError(f"output={path}: holds a profile with {difference}. Choose another file, or remove it")
         constants = constants_of(settings, dtype, device, known.constants if known else None)
         new = DeviceProfile(subject, constants, datetime.now(UTC).date().isoformat())
         profile = replace(known, constants=constants, finished=False) if known else new

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 
 # Calls before the first that counts, unless they take longer than a share of a point's time.
 WARM_UPS = 3

@@ -17,13 +17,13 @@ from entrain_bench.costs.profiled.timed_points import StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
 from entrain_bench.train.modules.packing import first_groups, shares_of
 from entrain_bench.train.modules.positions import merge_tokens
 from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 # Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
 DEPTH = 4
@@ -74,7 +74,7 @@ def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
     most = isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
     wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
-    for number in sorted({max(each, *allowed[:1]) for each in wanted if allowed}):
+    for number in sorted({max(count, *allowed[:1]) for count in wanted if allowed}):
         yield split_tokens(tokens, number)
 
 
@@ -108,17 +108,8 @@ class Bench:
         layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
         held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
         module = ModuleSpec(module.name, module.role, config, layers)
-        stage = build_stage(
-            self.model,
-            module,
-            range(held[0], held[-1] + 1),
-            groups,
-            dtype=self.dtype,
-            seed=0,  # Times do not depend on weights.
-            device=self.device,
-            recompute=False,
-            logit_chunk_tokens=self.logit_chunk,
-        )
+        build = partial(build_stage, dtype=self.dtype, device=self.device, logit_chunk_tokens=self.logit_chunk)
+        stage = build(self.model, module, range(held[0], held[-1] + 1), groups)
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
@@ -143,8 +134,9 @@ class Bench:
             pack = Pack(tuple(lengths), (), ids, labels)
             num_rows = int((ids < 0).sum()) if first else num_rows
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
-        is_loss = last and not module.is_encoder
-        return Inputs(pack, lambda: values.detach().requires_grad_() if num_rows else None, is_loss)
+        return Inputs(
+            pack, lambda: values.detach().requires_grad_() if num_rows else None, last and not module.is_encoder
+        )
 
 
 @dataclass(frozen=True, slots=True)

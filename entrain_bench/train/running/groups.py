@@ -91,7 +91,7 @@ def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
         module = layout.modules[place.module]
         key = (place.module, place.stage)
         if module.widths:
-            own_tp, own_cp = (maker.make(each) for each in _inside(layout, *key, place.replica) if rank in each)
+            own_tp, own_cp = (maker.make(ranks) for ranks in _inside(layout, *key, place.replica) if rank in ranks)
             widths[key][int(module.degree_of_copy[place.replica])] = replace(
                 stages[key], tp=own_tp, cp=own_cp, weights_tp=module.tp
             )

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import packages_distributions, version
 from math import isfinite
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
@@ -29,17 +31,19 @@ from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
 from entrain_bench.train.device import device_name, device_of, dtype_name
-from entrain_bench.train.measuring.clock import Clock, profiler
-from entrain_bench.train.measuring.metrics import (
+from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
+    Clock,
     gather_seen,
     mean_metrics,
     metrics_of,
     name_non_finite,
+    profiler,
     see,
     why_not_of_the_cluster,
 )
 from entrain_bench.train.messages.control import (
+    Failure,
     PlanningGroup,
     gather_json,
     planning_group,
@@ -48,7 +52,7 @@ from entrain_bench.train.messages.control import (
     program_to_bytes,
 )
 from entrain_bench.train.messages.positions import believed_order
-from entrain_bench.train.modules.kernels import PACKAGES
+from entrain_bench.train.modules.attention import PACKAGES
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.data import content_of
@@ -107,29 +111,27 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
             save_weights(folder, setting.job.model, layout, stages, runtime.groups.stages, runtime.roots)
         if control.rank():
             return None
-    own = history[num_elsewhere:] or history
-    metrics = {**mean_metrics(own), "planning_time_s": planning_time_s}
+    counted = history[num_elsewhere:] or history
+    metrics = {**mean_metrics(counted), "planning_time_s": planning_time_s}
     return RunResult(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer = dict[str, str]()
-    seconds = 0.0
+    content = None
+    started = perf_counter()
     if dist.get_rank() == 0:
-        started = perf_counter()
         try:
             layout = setting.plan()
             check_layout(layout, setting.job.model, setting.job.cluster)
-            answer = {"layout": layout_to_json(layout)}
+            answer: dict[str, Any] = {"layout": layout_to_json(layout)}
         except UserError as error:
-            answer = {"incompatible" if isinstance(error, IncompatibleError) else "error": str(error)}
-        seconds = perf_counter() - started
-    answer = json.loads(planning.broadcast(json.dumps(answer).encode() if answer else None))
-    if "incompatible" in answer:
-        raise IncompatibleError(answer["incompatible"])
-    if "error" in answer:
-        raise UserError(answer["error"])
+            answer = asdict(Failure.of(error, "rank 0"))
+        content = json.dumps(answer).encode()
+    seconds = perf_counter() - started
+    answer = json.loads(planning.broadcast(content))
+    if "layout" not in answer:
+        raise Failure(**answer).as_error()
     return layout_from_json(answer["layout"]), seconds
 
 
@@ -156,7 +158,7 @@ def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, st
     # Packages that attention is computed by.
     used = {PACKAGES[kernel][1].partition(".")[0] for kernel in kernels.attention.values() if kernel in PACKAGES}
     named = packages_distributions() if used else {}
-    own = {
+    execution = {
         "device": device_name(runtime.device),
         "dtype": dtype_name(runtime.dtype),
         "torch": torch.__version__,
@@ -164,10 +166,10 @@ def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, st
         **{f"attention.{name}": str(kernel) for name, kernel in kernels.attention.items()},
         **{module: " ".join(version(owner) for owner in named.get(module, ())) for module in sorted(used)},
     }
-    everyone = gather_json({"execution": own, "remarks": kernels.passed_over}, control)
-    values = {name: [found["execution"][name] for found in everyone] for name in own}
-    remarks = dict.fromkeys(line for found in everyone for line in found["remarks"])
-    return {name: " and ".join(dict.fromkeys(found)) for name, found in values.items()}, tuple(remarks)
+    everyone = gather_json({"execution": execution, "remarks": kernels.passed_over}, control)
+    values = {name: [said["execution"][name] for said in everyone] for name in execution}
+    remarks = dict.fromkeys(line for said in everyone for line in said["remarks"])
+    return {name: " and ".join(dict.fromkeys(said)) for name, said in values.items()}, tuple(remarks)
 
 
 class WorkFeed:
@@ -216,7 +218,7 @@ class WorkFeed:
             check_program(program)
             content = program_to_bytes(program)
             order = believed_order(program, feed.setting.profile.under(feed.layout)).tobytes()
-        content, order = (self._planning.broadcast(each) for each in (content, order))
+        content, order = (self._planning.broadcast(item) for item in (content, order))
         program = program_from_bytes(content, feed.setting.job.model, feed.layout, shapes)
         return self._prepare(program, np.frombuffer(order, np.int64)), host_time
 

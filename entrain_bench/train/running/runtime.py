@@ -1,4 +1,4 @@
-"""The interpreter: runs one rank's actions, one autograd graph a chunk and stage."""
+"""The interpreter: builds what a rank holds and runs its actions, one autograd graph a chunk and stage."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.train.device import dtype_on
-from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.metrics import RankResult
+from entrain_bench.train.measuring import Clock, RankResult
 from entrain_bench.train.messages.channels import lane_of_rank
 from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, plan_rank
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules import Pack, build_stage
-from entrain_bench.train.modules.kernels import Kernels, find_kernels
+from entrain_bench.train.modules.attention import Kernels, find_kernels
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import Content, Inputs, MadeUp, SampleData
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
 from entrain_bench.train.running.loader import Loader, Request, make_loader
-from entrain_bench.train.running.sharded import ShardedStage, global_norm, shard_stage
-from entrain_bench.train.running.step import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.stages import (
+    OptimizerSettings,
+    ShardedStage,
+    TrainedStage,
+    global_norm,
+    shard_stage,
+    train_stage,
+)
 from entrain_bench.train.settings import TrainSettings
 from entrain_bench.train.weights.files import Checkpoint, check_tensors, close_files, load_weights
 from entrain_bench.train.weights.naming import Roots, default_roots
@@ -52,9 +57,9 @@ class Graph:
     @staticmethod
     def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
         """Return the state of a pack's forward, from its input and output."""
-        own = leaf if leaf is not None and leaf.requires_grad else None
+        learning = leaf if leaf is not None and leaf.requires_grad else None
         edge = get_gradient_edge(output) if output.requires_grad else None
-        return Graph(own, edge, output.shape, pack.splits_backward)
+        return Graph(learning, edge, output.shape, pack.splits_backward)
 
 
 @dataclass(frozen=True, slots=True)

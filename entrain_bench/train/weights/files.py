@@ -22,9 +22,9 @@ from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.modules import NamedParameter, Stage, StageGroups, named_parameters
+from entrain_bench.train.modules import Stage, StageGroups, named_parameters
 from entrain_bench.train.modules.positions import sinusoids
-from entrain_bench.train.weights.naming import Roots, Rows, Stored, full_name, scheme_of, stored_tensors
+from entrain_bench.train.weights.naming import Roots, Stored, full_name, scheme_of, stored_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -66,10 +66,10 @@ class Checkpoint:
         with self._tensor(name) as part:
             return tuple(part.get_shape())
 
-    def rows(self, part: Rows) -> Tensor:
-        """Rows of a tensor; no more is read."""
-        with self._tensor(part.name) as stored:
-            values: Tensor = stored[part.start : part.stop]
+    def tensor(self, name: str) -> Tensor:
+        """A tensor; raises as ``shape``."""
+        with self._tensor(name) as stored:
+            values: Tensor = stored[:]
             return values
 
     @contextmanager
@@ -97,7 +97,8 @@ def load_weights(checkpoint: Checkpoint, model: ModelSpec, stage: Stage, roots: 
     """Fill a stage."""
     stored = stored_tensors(model, stage.module, roots)
     for named in named_parameters(stage):
-        named.parameter.copy_(_shard(checkpoint, named, stored[named.key.removeprefix(f"{stage.module.name}.")]))
+        tensors = stored[named.key.removeprefix(f"{stage.module.name}.")]
+        named.parameter.copy_(named.shard(_whole(checkpoint, tensors)))
 
 
 def check_tensors(checkpoint: Checkpoint, model: ModelSpec) -> Roots:
@@ -146,12 +147,16 @@ def _unused(checkpoint: Checkpoint, model: ModelSpec, roots: Roots) -> Iterator[
                 yield name
 
 
-def _shard(checkpoint: Checkpoint, named: NamedParameter, stored: Stored) -> Tensor:
-    pieces = [checkpoint.rows(part) if part.name else torch.zeros(part.stop - part.start) for part in stored.parts]
-    whole = torch.cat(pieces)
-    if stored.kernel:
-        whole = (whole.transpose(1, 2) if stored.taps_first else whole).reshape(len(whole), stored.width)
-    return named.shard(whole)
+def _whole(checkpoint: Checkpoint, stored: Stored) -> Tensor:
+    tensors = [checkpoint.tensor(name) for name in stored.shapes]
+    if stored.taps_first:
+        tensors = [kernel.transpose(1, 2) for kernel in tensors]
+    rows = torch.cat([tensor.flatten(1) if tensor.dim() > 1 else tensor for tensor in tensors])
+    if stored.order is None:
+        return rows
+    order = torch.from_numpy(stored.order)
+    # Only vectors have rows that are not stored.
+    return rows[order] if rows.dim() > 1 else torch.where(order >= 0, rows[order], 0.0)
 
 
 def save_weights(
@@ -176,14 +181,14 @@ def save_weights(
         first = sum(layers_per_stage[:stage])
         if module.config.checkpoint == "whisper_encoder":
             positions = full_name(module, "body:embed_positions.weight", roots)
-            stored[_SINUSOIDS] = Stored((Rows(positions, 0, WHISPER_POSITIONS),), module.config.hidden_size)
+            stored[_SINUSOIDS] = Stored({positions: (WHISPER_POSITIONS, module.config.hidden_size)})
         # Both copies of a tied embedding belong to the first stage.
         layers = range(first, first + layers_per_stage[stage])
-        stored = {key: each for key, each in stored.items() if int(key.partition(".")[0]) in layers}
+        stored = {key: tensors for key, tensors in stored.items() if int(key.partition(".")[0]) in layers}
         name = f"model-{number:05d}-of-{len(places):05d}.safetensors"
         if (index, stage) in stages:
             _write_stage(folder / name, stages[index, stage], groups[index, stage], stored)
-        shapes = {name: shape for each in stored.values() for name, shape in each.shapes.items()}
+        shapes = {name: shape for tensors in stored.values() for name, shape in tensors.shapes.items()}
         files |= dict.fromkeys(sorted(shapes), name)
         num_weights += sum(map(prod, shapes.values()))
     dist.barrier()
@@ -231,13 +236,14 @@ def _write_stage(path: Path, stage: Stage, groups: StageGroups, stored: Mapping[
 
 
 def _unpacked(stored: Stored, full: Tensor) -> dict[str, Tensor]:
-    if stored.kernel:
-        rows = full.view(len(full), stored.kernel[-1], -1).transpose(1, 2) if stored.taps_first else full
-        full = rows.reshape(len(full), *stored.kernel)
-    tensors = {name: full.new_empty(shape) for name, shape in stored.shapes.items()}
-    for part, rows in zip(
-        stored.parts, torch.split(full, [part.stop - part.start for part in stored.parts]), strict=True
-    ):
-        if part.name:
-            tensors[part.name][part.start : part.stop] = rows
+    rows = full
+    if stored.order is not None:
+        held = torch.from_numpy(stored.order[stored.order >= 0])
+        rows = full.new_empty(len(held), *full.shape[1:])
+        rows[held] = full[torch.from_numpy(stored.order >= 0)]
+    tensors = {}
+    sizes = [shape[0] for shape in stored.shapes.values()]
+    for (name, shape), part in zip(stored.shapes.items(), torch.split(rows, sizes), strict=True):
+        kernel = part.view(len(part), shape[-1], -1).transpose(1, 2) if stored.taps_first else part
+        tensors[name] = kernel.reshape(shape).contiguous()
     return tensors

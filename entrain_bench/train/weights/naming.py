@@ -5,47 +5,34 @@ Names are of Hugging Face ``transformers`` (5.23). ``Roots`` says which prefix a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import ModuleConfig
 
 # Prefix of names by module and root.
 Roots = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows ``start..stop`` of a stored tensor; without a name zeros, which no checkpoint stores."""
-
-    name: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
-    """The stored rows of a parameter, in the parameter's order.
+    """The stored tensors of a parameter.
 
-    ``width`` is 0 for a vector. A convolution's stored rows have the shape ``kernel``, channels first.
+    Attributes:
+        shapes: of stored tensors by name; a convolution's have channels before taps.
+        order: row of all stored tensors for each of the parameter's, -1 for zeros; None: the same.
+        taps_first: whether the parameter has a convolution's taps before its channels.
     """
 
-    parts: tuple[Rows, ...]
-    width: int = 0
-    kernel: tuple[int, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]]
+    order: IntArray | None = None
     taps_first: bool = False
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the stored tensors, all of whose rows the parameter has."""
-        rows = Counter[str]()
-        for part in self.parts:
-            rows[part.name] += part.stop - part.start
-        row = self.kernel or ((self.width,) if self.width else ())
-        return {name: (count, *row) for name, count in rows.items() if name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,106 +155,110 @@ def full_name(module: ModuleSpec, name: str, roots: Roots) -> str:
 
 def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[str, Stored]:
     """Stored tensors of every parameter of a module, by ``named_parameters``'s key without the module's name."""
-    scheme = scheme_of(module)
     config = module.config
     last = len(module.layers) - 1
-    parts = {ours: tuple(full_name(module, name, roots) for name in names) for ours, names in scheme.parts.items()}
-    scheme = replace(scheme, block=full_name(module, scheme.block, roots), parts=parts)
-    tensors: dict[str, Stored] = {}
+    names = _Names(model, module, roots, scheme_of(module))
     for index in range(1, last):
-        for name, values in _block(module, scheme, scheme.block.format(index - 1)):
-            tensors[f"{index}.{name}"] = values
+        names.add_block(index)
     if module.is_encoder:
-        tensors |= _ends(model, module, scheme, last)
+        names.add_ends(last)
     else:
-        tensors["0.words.weight"] = _whole(scheme, "words", "weight", config.vocab_size, config.hidden_size)
+        names.add("0.words.weight", "words", (config.vocab_size, config.hidden_size))
         if not config.tied_embeddings:
-            tensors[f"{last}.logits.weight"] = _whole(scheme, "logits", "weight", config.vocab_size, config.hidden_size)
+            names.add(f"{last}.logits.weight", "logits", (config.vocab_size, config.hidden_size))
     if not module.is_encoder or config.head_norm:
         for part in _weight_and(config.norm_bias):
-            tensors[f"{last}.norm.{part}"] = _whole(scheme, "norm", part, config.hidden_size)
-    return tensors
+            names.add(f"{last}.norm.{part}", "norm", (config.hidden_size,))
+    return names.tensors
 
 
-def _block(module: ModuleSpec, scheme: Scheme, block: str) -> Iterator[tuple[str, Stored]]:
-    config = module.config
-    hidden = config.hidden_size
-    ffn = config.ffn_hidden_size
-    for part in _weight_and(config.norm_bias):
-        for norm in ("input_layernorm", "pre_mlp_layernorm"):
-            yield f"{norm}.{part}", _whole(scheme, norm, part, hidden, block=block)
-    for part in _weight_and(config.qkv_bias):
-        heads = _heads(module, scheme, block, part)
-        yield f"self_attention.linear_qkv.{part}", Stored(heads, hidden if part == "weight" else 0)
-    products = (
-        ("self_attention", "linear_proj", hidden, config.num_heads * config.head_dim),
-        ("mlp", "linear_fc1", 2 * ffn if config.gated_mlp else ffn, hidden),
-        ("mlp", "linear_fc2", hidden, ffn),
-    )
-    for part in _weight_and(config.linear_bias):
+@dataclass(frozen=True, slots=True)
+class _Names:
+    model: ModelSpec
+    module: ModuleSpec
+    roots: Roots
+    scheme: Scheme
+    tensors: dict[str, Stored] = field(default_factory=dict)
+
+    def add(self, key: str, ours: str, shape: tuple[int, ...], block: str = "", **options: Any) -> None:
+        """A parameter whose rows are stored in equal parts."""
+        names = self.names(ours, "bias" if key.endswith(".bias") else "weight", block)
+        self.tensors[key] = Stored(dict.fromkeys(names, (shape[0] // len(names), *shape[1:])), **options)
+
+    def names(self, ours: str, part: str, block: str = "") -> list[str]:
+        """Stored names of a part; that of the head is empty, so its prefix ends in the dot."""
+        prefixes = [full_name(self.module, block + name, self.roots) for name in self.scheme.parts[ours]]
+        return [f"{prefix}{'' if prefix.endswith(('.', ':')) else '.'}{part}" for prefix in prefixes]
+
+    def add_block(self, index: int) -> None:
+        config = self.module.config
+        hidden = config.hidden_size
+        ffn = config.ffn_hidden_size
+        block = self.scheme.block.format(index - 1)
+        for part in _weight_and(config.norm_bias):
+            for norm in ("input_layernorm", "pre_mlp_layernorm"):
+                self.add(f"{index}.{norm}.{part}", norm, (hidden,), block)
+        for part in _weight_and(config.qkv_bias):
+            names = self.names("linear_qkv", part, block)
+            self.tensors[f"{index}.self_attention.linear_qkv.{part}"] = _heads(config, names, part)
+        products = (
+            ("self_attention", "linear_proj", hidden, config.num_heads * config.head_dim),
+            ("mlp", "linear_fc1", 2 * ffn if config.gated_mlp else ffn, hidden),
+            ("mlp", "linear_fc2", hidden, ffn),
+        )
         for layer, product, rows, width in products:
-            yield f"{layer}.{product}.{part}", _whole(scheme, product, part, rows, width, block=block)
+            key = f"{index}.{layer}.{product}"
+            self.add(f"{key}.weight", product, (rows, width), block)
+            if config.linear_bias:
+                self.add(f"{key}.bias", product, (rows,), block)
+
+    def add_ends(self, last: int) -> None:
+        config = self.module.config
+        for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
+            for index, gemm in enumerate(self.module.layers[layer].gemms):
+                where = f"{end}.{index}"
+                if where not in self.scheme.parts:
+                    raise IncompatibleError(
+                        f"model.modules.{self.module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product "
+                        f"{index}"
+                    )
+                row = _kernel(self.model, config.checkpoint, gemm.k) if end == "embed" else (gemm.k,)
+                taps_first = end == "embed" and config.checkpoint == "whisper_encoder"
+                key = f"{layer}.products.products.{index}"
+                self.add(f"{key}.weight", where, (gemm.n, *row), taps_first=taps_first)
+                if biased:
+                    self.add(f"{key}.bias", where, (gemm.n,))
+        if config.learned_positions:
+            self.add("0.positions", "positions", (config.learned_positions, config.hidden_size))
 
 
-def _heads(module: ModuleSpec, scheme: Scheme, block: str, part: str) -> tuple[Rows, ...]:
-    """Rows of queries, keys and values; megatron-core stores each group of queries with its key and value."""
-    config = module.config
-    names = [f"{block}{name}.{part}" for name in scheme.parts["linear_qkv"]]
-    head = config.head_dim
+def _heads(config: ModuleConfig, names: Sequence[str], part: str) -> Stored:
+    """Queries, keys and values; megatron-core stores each group of queries with its key and value."""
     groups = config.num_kv_heads
+    head = config.head_dim
+    sizes = [config.num_heads * head, groups * head, groups * head]
+    missing = part == "bias" and config.checkpoint == "whisper_encoder"
+    if missing:
+        # Whisper's keys have no bias; one would shift all scores of a query equally, and so change nothing.
+        names = (names[0], names[2])
+        sizes[1] = 0
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    if missing:
+        rows[1] = np.full(groups * head, -1)
+    order = np.concatenate([kind.reshape(groups, -1) for kind in rows], axis=1).ravel()
+    row = (config.hidden_size,) if part == "weight" else ()
     if len(names) == 1:
-        keys = config.num_heads * head
-        starts = [(names[0], 0), (names[0], keys), (names[0], keys + groups * head)]
-    else:
-        starts = [(name, 0) for name in names]
-        if part == "bias" and config.checkpoint == "whisper_encoder":
-            # Whisper's keys have no bias; one would shift all scores of a query equally, and so change nothing.
-            starts[1] = ("", 0)
-    sizes = (config.num_heads // groups * head, head, head)
-    return tuple(
-        Rows(name, first + group * size, first + (group + 1) * size)
-        for group in range(groups)
-        for (name, first), size in zip(starts, sizes, strict=True)
-    )
+        return Stored({names[0]: (sum(sizes), *row)}, order)
+    stored = [size for size in sizes if size]
+    return Stored({name: (size, *row) for name, size in zip(names, stored, strict=True)}, order)
 
 
-def _ends(model: ModelSpec, module: ModuleSpec, scheme: Scheme, last: int) -> dict[str, Stored]:
-    config = module.config
-    tensors = dict[str, Stored]()
-    for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
-        for index, gemm in enumerate(module.layers[layer].gemms):
-            where = f"{end}.{index}"
-            if where not in scheme.parts:
-                raise IncompatibleError(
-                    f"model.modules.{module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product {index}"
-                )
-            kernel = _kernel(model, config.checkpoint, gemm.k) if end == "embed" else {}
-            for part in _weight_and(biased):
-                tensors[f"{layer}.products.products.{index}.{part}"] = _whole(
-                    scheme, where, part, gemm.n, gemm.k, **(kernel if part == "weight" else {})
-                )
-    if config.learned_positions:
-        tensors["0.positions"] = _whole(scheme, "positions", "weight", config.learned_positions, config.hidden_size)
-    return tensors
-
-
-def _kernel(model: ModelSpec, checkpoint: str, width: int) -> dict[str, Any]:
+def _kernel(model: ModelSpec, checkpoint: str, width: int) -> tuple[int, ...]:
     if checkpoint == "whisper_encoder":
-        return {"kernel": (width // 3, 3), "taps_first": True}
+        return width // 3, 3
     side = model.tokens.patch_pixels
     frames = () if checkpoint == "siglip" else (width // (3 * side * side),)
-    return {"kernel": (3, *frames, side, side)}
-
-
-def _whole(
-    scheme: Scheme, ours: str, part: str, rows: int, width: int = 0, *, block: str = "", **kernel: Any
-) -> Stored:
-    """A parameter of ``rows``, in equal parts if it is stored under several names."""
-    names = scheme.parts[ours]
-    each = rows // len(names)
-    # The head's name is empty, and so its prefix ends in the dot.
-    stored = (f"{block}{name}{'' if name.endswith(('.', ':')) else '.'}{part}" for name in names)
-    return Stored(tuple(Rows(name, 0, each) for name in stored), width if part == "weight" else 0, **kernel)
+    return 3, *frames, side, side
 
 
 def _weight_and(bias: bool) -> tuple[str, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.agreement import cluster_facts, mismatches
+from entrain_bench.answers.documents.agreement import device_memory_bytes, mismatches, num_gpus
 from entrain_bench.answers.documents.claim import Claim, load_claims, parse_claim, parse_claims
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.tree import choices
 
 VALUES: dict[str, Any] = {
     "claim": "One gains",
@@ -76,22 +74,23 @@ def test_what_the_cells_state_is_not_stated_again(stated: dict[str, Any]) -> Non
         claim(**stated)
 
 
+def test_cells_that_agree_up_to_the_last_part_are_a_claim_on_a_range() -> None:
+    values = {key: value for key, value in VALUES.items() if key not in ("cells", "to")}
+    values |= {"ranges": "E-t2-b4-*", "measure": "encoder_gpus", "common": ["cluster=a40x16"], "differs": {}}
+    (claim,) = parse_claims("split", values | {"common": ["cluster=a40x16", "model=qwen25vl_llama3_3b"]})
+    assert (claim.name, claim.group, claim.value) == ("split_t2_b4", "split", (7.0, 9.0))
+
+
 def test_a_cluster_of_the_users_is_not_known_here() -> None:
     assert wrong(claim("cluster=mine")) == []
     with pytest.raises(UserError, match="cluster=mine: unknown"):
-        cluster_facts(["cluster=mine"])
+        num_gpus(["cluster=mine"])
 
 
-def test_facts_of_a_cluster_are_those_of_its_composed_configuration() -> None:
-    composer = Composer(None)
-    for name in choices("cluster"):
-        config = composer.run([f"cluster={name}"]).cluster
-        facts = cluster_facts([f"cluster={name}"])
-        assert facts.num_gpus == config["num_nodes"] * config["gpus_per_node"]
-        assert facts.memory_bytes == config["device"]["memory_bytes"]
+def test_a_changed_cluster_has_its_gpus_and_the_published_memory() -> None:
     changed = ["cluster=h100x64", "cluster.num_nodes=33", "cluster.device.memory_bytes=1099511627776"]
-    assert cluster_facts(changed).num_gpus == 264
-    assert cluster_facts(changed) == replace(cluster_facts(["cluster=h100x64"]), num_gpus=264), "the published device"
+    assert (num_gpus(changed), num_gpus(["cluster=h100x64"])) == (264, 64)
+    assert device_memory_bytes(changed) == device_memory_bytes(["cluster=h100x64"]) < 1e11
 
 
 @pytest.mark.wide
@@ -103,4 +102,4 @@ def test_claims_compose_to_the_clusters_that_their_cells_were_compared_with() ->
     for sweep in [*sweeps][::40]:
         first, *_ = composer.sweep(sweep).cells
         cluster = composer.run(first).cluster
-        assert cluster["num_nodes"] * cluster["gpus_per_node"] == cluster_facts(sweep).num_gpus
+        assert cluster["num_nodes"] * cluster["gpus_per_node"] == num_gpus(sweep)

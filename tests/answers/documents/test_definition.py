@@ -11,9 +11,9 @@ from entrain_bench.answers.documents.definition import (
     check_keys,
     insert,
     merge_overrides,
+    overrides,
     read_definitions,
-    read_overrides,
-    read_text,
+    words,
 )
 from entrain_bench.base.errors import UserError
 
@@ -60,12 +60,14 @@ def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, message
 
 
 def test_nested_lists_are_one_list_whose_later_overrides_replace_earlier_ones() -> None:
-    job = ["model=m", ["seed=0", "a=1"]]
-    assert read_overrides([job, "b={x}", "seed=1", "+z=1"], {"x": 3}) == ("model=m", "seed=1", "a=1", "b=3", "+z=1")
+    assert overrides([["model=m", ["seed=0", "a=1"]], "seed=1", "+z=1"]) == ("model=m", "seed=1", "a=1", "+z=1")
     assert merge_overrides(["a=1", "b=1"], ["b=2", "c=1", "+a=3"]) == ["+a=3", "b=2", "c=1"]
 
 
 def test_texts_are_joined_and_fields_inserted() -> None:
-    assert read_text([["one\n two", "{who},"], "{kind: of, text}"], {"who": "you"}) == "one two you, {kind: of, text}"
+    value = {"{who}": [["one\n two", "{who},"], "{kind: of, text}"]}
+    assert {key: words(text) for key, text in insert(value, {"who": "you"}).items()} == {
+        "you": "one two you, {kind: of, text}"
+    }
     with pytest.raises(UserError, match=r"field=whom: unknown .did you mean who"):
-        insert("{whom}", {"who": 1})
+        insert(["{whom}"], {"who": 1})

@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.results import results_markdown
-from entrain_bench.answers.tables import compared
 
 
 def of_strategy(name: str, *times: float, **changes: Any) -> list[dict[str, Any]]:
@@ -63,20 +62,3 @@ def test_every_family_has_a_table_beside_the_baseline() -> None:
     assert sum("| **1.000** (" in line for line in lines) == sum("**" in line for line in lines) == 1
     assert sum("| *2.000* (" in line for line in lines) == 2
     assert not any(f"*{slower}.000*" in line for line in lines for slower in (3, 4))
-
-
-def test_the_fastest_are_all_that_seeds_cannot_tell_from_the_best() -> None:
-    noise = [0.0, 0.3, -0.3, 0.1, -0.1]
-    data = pd.DataFrame(
-        [
-            *of_strategy("slower", *(2.2 + e for e in noise)),
-            *of_strategy("best", *(2.0 + e for e in noise)),
-            *of_strategy("equal", *(2.05 - e for e in noise)),
-            *of_strategy("fails", 1.0, 1.0, 1.0, 1.0, 0.0),
-            *of_strategy("alone", 0.0, workload="other"),
-        ]
-    )
-    # Runs in another order are paired all the same.
-    for rows in (data, data[::-1]):
-        best = {case: found.best for case, found in compared(rows, ["model", "workload"]).items()}
-        assert best == {("tiny", "coco"): ["best", "equal"], ("tiny", "other"): []}

@@ -73,8 +73,12 @@ def timeline(*places: tuple[str, str, int, int]) -> pd.DataFrame:
     [
         ({"metric": "mfu"}, "key=metric: unknown"),
         ({"show": "{iteration_time:.1f}"}, "show=iteration_time: unknown .did you mean iteration_time_s"),
+        ({"show": {"a": "{mfu}", "b": "{planning_time_s:.1f}"}}, "show=planning_time_s: unknown"),
         ({"show": "{mfu.mode:.1f}"}, "show={mfu.mode:.1f}: .*no attribute"),
+        ({"show": "{mfu:.1q}"}, "show={mfu:.1q}: "),
         ({"show": "{mfu"}, "show={mfu: "),
+        ({"show": "{}"}, "show=: unknown"),
+        ({"show": "{degrees:.1f}"}, "show={degrees:.1f}: "),
     ],
 )
 def test_a_table_that_says_something_wrong_is_named(change: dict[str, Any], message: str) -> None:

@@ -11,7 +11,7 @@ from support.browser import chromium, opened, time_text
 SMALL = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.dp=1", "iterations=2"]
 
 
-@pytest.mark.slow
+@pytest.mark.site
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(chromium() is None, reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)")
 def test_the_pages_answer(tmp_path: Path) -> None:

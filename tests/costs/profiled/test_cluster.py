@@ -45,7 +45,7 @@ def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path
 def test_what_was_timed_otherwise_is_refused(tmp_path: Path) -> None:
     for override, says in (
         ("freeze=[vision]", "not supported with cluster/device=profiled, because .* trainable layers. Set freeze="),
-        ("recompute_granularity=selective", "must be full with cluster/device=profiled, because .* whole blocks"),
+        ("recompute_granularity=selective", "must be full with cluster/device=profiled, because .* measured with it"),
     ):
         with pytest.raises(UserError, match=says):
             cluster(tmp_path / "x.json", override)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.costs.profiled.curve import Curve, PiecewiseLine, knots_of_scores, rises
+from entrain_bench.costs.profiled.layers import Curve, PiecewiseLine, knots_of_scores, rises
 
 LINE = PiecewiseLine(np.array([10.0, 20.0, 40.0]), np.array([5.0, 6.0, 12.0]))
 

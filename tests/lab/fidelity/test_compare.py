@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from entrain_bench.figures._runner import render
 from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.command import report
-from entrain_bench.lab.fidelity.predict import accuracy, all_rows, program_row, simulated
+from entrain_bench.lab.fidelity.predict import all_rows, program_row
 from entrain_bench.lab.fidelity.programs import FidelityProgram, first_program, overrides_of
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
@@ -81,14 +80,6 @@ def rows_of(**times: tuple[float, float]) -> pd.DataFrame:
     )
 
 
-def test_median_errors_come_with_their_targets() -> None:
-    rows = rows_of(slow=(2.0, 2.2), fast=(1.0, 1.0), near=(1.005, 0.9))
-    found = accuracy(rows, pair_rows(rows))
-    assert found["iterations"] == (pytest.approx(0.1), 0.10)
-    assert found["speedups"] == (pytest.approx(0.117, rel=0.1), 0.05)
-    assert accuracy(rows, pd.DataFrame()).keys() == {"iterations"}
-
-
 def test_errors_of_gains() -> None:
     pairs = pair_rows(rows_of(slow=(2.0, 2.2), fast=(1.0, 1.0), near=(1.005, 0.9))).set_index(["slow", "fast"])
     assert pairs.loc[("slow", "fast"), "measured_speedup"] == pytest.approx(2.0, rel=1e-3)
@@ -123,19 +114,6 @@ def test_table_figure_and_verdict_are_written(tmp_path: Path, capsys: pytest.Cap
     programs[0] = program_of("megatron", folder, 2.0, 0.8)
     assert report(all_rows(programs, folder), tmp_path, load=0.0) == 1
     assert "missed: " in capsys.readouterr().err
-
-
-@pytest.mark.wide
-def test_a_simulation_stands_beside_the_emulation(tmp_path: Path) -> None:
-    one, slower = program_of("megatron", tmp_path, 1.0, 1.0), ["cluster.device.peak_bf16_flops=1e9"]
-    rows = all_rows([one], tmp_path, partial(simulated, truth=slower, links=LINKS, cores=[0, 1]))
-    emulated, other = rows.to_dict("records")
-    assert (emulated["prediction"], other["prediction"]) == ("emulated", "simulated")
-    assert other["measured_s"] == emulated["measured_s"]
-    fast = simulated(one, [], LINKS, [0, 1])
-    assert other["predicted_s"] > 10 * max(fast["end_s"])
-    # On one core, both ranks' work takes longer than on two.
-    assert max(simulated(one, [], LINKS, [0])["end_s"]) > max(fast["end_s"])
 
 
 @pytest.mark.wide

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.lab.gpu_check import sections
-from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, SectionResult, page
 from entrain_bench.lab.gpu_check.sections import (
+    SECTIONS,
     Check,
     correctness,
     environment,
@@ -126,3 +128,43 @@ def test_a_process_that_fails_is_named_with_its_last_line(tmp_path: Path, monkey
     monkeypatch.setattr(sections, "run_python", fail)
     found = profile(check_in(tmp_path))
     assert found == Finding(FAILED, "exit code 2 (entrain-bench: tp=3: must divide); a second call resumes")
+
+
+REFERENCE = [7.0, 6.5, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict", "difference"),
+    [
+        ([7.0, 6.5, 6.0], PASSED, 0.0),
+        ([7.0, 6.5, 6.0006], PASSED, 1e-4),
+        # A planted error in one step.
+        ([7.0, 6.5065, 6.0], FAILED, 1e-3),
+        ([7.0, 6.5, math.nan], FAILED, math.nan),
+        ([7.0, 6.5, math.inf], FAILED, math.nan),
+        ([7.0, 6.5], FAILED, math.nan),
+        ([], FAILED, math.nan),
+    ],
+)
+def test_a_loss_that_differs_is_found(losses: list[float], verdict: str, difference: float) -> None:
+    row = judge_losses("entrain", losses, REFERENCE, 2e-4)
+    assert row["verdict"] == verdict
+    assert row["largest_difference"] == pytest.approx(difference, rel=1e-6, abs=1e-12, nan_ok=True)
+
+
+def test_nothing_equals_a_reference_that_is_not_there() -> None:
+    assert judge_losses("entrain", [], [], 1.0)["verdict"] == FAILED
+    assert judge_losses("entrain", [1.0], [math.nan], 1.0)["verdict"] == FAILED
+
+
+def test_the_first_table_has_all_verdicts_and_every_row_is_shown() -> None:
+    losses = [
+        {"strategy": "megatron", "last_loss": 6.123456789, "verdict": PASSED},
+        {"strategy": "dip", "verdict": FAILED, "reason": "rank 1: a | b"},
+    ]
+    finding = Finding(FAILED, "1 of 2 equal", {"Losses": losses, "Empty": []}, {"nvidia-smi": "GPU0 X"})
+    lines = page("Check", "make gpu-check", [SectionResult("correctness", "", finding, 61.4)], SECTIONS).splitlines()
+    assert lines[:3] == ["# Check", "", "| section | question | verdict | result | seconds |"]
+    assert [line.split(" | ")[2] for line in lines[4:10]] == ["failed", *["not run"] * 5]
+    assert {"| megatron | 6.123457 | passed |  |", "| dip |  | failed | rank 1: a \\| b |", "GPU0 X"} <= {*lines}
+    assert "**Empty**" not in lines

@@ -15,7 +15,7 @@ from entrain_bench.train.messages.rank_plan import DEFAULTS, Message, RankPlan, 
 from entrain_bench.train.modules import Pack, split
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import SampleData
-from entrain_bench.train.running.step import TrainedStage
+from entrain_bench.train.running.stages import TrainedStage
 
 
 def reverse_rows(

@@ -8,9 +8,11 @@ is buffered.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,52 +134,30 @@ class Replicas:
                 wait()
 
 
-def through(
-    devices: Sequence[Device],
-    queue_of: Callable[[int, Hashable], Hashable] = lambda _, stream: stream,
-    seconds: Callable[[Name], float] = lambda _: 0.0,
-) -> dict[Name, float]:
-    """When each operation is through, of those that ever are.
+def unfinished(
+    devices: Sequence[Device], queue_of: Callable[[int, Hashable], Hashable] = lambda _, stream: stream
+) -> set[Name]:
+    """What never runs.
 
     Args:
         devices: of all ranks.
         queue_of: the hardware queue of a rank's stream; without it every stream has one of its own.
-        seconds: that an operation takes.
     """
-    ranks = Counter(operation.name for device in devices for operation in device.operations)
-    missing: Counter[Name] = Counter()
-    users: dict[Name, list[Name]] = defaultdict(list)
+    sorter = TopologicalSorter[Name]()
+    names = set[Name]()
     for device in devices:
         last: dict[tuple[str, Hashable], Name] = {}
         for operation in device.operations:
-            before = {
-                last.get(("stream", operation.stream)),
-                last.get(("queue", queue_of(device.rank, operation.stream))),
-            }
+            slots = (("stream", operation.stream), ("queue", queue_of(device.rank, operation.stream)))
+            before = {last[slot] for slot in slots if slot in last}
             if operation.event >= 0:
                 before.add(device.operations[operation.event].name)
-            for name in before - {None}:
-                assert name is not None
-                users[name].append(operation.name)
-                missing[operation.name] += 1
-            last["stream", operation.stream] = operation.name
-            last["queue", queue_of(device.rank, operation.stream)] = operation.name
-    begins: dict[Name, float] = defaultdict(float)
-    found: dict[Name, float] = {}
-    ready = [name for name in ranks if not missing[name]]
-    while ready:
-        name = ready.pop()
-        found[name] = begins[name] + seconds(name)
-        for user in users[name]:
-            begins[user] = max(begins[user], found[name])
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
-    return found
-
-
-def unfinished(
-    devices: Sequence[Device], queue_of: Callable[[int, Hashable], Hashable] = lambda _, stream: stream
-) -> set[Name]:
-    """What never runs."""
-    return {operation.name for device in devices for operation in device.operations} - through(devices, queue_of).keys()
+            sorter.add(operation.name, *before)
+            names.add(operation.name)
+            last |= dict.fromkeys(slots, operation.name)
+    with suppress(CycleError):
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        names -= {*ready}
+        sorter.done(*ready)
+    return names

@@ -15,7 +15,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, input_width, merge_tokens
 from support.builders import TOKENS, placed
 from support.train.allocations import allocated, num_bytes, saved_bytes
-from support.train.modules import CPU, module_config
+from support.train.modules import module_config
 
 LENGTHS = (96, 40, 120, 64, 40, 24)
 
@@ -108,7 +108,7 @@ def one_layer(
 ) -> OneLayer:
     """A stage of one layer, and its input."""
     held = range(layer, layer + 1)
-    stage = build_stage(model, module, held, groups, dtype=dtype, seed=0, device=CPU, recompute=recompute)
+    stage = build_stage(model, module, held, groups, dtype=dtype, recompute=recompute)
     for parameter in stage.parameters():
         parameter.grad = torch.zeros_like(parameter)
     inputs = input_of(module, layer, groups, dtype)

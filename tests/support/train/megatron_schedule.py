@@ -23,12 +23,11 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.platform import MODULES, prepare_platform
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.runtime import Runtime, build_runtime
-from entrain_bench.train.running.sharded import global_norm
-from entrain_bench.train.running.step import TrainedStage
+from entrain_bench.train.running.stages import TrainedStage, global_norm
 from entrain_bench.train.settings import TrainSettings
 
 SCHEDULE_MODULES = tuple(f"megatron.core.pipeline_parallel.{name}" for name in ("schedules", "p2p_communication"))

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from entrain_bench.train.modules import (
     named_parameters,
 )
 from support.builders import TOKENS
-from support.train.reference import normal
 
 MODULES = config_tree() / "model" / "module"
 CPU = torch.device("cpu")
@@ -38,9 +38,23 @@ SAMPLES = (9, 30, 14)
 Grads = dict[str, Tensor]
 
 
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+
+def loaded(path: Path) -> Any:
+    """A module's file on top of its defaults: of its family, or next to it."""
+    config = OmegaConf.load(path)
+    layers = []
+    for base in config.pop("defaults", []):
+        folder, name = (path.parent, base) if isinstance(base, str) else (MODULES / "family", *base.values())
+        layers.append(loaded(folder / f"{name}.yaml"))
+    return OmegaConf.merge(*layers, config)
+
+
 def module_config(name: str, llm_width: int = 128, **changes: Any) -> dict[str, Any]:
     config = OmegaConf.create({"model": {"modules": {"llm": {"hidden_size": llm_width}, name: {}}}})
-    config.model.modules[name] = OmegaConf.load(MODULES / f"{name}.yaml")
+    config.model.modules[name] = loaded(MODULES / f"{name}.yaml")
     return OmegaConf.to_container(config.model.modules[name], resolve=True) | changes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
-from entrain_bench.train.measuring.clock import Clock
-from entrain_bench.train.measuring.metrics import total_loss
+from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_json, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
@@ -32,17 +31,48 @@ from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
-from entrain_bench.train.running.sharded import ShardedStage
-from entrain_bench.train.running.step import TrainedStage
+from entrain_bench.train.running.stages import ShardedStage, TrainedStage
 from entrain_bench_strategies.braid import BraidPlanner
 from entrain_bench_strategies.braid.braid_layouts import Shape, place
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.handover import config_from_json
+from support.train.ranks import run_ranks
 from support.train.runs import CPU, batch, features_of
 from support.train.splitting import split_backwards
 
 NUM_STEPS = 3
+RANKS = 4
+# Gradients and weights in units of their tolerance, losses and norms relative.
+LIMITS = {"gradient": 1.0, "weight": 1.0, "loss": 1e-5, "norm": 1e-4}
+# A configuration and a change of its program (``changed``).
+type Case = tuple[str, str]
+
+
+def reference_of(config: str, folder: Path, num_steps: int = NUM_STEPS) -> Path:
+    """What one process trains, in a file of the folder."""
+    path = folder / "reference.npz"
+    run_ranks(train_reference, 1, config, path, num_steps)
+    return path
+
+
+def errors(cases: Sequence[Case], reference: Path) -> list[dict[str, float] | str]:
+    """The worst errors of each case on any rank, in units of their limits; or why it cannot run."""
+    found: list[dict[str, float] | str] = []
+    for results in zip(*run_ranks(compare, RANKS, cases, reference, stay=False), strict=True):
+        if isinstance(results[0], str):
+            found.append(results[0])
+        else:
+            found.append({name: max(own[name] for own in results) / limit for name, limit in LIMITS.items()})
+    return found
+
+
+def check(cases: Sequence[Case], reference: Path) -> int:
+    """Assert parity of all cases that run; returns how many do."""
+    ran = [(case, own) for case, own in zip(cases, errors(cases, reference), strict=True) if isinstance(own, dict)]
+    for case, own in ran:
+        assert max(own.values()) <= 1, (own, case)
+    return len(ran)
 
 
 def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS) -> None:
@@ -51,12 +81,7 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
     setting = prepare(config_from_json(config))
     settings, model = setting.executor, setting.job.model
     alone = StageGroups(dist.group.WORLD, dist.group.WORLD, dist.group.WORLD)
-    stages = {
-        module.name: build_stage(
-            model, module, range(len(module.layers)), alone, dtype=torch.float32, seed=0, device=CPU, recompute=False
-        )
-        for module in model.modules
-    }
+    stages = {module.name: build_stage(model, module, range(len(module.layers)), alone) for module in model.modules}
     parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
     learning = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
     adam = torch.optim.AdamW(learning.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)

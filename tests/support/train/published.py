@@ -25,8 +25,7 @@ from entrain_bench.train.weights import Checkpoint, load_weights
 from entrain_bench.train.weights.files import _unpacked, check_tensors
 from entrain_bench.train.weights.naming import Roots, stored_tensors
 from support.builders import TOKENS
-from support.train.modules import CPU, Grads, module_config, run_stages
-from support.train.reference import normal
+from support.train.modules import Grads, module_config, normal, run_stages
 
 LLM = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_hidden_size": 96}
 TEXT = {
@@ -337,7 +336,7 @@ def filled(
     spec: ModelSpec, name: str, layers: range, groups: StageGroups, checkpoint: Checkpoint, roots: Roots
 ) -> Stage:
     module = spec.module(name)
-    stage = build_stage(spec, module, layers, groups, dtype=torch.float32, seed=0, device=CPU, recompute=False)
+    stage = build_stage(spec, module, layers, groups)
     load_weights(checkpoint, spec, stage, roots)
     return stage
 

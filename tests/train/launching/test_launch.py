@@ -13,16 +13,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 import yaml
 
-from entrain_bench.base.errors import ExecutionError
+from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
+from entrain_bench.train.launching.launch import on_ranks
 from support.train.handover import config_to_json
 from support.train.launched import (
     TWO_RANKS,
@@ -33,7 +37,7 @@ from support.train.launched import (
     start,
     torchrun,
 )
-from support.train.ranks import run_ranks
+from support.train.ranks import run_ranks, start_server
 from support.train.runs import DISJOINT, SETTING, train_here
 
 
@@ -252,3 +256,19 @@ def test_a_killed_rank_ends_the_run_and_the_next_one_continues(
     resumed = [row["loss"] for row in json.loads(record.read_text())["iterations"]]
     whole = config_to_json(compose_cells(overrides)[0].config)
     assert resumed == run_ranks(_losses, 4, whole)[0]
+
+
+def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]:
+    if fails and group.rank() == 1:
+        raise UserError("a=1: must be 2")
+    total = torch.tensor([number + group.rank()])
+    dist.all_reduce(total, group=group)
+    return {"total": int(total), "rank": group.rank(), "cores": sorted(os.sched_getaffinity(0))}
+
+
+def test_every_rank_returns_its_result_and_is_pinned() -> None:
+    start_server()
+    own = sorted(os.sched_getaffinity(0))
+    cores = [own[-1], own[0]]
+    found = on_ranks(summed, 2, 10, False, cores=cores)
+    assert found == [{"total": 21, "rank": rank, "cores": [core]} for rank, core in enumerate(cores)]

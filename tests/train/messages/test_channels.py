@@ -24,7 +24,7 @@ from entrain_bench.specs.framework import P2P
 from entrain_bench.train.messages import channels as channels_module
 from entrain_bench.train.messages.channels import Channel, Channels, channels_of
 from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions
-from entrain_bench.train.messages.rank_plan import RankPlan, Start, Step, plan_rank
+from entrain_bench.train.messages.rank_plan import RankPlan, plan_rank
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.hardware import Device, Key, enqueue, unfinished
@@ -114,40 +114,6 @@ def test_no_mapping_to_two_queues_gets_stuck_and_some_do_where_receives_are_post
         )
     assert stuck["in order"] == 0
     assert 0 < stuck["ahead"] < len(maps)
-
-
-def test_collectives_begun_where_a_rank_comes_to_them_get_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first forward that gathers weights, a last backward that sends gradients off, whatever other replicas do."""
-    stuck = 0
-    for layout in ("fan_in", "fan_out", "colocated", "colocated_pipeline"):
-        for seed in range(4):
-            rng = np.random.default_rng(seed)
-            program = programs(random_samples(rng, 10, longest=40), LAYOUTS[layout], rng, split=False)
-            plans = [plan_rank(program, rank) for rank in range(4)]
-            plans = [replace(plan, steps=begun_alone(plan)) for plan in plans]
-            groups = groups_of(channels_of(program), monkeypatch)
-            devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans]
-            stuck += bool(unfinished(devices, one_queue))
-    assert stuck
-
-
-def begun_alone(plan: RankPlan) -> tuple[Step, ...]:
-    """The steps of a rank that begins the collectives of replicas as its own passes come to them."""
-    firsts: dict[tuple[int, int], int] = {}
-    for step in plan.steps:
-        firsts.setdefault((step.place.module, step.place.stage), step.action)
-    return tuple(
-        replace(
-            step,
-            closes=step.ends_gradients,
-            starts=tuple(
-                Start(int(plan.order[step.action]), module, stage, False)
-                for (module, stage), action in firsts.items()
-                if action == step.action
-            ),
-        )
-        for step in plan.steps
-    )
 
 
 def program_of(*overrides: str) -> Program:

@@ -18,11 +18,10 @@ import torch.distributed as dist
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.measuring.clock import Clock
+from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.control import planning_group
 from entrain_bench.train.modules import Stage
-from entrain_bench.train.modules.attention import AttentionKernel
-from entrain_bench.train.modules.kernels import Kernels
+from entrain_bench.train.modules.attention import AttentionKernel, Kernels
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import Inputs, SampleData

@@ -13,7 +13,6 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.data import MadeUp, SampleData
 from entrain_bench.train.weights import Checkpoint
-from entrain_bench.train.weights.naming import Rows
 from support.train.handover import config_from_json
 from support.train.published_tiny import TinyPublished
 from support.train.ranks import run_ranks
@@ -68,7 +67,7 @@ def worst_error(folder: Path, published: TinyPublished, start: dict[str, torch.T
     assert checkpoint.files.keys() == tensors.keys()
     found = []
     for name, value in tensors.items():
-        written = checkpoint.rows(Rows(name, 0, len(value)))
+        written = checkpoint.tensor(name)
         moved = float((value - start[name]).abs().max())
         found.append(float((written - value).abs().max()) / max(moved, 1e-6))
     return max(found)

@@ -16,8 +16,7 @@ import pytest
 
 from entrain_bench_workloads.dataset.interface import BadRecord, Limits, RawSample, Shard
 from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.parts import read_scan
-from entrain_bench_workloads.dataset.scan import Scan
+from entrain_bench_workloads.dataset.scan import Scan, read_scan
 from support.datasets import image_bytes, write_finevision
 from support.processes import descendants_of, eventually, runs
 
@@ -58,7 +57,7 @@ def test_two_workers_of_a_ray_cluster_give_the_same_bytes(tmp_path: Path) -> Non
     source = Meeting(path=str(tmp_path / "data"), text="texts", images="images", place=str(tmp_path / "readers"))
     ray, here = (tmp_path / name / "t.parquet" for name in ("ray", "here"))
     report = Scan(source=source, engine="ray", workers=2, timeout_s=100).run(ray)
-    assert (report.samples, report.shards, report.bad.counts.total()) == (20 * SHARDS, SHARDS, SHARDS)
+    assert (report.samples, report.shards, sum(report.counts.values())) == (20 * SHARDS, SHARDS, SHARDS)
     assert len(list((tmp_path / "readers").iterdir())) == 2, "one for each worker"
     Scan(source=source, workers=1).run(here)
     assert here.read_bytes() == ray.read_bytes()
@@ -120,4 +119,4 @@ def test_an_interrupted_scan_goes_on_where_it_was(tmp_path: Path, how: signal.Si
     found, expected = read_scan(output), read_scan(whole)
     assert found
     assert expected
-    assert (found["files"], found["bad"]) == (expected["files"], expected["bad"])
+    assert (found["files"], found["tally"]) == (expected["files"], expected["tally"])

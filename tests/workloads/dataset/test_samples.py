@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from PIL import Image
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.contents import Moved
 from entrain_bench.train.features import write_windows
+from entrain_bench_workloads.dataset import decode as decode_module
 from entrain_bench_workloads.dataset import parquet as parquet_module
-from entrain_bench_workloads.dataset import samples as samples_module
-from entrain_bench_workloads.dataset import video as video_module
-from entrain_bench_workloads.dataset.interface import BadRecord, Limits, RawSample
-from entrain_bench_workloads.dataset.recent import Recent
+from entrain_bench_workloads.dataset.fields import FileSource
+from entrain_bench_workloads.dataset.files import DataFile
+from entrain_bench_workloads.dataset.interface import BadSampleError, Limits, RawSample
 from entrain_bench_workloads.dataset.records import RecordSource
 from entrain_bench_workloads.dataset.tar import TarSource
 from support.datasets import (
@@ -30,61 +29,57 @@ from support.datasets import (
     write_jsonl,
     write_tar,
 )
-from support.scanned import RULES, SOURCES, annotations, finevision, opened, scanned, webdataset
+from support.scanned import RULES, SOURCES, annotations, finevision, opened, scanned
 
 LIMITS = Limits()
 
 
-def content(record: RawSample | BadRecord) -> Any:
-    """Content that two records must share, media by their kind."""
-    return record if isinstance(record, RawSample) else (record.key, str(record.error))
+def read(source: FileSource, file: DataFile, number: int, **options: bool) -> RawSample | str:
+    """A sample, or the error that names what is wrong."""
+    try:
+        return source.record(file, number, LIMITS, **options)
+    except BadSampleError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path / "data")
     wanted = {
-        (shard.label, number): content(record)
+        (shard.label, number): record if isinstance(record, RawSample) else str(record.error)
         for shard in source.shards()
         for number, record in enumerate(source.samples(shard, LIMITS), shard.first)
     }
-    kept: Recent[Any] = Recent(3)
-    readers = {file.label: source.reader(file, kept) for file in source.files()}
+    files = {file.label: file for file in source.files()}
     places = [*wanted] * 2
     np.random.default_rng(0).shuffle(places)
     for label, number in places:
-        found = readers[label].record(int(number), LIMITS)
-        assert content(found) == wanted[label, int(number)]
-        alone = readers[label].record(int(number), LIMITS, text_only=True)
+        found = read(source, files[label], int(number))
+        assert found == wanted[label, int(number)]
         if isinstance(found, RawSample):
+            alone = read(source, files[label], int(number), text_only=True)
             assert isinstance(alone, RawSample)
-            assert alone.texts == found.texts
+            assert (alone.texts, alone.images) == (found.texts, [])
     assert len(wanted) >= 6
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_a_record_that_is_not_there_is_said_to_be_missing(kind: str, tmp_path: Path) -> None:
-    source = SOURCES[kind](tmp_path / "data")
-    file = source.files()[0]
-    reader = source.reader(file, Recent(3))
-    with pytest.raises(ValueError, match=rf"{file.path.name} has no \w+ 100"):
-        reader.record(99, LIMITS)
+    with pytest.raises(BadSampleError, match=r"has no \w+ 100"):
+        source.record(source.files()[0], 99, LIMITS)
 
 
 def test_text_alone_does_not_read_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, read = finevision(tmp_path / "data"), []
+    source = finevision(tmp_path / "data")
+    columns = list[Any]()
     batches = parquet_module._batches
 
     def noting(file: pq.ParquetFile, group: int, names: Any) -> Any:
-        read.append(names)
+        columns.append(names)
         return batches(file, group, names)
 
     monkeypatch.setattr(parquet_module, "_batches", noting)
-    reader = source.reader(source.files()[0], Recent(3))
-    reader.record(5, LIMITS, text_only=True)
-    reader.record(5, LIMITS)
-    reader.record(4, LIMITS)
-    assert read == [("texts",), ("texts", "images")]
+    file = source.files()[0]
+    for number, text_only in ((5, True), (5, False), (4, False)):
+        source.record(file, number, LIMITS, text_only=text_only)
+    # The last one is in a batch that was kept.
+    assert columns == [("texts",), ("texts", "images")]
 
 
 def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
@@ -236,17 +231,6 @@ def test_a_stated_length_may_begin_a_segment_behind_the_end(tmp_path: Path) -> N
     np.testing.assert_array_equal(rows, silence)
 
 
-def test_memory_that_is_not_there_names_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, shapes = opened(scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet"))
-
-    def without(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(samples_module, "resized", without)
-    with pytest.raises(UserError, match=r"^sample train-0.parquet:0: cannot be read \(MemoryError\)$"):
-        samples.picture(shapes, 0)
-
-
 def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its groups are those that the whole video has."""
     (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
@@ -258,24 +242,16 @@ def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypa
     shorter = replace(workload, on_overlong="truncate")
     samples, shapes = shorter.samples(rules, 256, Moved()), shorter.source(rules).shapes
     assert (shapes.num_items, all_shapes.num_items) == (1, 4)
-    made, resized = list[int](), video_module.resized
+    made, resized = list[int](), decode_module.resized
 
     def noting(image: Image.Image, height: int, width: int) -> Any:
         made.append(height)
         return resized(image, height, width)
 
-    monkeypatch.setattr(video_module, "resized", noting)
+    monkeypatch.setattr(decode_module, "resized", noting)
     found = samples.picture(shapes, 0)
     assert len(made) == 2
     np.testing.assert_array_equal(found, whole.picture(all_shapes, 0))
-
-
-def test_sizes_without_content_are_refused(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "images": [{"width": 64, "height": 64}]}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], images="images")
-    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
-    with pytest.raises(UserError, match=r"^sample d.jsonl:0: no valid record: it states sizes and has no content$"):
-        samples.picture(shapes, 0)
 
 
 def test_compressed_archives_are_refused(tmp_path: Path) -> None:
@@ -283,13 +259,3 @@ def test_compressed_archives_are_refused(tmp_path: Path) -> None:
     samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar.gz")), tmp_path / "t.parquet"))
     with pytest.raises(UserError, match=r"^sample a.tar.gz:0: .*a.tar.gz is compressed"):
         samples.tokens(shapes, 0)
-
-
-def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
-    """Its members' places alone are known."""
-    source = webdataset(tmp_path / "data")
-    (file,) = source.files()
-    found = source.reader(file, Recent(1)).record(0, LIMITS)
-    assert isinstance(found, RawSample)
-    with tarfile.open(file.path) as archive:
-        assert found.images[0].offset == archive.getmember("s0.png").offset_data

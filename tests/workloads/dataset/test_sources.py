@@ -1,4 +1,5 @@
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -6,16 +7,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.dataset import parquet as parquet_module
+from entrain_bench_workloads.dataset import records as records_module
 from entrain_bench_workloads.dataset.hub import HubSource
 from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, RawSample, Source
-from entrain_bench_workloads.dataset.measure import Sizes, measure
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.scan import Sizes, measure
 from entrain_bench_workloads.dataset.tar import TarSource
-from support.datasets import image_bytes, wav_bytes, write_finevision, write_jsonl, write_tar
+from support.datasets import image_bytes, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
 
@@ -29,11 +33,15 @@ def records(source: Source) -> list[tuple[str, RawSample | BadRecord]]:
     ]
 
 
-def sizes(source: Source) -> list[Sizes]:
-    """The sizes of all samples, none of which is bad."""
+def measured(source: Source) -> list[tuple[RawSample, Sizes]]:
+    """All samples and their sizes; none is bad."""
     samples = [record for _, record in records(source)]
     assert all(isinstance(sample, RawSample) for sample in samples), samples
-    return [measure(sample, LIMITS) for sample in samples if isinstance(sample, RawSample)]
+    return [(sample, measure(sample, LIMITS)) for sample in samples if isinstance(sample, RawSample)]
+
+
+def chars(sample: RawSample) -> int:
+    return sum(map(len, sample.texts))
 
 
 def bad(source: Source) -> dict[str, str]:
@@ -46,9 +54,9 @@ def test_finevision(tmp_path: Path) -> None:
         tmp_path / "a.parquet",
         [([image_bytes(30, 20), image_bytes(50, 40, "PNG")], ["abc", "de"]), ([], ["only text"])],
     )
-    first, second = sizes(ParquetSource(path=str(tmp_path), text=["texts"], images="images"))
-    assert (first.text_chars, first.widths, first.heights) == (5, [30, 50], [20, 40])
-    assert (second.text_chars, second.widths, second.num_images) == (9, [], 0)
+    (first, size), (second, none) = measured(ParquetSource(path=str(tmp_path), text=["texts"], images="images"))
+    assert (chars(first), size.widths, size.heights) == (5, [30, 50], [20, 40])
+    assert (chars(second), none.widths, none.num_images) == (9, [], 0)
 
 
 def test_shards_of_row_groups_have_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +76,9 @@ def test_other_columns(tmp_path: Path) -> None:
         "caption": ["four", None],
     }
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    first, second = sizes(ParquetSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
-    assert (first.widths, first.text_chars, first.audio_seconds) == ([10], 4, None)
-    assert (second.widths, second.text_chars, second.audio_seconds) == ([], 0, 2.0)
+    (_, first), (_, second) = measured(ParquetSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
+    assert (first.widths, first.audio_seconds) == ([10], None)
+    assert (second.widths, second.audio_seconds) == ([], 2.0)
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -109,7 +117,7 @@ def test_compressed_shards_say_the_same(tmp_path: Path, mode: str) -> None:
     members = [(f"{n}.{kind}", content) for n in range(3) for kind, content in pair(n)]
     suffix = mode.replace("w", "").replace(":", ".")
     write_tar(tmp_path / f"a.tar{suffix}", members, mode)
-    assert [(size.widths, size.text_chars) for size in sizes(TarSource(path=str(tmp_path)))] == [
+    assert [(size.widths, chars(sample)) for sample, size in measured(TarSource(path=str(tmp_path)))] == [
         ([10], 0),
         ([20], 1),
         ([30], 2),
@@ -134,8 +142,8 @@ def test_members_that_leave_the_root_or_come_twice_are_bad(tmp_path: Path) -> No
     [
         (lambda content: content[:3000], 2, "damaged|unexpected end"),
         (lambda content: content[:2048] + b"\xff" * 512 + content[2560:], 2, "damaged at byte 2048"),
-        (lambda content: b"no archive" * 200 + content[:0], 0, "invalid header"),
-        (lambda content: content[:2048] + huge_name_header() + content[2048:], 2, "a header of"),
+        (lambda content: b"no archive" * 200 + content[:0], 0, "invalid header|not be opened"),
+        (lambda content: content[:2048] + huge_name_header() + content[2048:], 2, "empty header"),
     ],
 )
 def test_an_archive_is_read_as_far_as_it_goes(tmp_path: Path, damage: Any, good: int, what: str) -> None:
@@ -167,15 +175,34 @@ LLAVA = [
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("block_records", [1, 2, 8192])
-def test_llava(tmp_path: Path, indent: int | None, block_records: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrain_bench_workloads.dataset.blocks._BLOCK_RECORDS", block_records)
-    monkeypatch.setattr("entrain_bench_workloads.dataset.blocks._READ_BYTES", 7)
+@pytest.mark.parametrize("shard_records", [1, 2, 8192])
+def test_llava(tmp_path: Path, indent: int | None, shard_records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "_SHARD_RECORDS", shard_records)
+    monkeypatch.setattr(records_module, "_READ_BYTES", 7)
     (tmp_path / "x.png").write_bytes(image_bytes(30, 20, "PNG"))
     source = llava(tmp_path, json.dumps(LLAVA, indent=indent))
-    assert len(source.shards()) == -(-3 // block_records)
-    assert [(size.text_chars, size.widths) for size in sizes(source)] == [(2, [30]), (19, [30, 30]), (13, [])]
+    assert len(source.shards()) == -(-3 // shard_records)
+    assert [(chars(sample), size.widths) for sample, size in measured(source)] == [(2, [30]), (19, [30, 30]), (13, [])]
     assert [record.key for _, record in records(source)] == ["record 1 (a)", "record 2 (b)", "record 3 (c)"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=5), st.recursive(st.none() | st.text() | st.integers(), st.lists))),
+    indent=st.sampled_from([None, 2]),
+    ascii_only=st.booleans(),
+    read_bytes=st.integers(1, 9),
+)
+def test_arrays_and_lines_are_split_as_json_reads_them(
+    rows: list[Any], indent: int | None, ascii_only: bool, read_bytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_module, "_READ_BYTES", read_bytes)
+        path = Path(folder) / "a.json"
+        lines = "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
+        for text in (json.dumps(rows, indent=indent, ensure_ascii=ascii_only), lines):
+            path.write_text("\ufeff" + text, "utf-8")
+            assert list(records_module._records(path, 0, path.stat().st_size)) == rows
 
 
 def llava(folder: Path, text: str) -> RecordSource:
@@ -186,12 +213,9 @@ def llava(folder: Path, text: str) -> RecordSource:
 @pytest.mark.parametrize(
     ("text", "good", "what"),
     [
-        ('[{"conversations": "a"}, {"conver', 1, "no JSON"),
-        ('[{"conversations": "a"}, 7, {"conversations": "b"}]', 1, "no mapping"),
         ('[{"conversations": 5}]', 0, "int is no text"),
         ('[{"conversations": "a", "image": 5}]', 0, "image: int is no content"),
         ('[{"conversations": "a", "image": "../d.json"}]', 0, "leaves the data's root"),
-        ("[" * 100_000, 0, "no JSON"),
         ('{"conversations": "a"}\n{broken\n\n{"conversations": "b"}', 2, "no JSON"),
         ('{"conversations": "a"}\n[1]\n', 1, "no mapping"),
     ],
@@ -203,25 +227,21 @@ def test_bad_records_are_counted(tmp_path: Path, text: str, good: int, what: str
     assert what in error
 
 
-def test_a_manifest_opens_only_what_states_no_length(tmp_path: Path) -> None:
-    (tmp_path / "s.wav").write_bytes(wav_bytes(1.5))
-    lines = [{"path": "s.wav", "text": "a"}, {"path": "gone.wav", "duration": 4, "text": "b"}]
-    write_jsonl(tmp_path / "m.jsonl", lines)
-    source = RecordSource(path=str(tmp_path / "m.jsonl"), text=["text"], audio="path", seconds="duration")
-    assert [size.audio_seconds for size in sizes(source)] == [1.5, 4.0]
-
-
-def test_a_video_of_known_length_has_frames_of_no_size(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "m.jsonl", [{"v": "x", "s": 4}, {"v": "x", "s": 5, "width": 640, "height": 360}])
-    source = RecordSource(path=str(tmp_path / "m.jsonl"), video="v", seconds="s")
-    assert [(size.widths, size.heights) for size in sizes(source)] == [([0], [0]), ([640], [360])]
-    assert [size.num_images for size in sizes(source)] == [0, 0]
-
-
-def test_sizes_may_stand_in_the_records(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "m.jsonl", [{"q": "ab", "a": "c", "images": [{"width": 1024, "height": 768}]}])
-    (found,) = sizes(RecordSource(path=str(tmp_path), text=["q", "a"], images="images"))
-    assert (found.text_chars, found.widths, found.heights) == (3, [1024], [768])
+@pytest.mark.parametrize(
+    ("text", "byte"),
+    [
+        ('[{"conversations": "a"}, {"conver', 23),
+        ('[{"conversations": "a"}', 23),
+        ('[{"conversations": "a"}, 7, {"conversations": "b"}]', 23),
+        ('[[{"conversations": "a"}], [{"conversations": "b"}]]', 0),
+        ('[{"conversations": "a"}] {"conversations": "b"}', 24),
+        ("[" * 100_000, 0),
+        ('[{"a": ' + "[" * 100_000, 0),
+    ],
+)
+def test_an_array_that_is_damaged_is_refused(tmp_path: Path, text: str, byte: int) -> None:
+    with pytest.raises(UserError, match=rf"^source.path=.*d.json: .* at byte {byte}$"):
+        llava(tmp_path, text).shards()
 
 
 def test_the_hub_s_library_streams_the_same_rows(tmp_path: Path) -> None:
@@ -229,8 +249,21 @@ def test_the_hub_s_library_streams_the_same_rows(tmp_path: Path) -> None:
     for part in range(2):
         write_finevision(tmp_path / f"train-{part}.parquet", [([image_bytes(30, 20 + part)], ["ab"])] * 3)
     source = HubSource(path=str(tmp_path), text=["texts"], images="images")
-    assert [(size.text_chars, size.heights) for size in sizes(source)] == [(2, [20])] * 3 + [(2, [21])] * 3
+    assert [(chars(sample), size.heights) for sample, size in measured(source)] == [(2, [20])] * 3 + [(2, [21])] * 3
     assert len(source.shards()) == 2
+
+
+def test_a_folder_of_images_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "1.png").write_bytes(image_bytes(30, 20, "PNG"))
+    source = HubSource(path=str(tmp_path), images="image")
+    assert [(size.widths, size.heights) for _, size in measured(source)] == [([30], [20])] * 2
+    before = source.shards()
+    assert source.shards() == before
+    (tmp_path / "train" / "cat" / "1.png").write_bytes(image_bytes(31, 20, "PNG"))
+    assert source.shards() != before
 
 
 def test_no_script_of_a_data_set_is_run(tmp_path: Path) -> None:

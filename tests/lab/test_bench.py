@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab import bench, measuring
+from entrain_bench.lab import bench
 from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.bench import CASES, TINY, Case, measure_apart, parts
-from entrain_bench.lab.measuring import WARM_UPS, time_calls
 
 SMALL = ("model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=4", "layout.dp=2")
 
@@ -20,14 +19,6 @@ def test_every_part_of_a_run_is_measured() -> None:
     assert (megatron, entrain) == ("megatron", "entrain")
     for values in (first, second):
         assert all(values[name] > 0 for name in ("plan_s", "assign_s", "schedule_s", "execute_s", "iteration_time_s"))
-
-
-def test_warm_ups_are_not_timed_and_long_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    assert len(time_calls(seen.append, repeats=4)) == 4
-    assert seen == list(range(WARM_UPS + 4))
-    monkeypatch.setattr(measuring, "LONG_S", 0.0)
-    assert len(time_calls(lambda _: None, repeats=20)) == 3
 
 
 def test_an_unknown_case_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

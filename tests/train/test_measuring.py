@@ -16,16 +16,18 @@ import torch.distributed as dist
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.train.measuring import metrics
-from entrain_bench.train.measuring.clock import Clock, clock_offset, on_one_clock
-from entrain_bench.train.measuring.metrics import (
+from entrain_bench.train import measuring
+from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
+    Clock,
     RankResult,
     Seen,
+    clock_offset,
     mean_metrics,
     merge_timeline,
     metrics_of,
     name_non_finite,
+    on_one_clock,
     see,
     total_loss,
     why_not_of_the_cluster,
@@ -134,8 +136,8 @@ def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:
 
 def test_waits_for_inputs_are_the_longest_and_the_mean() -> None:
     seen = [see(RankResult((), 1.0, stall_s), Clock(CPU)) for stall_s in (0.5, 2.0, 0.5)]
-    with patch.object(metrics, "measure", lambda *_: {}), patch.object(metrics, "merge_timeline", Mock()):
-        row, _ = metrics.metrics_of(program_on("fan_out"), seen, Mock(), HostTime(), CPU)
+    with patch.object(measuring, "measure", lambda *_: {}), patch.object(measuring, "merge_timeline", Mock()):
+        row, _ = metrics_of(program_on("fan_out"), seen, Mock(), HostTime(), CPU)
     assert (row["input_stall_s"], row["input_stall_mean_s"]) == (2.0, 1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.trace import TraceKeys, compose_trace
+from entrain_bench_workloads.dataset.fields import AUTO, MEDIA, SECONDS, TEXTS, recognised
+from entrain_bench_workloads.dataset.files import inside
 from entrain_bench_workloads.dataset.hub import HubSource
-from entrain_bench_workloads.dataset.known import AUTO, MEDIA, SECONDS, TEXTS, recognised
+from entrain_bench_workloads.dataset.interface import BadSampleError, Reason
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.records import RecordSource
 from entrain_bench_workloads.dataset.scan import ScanReport
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_finevision, write_jsonl
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/workloads.md").read_text()
-FILES = {"images": ("a.png", image_bytes(30, 20, "PNG")), "audio": ("a.wav", wav_bytes(1.5))}
 ENDINGS = {"images": ".png", "audio": ".wav", "video": ".mp4"}
 COUNTED = {"images": "images", "audio": "sounds", "video": "videos"}
 
@@ -37,29 +39,29 @@ def report(source: Any, folder: Path) -> ScanReport:
     return scan_report(source, folder / "out.parquet")
 
 
-@pytest.mark.parametrize("source", ["manifest", "llava"])
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in MEDIA.items() for name in names])
-def test_every_known_name_is_found(source: str, kind: str, name: str, tmp_path: Path) -> None:
-    found = recognised(manifest(tmp_path, [{name: f"x{ENDINGS[kind]}", "text": "a"}] * 3, source))
-    assert {each: getattr(found, each) for each in MEDIA} == {
-        each: name if each == kind else names[0] for each, names in MEDIA.items()
-    }
-    assert list(found.text) == ["text"]
+def test_every_known_name_is_found(kind: str, name: str, tmp_path: Path) -> None:
+    for source in ("manifest", "llava"):
+        found = recognised(manifest(tmp_path, [{name: f"x{ENDINGS[kind]}", "text": "a"}] * 3, source))
+        chosen = {media: getattr(found, media) for media in MEDIA}
+        assert chosen == {media: name if media == kind else names[0] for media, names in MEDIA.items()}
+        assert list(found.text) == ["text"]
 
 
-@pytest.mark.parametrize("name", ["audio_filepath", "path", "wav"])
-def test_a_manifest_gives_its_sounds(name: str, tmp_path: Path) -> None:
-    (tmp_path / "a.wav").write_bytes(FILES["audio"][1])
-    found = report(manifest(tmp_path, [{name: "a.wav", "text": "said"}, {name: "gone.wav", "duration": 2}]), tmp_path)
-    assert found.items == {"texts": 1, "images": 0, "sounds": 2, "videos": 0}
-    assert found.samples == 2
+def test_a_manifest_gives_its_sounds_and_videos(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(wav_bytes(1.5))
+    (tmp_path / "a.mp4").write_bytes(video_bytes(64, 48, 10))
+    sounds = [{"audio_filepath": "a.wav", "text": "said"}, {"audio_filepath": "gone.wav", "duration": 2}]
+    assert report(manifest(tmp_path, sounds), tmp_path).items == {"texts": 1, "images": 0, "sounds": 2, "videos": 0}
+    videos = [{"video_path": "a.mp4", "messages": [{"content": "b"}]}]
+    assert report(manifest(tmp_path, videos), tmp_path).items == {"texts": 1, "images": 0, "sounds": 0, "videos": 1}
 
 
-def test_what_a_path_holds_is_told_by_its_endings(tmp_path: Path) -> None:
+def test_the_content_of_a_path_is_told_by_its_endings(tmp_path: Path) -> None:
     for kind, ending in ENDINGS.items():
         found = recognised(manifest(tmp_path, [{"file_name": f"x{ending.upper()}", "caption": "a"}]))
         assert getattr(found, kind) == "file_name"
-    # Of any ending, with a length beside it: a sound's.
+    # With another ending and a length next to it, a sound's.
     assert recognised(manifest(tmp_path, [{"path": "x.sph", "duration": 4}])).audio == "path"
 
 
@@ -72,7 +74,7 @@ def test_texts_that_belong_together_are_read_together(tmp_path: Path) -> None:
         assert list(recognised(manifest(tmp_path, [{group[0]: "a", "answer": "b"}])).text) == [*group]
 
 
-def test_later_records_may_have_what_the_first_have_not(tmp_path: Path) -> None:
+def test_later_records_may_have_media_that_the_first_lack(tmp_path: Path) -> None:
     records = [{"conversations": "a"}] * 1001 + [{"conversations": "b", "image": {"width": 3, "height": 2}}]
     assert report(manifest(tmp_path, records, "llava"), tmp_path).items["images"] == 1
 
@@ -81,16 +83,13 @@ def test_later_records_may_have_what_the_first_have_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("as_value", [str, lambda name: [name], lambda name: {"path": name, "bytes": None}])
 def test_media_that_nothing_would_read_are_an_error(kind: str, as_value: Any, tmp_path: Path) -> None:
     records = [{"text": "a"}, {"text": "see x.png and y.wav", "recorded": as_value(f"clips/1{ENDINGS[kind]}")}]
-    what = rf"^source.{kind}=auto: finds no {kind}, but the field recorded names some \(.*Set source.{kind}=recorded,"
-    with pytest.raises(UserError, match=what):
-        report(manifest(tmp_path, records), tmp_path)
+    for options in ({}, {kind: "mistyped"}):
+        with pytest.raises(
+            UserError, match=rf"^source.{kind}=.*field recorded names some .*Set source.{kind}=recorded,"
+        ):
+            report(manifest(tmp_path, records, **options), tmp_path)
     found = report(manifest(tmp_path, records, **{kind: None}), tmp_path)
     assert (found.samples, found.items[COUNTED[kind]]) == (2, 0)
-
-
-def test_a_name_that_was_mistyped_is_an_error_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^source.images=photos: finds no images, but the field photo names some"):
-        report(manifest(tmp_path, [{"text": "a", "photo": "1.jpg"}], images="photos"), tmp_path)
 
 
 def test_data_without_a_known_name_is_an_error(tmp_path: Path) -> None:
@@ -99,41 +98,24 @@ def test_data_without_a_known_name_is_an_error(tmp_path: Path) -> None:
 
 
 def test_columns_are_found_likewise(tmp_path: Path) -> None:
-    rows = {
-        "id": [1, 2],
-        "image": [{"bytes": image_bytes(30, 20), "path": None}, None],
-        "caption": ["one", "two"],
-        "embedding": [[0.0], [1.0]],
-    }
-    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    images = [{"bytes": image_bytes(30, 20), "path": None}, None]
+    pq.write_table(pa.table({"image": images, "caption": ["one", "two"], "n": [[0.0], [1.0]]}), tmp_path / "a.parquet")
     source = ParquetSource(path=str(tmp_path / "a.parquet"), text=AUTO, images=AUTO, audio=AUTO, video=AUTO)
     assert report(source, tmp_path).items == {"texts": 2, "images": 1, "sounds": 0, "videos": 0}
     pq.write_table(pa.table({"text": ["a"], "shot": ["x/1.jpg"]}), tmp_path / "b.parquet")
-    source = ParquetSource(path=str(tmp_path / "b.parquet"), text=AUTO, images=AUTO)
     with pytest.raises(UserError, match=r"^source.images=auto: finds no images, but the field shot names some"):
-        recognised(source)
+        recognised(ParquetSource(path=str(tmp_path / "b.parquet"), text=AUTO, images=AUTO))
 
 
-def test_finevision_s_columns_are_what_they_were(tmp_path: Path) -> None:
+def test_the_columns_of_finevision(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([image_bytes(30, 20)], ["ab"])])
+    everything = dict.fromkeys([*MEDIA, "text", "seconds"], AUTO)
     named = ParquetSource(path=str(tmp_path), text=["texts"], images="images")
-    found = recognised(ParquetSource(path=str(tmp_path), **dict.fromkeys([*MEDIA, "text", "seconds"], AUTO)))
-    assert found == named
+    assert recognised(ParquetSource(path=str(tmp_path), **everything)) == named
+    assert recognised(named) is named
     pytest.importorskip("datasets")
-    hub = recognised(HubSource(path=str(tmp_path), **dict.fromkeys([*MEDIA, "text", "seconds"], AUTO)))
+    hub = recognised(HubSource(path=str(tmp_path), **everything))
     assert (hub.text, hub.images, hub.audio, hub.seconds) == (["texts"], "images", None, None)
-
-
-def test_names_that_are_given_stay(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "m.jsonl", [{"a": "b", "image": "x.png"}])
-    source = RecordSource(path=str(tmp_path / "m.jsonl"), text=["a"])
-    assert recognised(source) is source
-
-
-def test_videos_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.mp4").write_bytes(video_bytes(64, 48, 10))
-    found = report(manifest(tmp_path, [{"video_path": "a.mp4", "messages": [{"content": "b"}]}]), tmp_path)
-    assert found.items == {"texts": 1, "images": 0, "sounds": 0, "videos": 1}
 
 
 def test_the_documented_names_are_those_that_are_known() -> None:
@@ -145,3 +127,62 @@ def test_the_documented_names_are_those_that_are_known() -> None:
         **{f"source.{kind}": [*names] for kind, names in MEDIA.items()},
         "source.seconds": [*SECONDS],
     }
+
+
+def test_sizes_and_lengths_may_stand_in_records(tmp_path: Path) -> None:
+    records = [{"text": "a", "v": "x", "s": 4}, {"text": "a", "v": "x", "s": 5, "width": 640, "height": 360}]
+    records.append({"text": "a", "images": [{"width": 1024, "height": 768}]})
+    write_jsonl(tmp_path / "m.jsonl", records)
+    source = RecordSource(path=str(tmp_path / "m.jsonl"), text=["text"], images="images", video="v", seconds="s")
+    found = report(source, tmp_path)
+    rows = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    assert (rows["image_widths"], rows["image_heights"]) == ([[0], [640], [1024]], [[0], [360], [768]])
+    assert (rows["n_images"], found.items["videos"]) == ([0, 0, 1], 2)
+
+
+# Names of files.
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "x.jpg").write_bytes(b"x")
+    (tmp_path / "secret").write_bytes(b"s")
+    (tmp_path / "data-other").mkdir()
+    (tmp_path / "data-other" / "y").write_bytes(b"y")
+    return folder
+
+
+def test_a_file_below_the_root_is_found(root: Path) -> None:
+    (root / "link").symlink_to(root / "a" / "x.jpg")
+    for name in ("a/x.jpg", "link", str(root / "a" / "x.jpg")):
+        assert inside(str(root), name).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "a/../../secret", "/etc/passwd", "ROOT/../secret", "ROOT-other/y", "C:\\x", "..\\secret", "", "a\0b"],
+)
+def test_names_that_leave_the_root_are_refused(root: Path, name: str) -> None:
+    with pytest.raises(BadSampleError) as error:
+        inside(str(root), name.replace("ROOT", str(root)))
+    assert error.value.reason is Reason.OUTSIDE
+
+
+@pytest.mark.parametrize("target", ["secret", "data-other/y"])
+def test_links_that_leave_the_root_are_refused(root: Path, target: str) -> None:
+    (root / "link").symlink_to(root.parent / target)
+    with pytest.raises(BadSampleError) as error:
+        inside(str(root), "link")
+    assert error.value.reason is Reason.OUTSIDE
+
+
+def test_only_regular_files_below_a_root_are_opened(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    for name in ("pipe", "a", "nothing"):
+        with pytest.raises(BadSampleError) as error:
+            inside(str(root), name)
+        assert error.value.reason is Reason.MISSING
+    with pytest.raises(BadSampleError, match=r"source.root"):
+        inside("", "x.jpg")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.lab import measuring
-from entrain_bench.lab.measuring import last_line, run_python
+from entrain_bench.lab.measuring import WARM_UPS, last_line, run_python, time_calls
 from support.processes import eventually, runs
 
 HANG = """
@@ -60,3 +60,11 @@ def test_a_process_that_hangs_is_ended_with_all_that_it_started(
     assert time.monotonic() - started < 20
     assert began.read_text() == "there"
     assert eventually(lambda: not runs(int(child.read_text())), 10.0)
+
+
+def test_warm_ups_are_not_timed_and_long_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    assert len(time_calls(seen.append, repeats=4)) == 4
+    assert seen == list(range(WARM_UPS + 4))
+    monkeypatch.setattr(measuring, "LONG_S", 0.0)
+    assert len(time_calls(lambda _: None, repeats=20)) == 3

@@ -1,16 +1,21 @@
-"""Measurements of ranks in an iteration, merged to a timeline, a loss and metrics; metrics of a run."""
+"""Measurements of ranks: times of actions, clocks compared, and all merged to a timeline, a loss and metrics."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import profile
 
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.base.hosttime import HostTime
@@ -21,10 +26,15 @@ from entrain_bench.records.metrics import measure
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
-from entrain_bench.train.measuring.clock import Clock, on_one_clock
 from entrain_bench.train.messages.channels import lane_of_rank, places_of
 from entrain_bench.train.messages.control import gather_json
 
+# The round trip of least delay counts; a loaded host may delay some.
+ROUND_TRIPS = 4
+# The iteration that is profiled: the first after the one that warms up.
+PROFILED_ITERATION = 1
+# An event of CUDA, or seconds of the host.
+Mark = Any
 # Metrics that depend on constants of the cluster's GPUs.
 OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
 
@@ -32,6 +42,98 @@ OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s
 # Samples that an error names at most.
 MOST_NAMED = 8
 SKIP = "To skip such updates and continue, set harness.on_non_finite=skip"
+
+
+@dataclass(slots=True)
+class Clock:
+    """Start and end of a rank's actions in seconds from a common moment, ``began_s`` on rank 0's clock."""
+
+    device: torch.device
+    timer: Callable[[], float] = perf_counter
+    began_s: float = 0.0
+    _ran: list[tuple[int, Mark, Mark]] = field(default_factory=list)
+    _zero: Mark = 0.0
+
+    def start_together(self, control: dist.ProcessGroup) -> None:
+        """Take as zero a moment at which no rank's device has anything to do; collective over all ranks."""
+        offset = clock_offset(control, self.timer)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(group=control)
+        self.began_s = self.timer() + offset
+        self.start()
+
+    def start(self) -> None:
+        """Take this moment as zero."""
+        self._ran.clear()
+        self._zero = self._mark()
+
+    @contextmanager
+    def action(self, action: int) -> Iterator[None]:
+        """Time what runs inside as one action."""
+        start = self._mark()
+        yield
+        self._ran.append((action, start, self._mark()))
+
+    def rows(self) -> FloatArray:
+        """Action, start and end of everything that ran ``[actions, 3]``; waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        rows = [(action, self._seconds(start), self._seconds(end)) for action, start, end in self._ran]
+        return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+    def seconds(self) -> FloatArray:
+        """Seconds of everything that ran ``[actions]``; waits for the device."""
+        rows = self.rows()
+        return np.asarray(rows[:, 2] - rows[:, 1])
+
+    def _mark(self) -> Mark:
+        if self.device.type != "cuda":
+            return self.timer()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _seconds(self, mark: Mark) -> float:
+        return mark - self._zero if self.device.type != "cuda" else float(self._zero.elapsed_time(mark)) / 1e3
+
+
+def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
+    """Seconds to add to this rank's clock for rank 0's, as NTP does (RFC 5905, section 8); collective."""
+    told = torch.zeros(1, dtype=torch.float64)
+    if control.rank() == 0:
+        for rank in range(1, control.size()):
+            for _ in range(ROUND_TRIPS):
+                dist.recv(told, rank, group=control)
+                dist.send(told.fill_(timer()), rank, group=control)
+        return 0.0
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        asked = timer()
+        dist.send(told, 0, group=control)
+        dist.recv(told, 0, group=control)
+        answered = timer()
+        trips.append((answered - asked, float(told) - (asked + answered) / 2))
+    return min(trips)[1]
+
+
+def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began (``began_s``)."""
+    first = min(began_s)
+    return [times + np.array([0.0, s - first, s - first]) for times, s in zip(rows, began_s, strict=True)]
+
+
+@contextmanager
+def profiler(folder: str | None, iteration: int) -> Iterator[None]:
+    """Trace one iteration of each rank into ``<folder>/rank<r>.json``; does nothing in others or without a folder."""
+    if folder is None or iteration != PROFILED_ITERATION:
+        yield
+        return
+    with profile() as trace:
+        yield
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    trace.export_chrome_trace(str(path / f"rank{dist.get_rank()}.json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +184,16 @@ def see(result: RankResult, clock: Clock) -> Seen:
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
     """Return the measurements of all ranks on rank 0, None on other ranks. Collective."""
     # JSON keeps every bit of a float, and ranks need not unpickle.
-    own = {field.name: getattr(seen, field.name) for field in fields(seen)}
-    everyone = gather_json(own | {"rows": seen.rows.tolist()}, control)
+    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    everyone = gather_json(values | {"rows": seen.rows.tolist()}, control)
     if control.rank():
         return None
-    return [Seen(**each | {"rows": np.array(each["rows"]).reshape(-1, 3)}) for each in everyone]
+    return [Seen(**given | {"rows": np.array(given["rows"]).reshape(-1, 3)}) for given in everyone]
 
 
 def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:
     """Return one line that names iteration, microbatch and samples of the first loss that is not finite."""
-    for action, loss in (row for own in losses for row in own):
+    for action, loss in (row for of_rank in losses for row in of_rank):
         if not isfinite(loss):
             view = program.view(action)
             samples = [program.shapes.name_of(sample) for sample in view.members]
@@ -117,9 +219,9 @@ def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) 
     llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
     placed = program.layout.modules[llm]
     counted = list[float]()
-    for rank, own in enumerate(losses):
+    for rank, of_rank in enumerate(losses):
         position = {place.replica: place.position for place in places_of(program.layout, rank) if place.module == llm}
-        for action, loss in own:
+        for action, loss in of_rank:
             replica = int(program.replica[action])
             tp, _ = placed.degrees[placed.degree_of_copy[replica]]
             # Tensor-parallel ranks hold copies, context-parallel ranks parts.
@@ -135,10 +237,10 @@ def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Seq
     the moment when its ranks are free and its inputs computed.
     """
     start, end = np.full((2, program.num_actions), -np.inf)
-    for own in rows:
-        action = own[:, 0].astype(np.int64)
-        np.maximum.at(start, action, own[:, 1])
-        np.maximum.at(end, action, own[:, 2])
+    for of_rank in rows:
+        action = of_rank[:, 0].astype(np.int64)
+        np.maximum.at(start, action, of_rank[:, 1])
+        np.maximum.at(end, action, of_rank[:, 2])
     comm = np.where(program.kind == Pass.GRAD_SYNC, end - start, 0.0)
     peak = np.zeros(program.layout.num_lanes)
     for rank, need in enumerate(peak_bytes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.gpu_check import command
-from entrain_bench.lab.gpu_check.command import chosen_sections, run_sections
-from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Section
+from entrain_bench.lab.gpu_check.command import chosen_sections, claim, origin_of, run_sections
+from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Section, SectionResult, read_result
 from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup, make_setup
+from entrain_bench.lab.measuring import write_json
 from support.cli import asked
 from support.gpu_check import machine
 
@@ -78,18 +79,6 @@ def test_steps_of_other_devices_or_options_are_not_reported(tmp_path: Path, chan
     assert "| tests | Do the tests that need a GPU pass? | not run |" in (tmp_path / "report.md").read_text()
 
 
-def test_an_interrupted_look_at_the_machine_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "look", interrupt)
-    assert main(["gpu-check", "--output", str(tmp_path / "check")]) == 130
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gpu-check: interrupted; ")
-
-
 def test_interrupted_steps_are_not_done(tmp_path: Path) -> None:
     fine = Section("?", Counted(Finding(PASSED, "fine")))
 
@@ -113,17 +102,16 @@ def test_steps_run_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "found", "asked", "used"),
-    [("cuda", 1, None, 1), ("cuda", 3, None, 2), ("cuda", 8, None, 8), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)],
+    ("kind", "present", "wanted", "used"), [("cuda", 3, None, 2), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)]
 )
-def test_as_many_devices_as_layouts_are_made_for(kind: str, found: int, asked: int | None, used: int) -> None:
-    assert make_setup(kind, found, asked, False, Path(), "here").num_devices == used
+def test_as_many_devices_as_layouts_are_made_for(kind: str, present: int, wanted: int | None, used: int) -> None:
+    assert make_setup(kind, present, wanted, False, Path(), "here").num_devices == used
 
 
-@pytest.mark.parametrize(("found", "asked"), [(2, 4), (8, 3), (8, 0)])
-def test_other_numbers_of_devices_are_refused(found: int, asked: int) -> None:
-    with pytest.raises(UserError, match=rf"--devices={asked}: must be "):
-        make_setup("cuda", found, asked, False, Path(), "here")
+@pytest.mark.parametrize(("present", "wanted"), [(2, 4), (8, 3)])
+def test_other_numbers_of_devices_are_refused(present: int, wanted: int) -> None:
+    with pytest.raises(UserError, match=rf"--devices={wanted}: must be "):
+        make_setup("cuda", present, wanted, False, Path(), "here")
 
 
 @pytest.mark.wide
@@ -181,3 +169,49 @@ def test_bad_options_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["gpu-check", "--output", str(blocked / "inside")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"gpu-check: --output={blocked / 'inside'}: cannot be written to (Not a directory)"
+
+
+def test_measurements_are_of_a_machine_and_the_code_that_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup("cuda", 2, False, Path("here"), "origin")
+    here = origin_of(machine())
+    assert origin_of(machine()) == here
+    assert origin_of(machine(variables={"NCCL_P2P_DISABLE": "1"})) != here
+    busy = machine()
+    assert origin_of(replace(busy, host=busy.host | {"load average": "9.0"})) == here
+    assert origin_of(replace(busy, host=busy.host | {"torch": "3"})) != here
+    assert replace(setup, origin="there").profile != setup.profile == setup.runs / "profile.json"
+    monkeypatch.setattr(command, "hash_of", lambda _: "other code")
+    assert origin_of(machine()) != here
+
+
+def test_a_folder_of_something_else_is_refused_and_stays_unmodified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notes = Path("notes")
+    notes.mkdir()
+    (notes / "today.md").write_text("mine")
+    assert main(["gpu-check", "--output", "notes", "--device", "cpu", "--sections", "environment"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "gpu-check: --output=notes: must be a new or empty folder, or the folder of an earlier check"
+    assert [path.name for path in notes.iterdir()] == ["today.md"]
+
+
+def test_new_and_empty_folders_belong_to_the_check_from_then_on(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "a" / "new"):
+        claim(folder)
+        (folder / "report.md").write_text("x")
+        claim(folder)
+    with pytest.raises(UserError):
+        claim(tmp_path)
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    finding = Finding(PASSED, "fine", {"Tests": [{"test": "a", "seconds": 0.5}]}, {"t": "x"})
+    result = SectionResult("tests", "x", finding, 1.5)
+    write_json(tmp_path / "tests.json", asdict(result))
+    assert read_result(tmp_path / "tests.json") == result
+    (tmp_path / "half.json").write_text('{"name": "tests"')
+    (tmp_path / "other.json").write_text('{"name": "tests"}')
+    assert all(read_result(tmp_path / f"{name}.json") is None for name in ("half", "other", "none"))

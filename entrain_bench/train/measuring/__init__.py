@@ -1,1 +1,0 @@
-"""Measurements of ranks in an iteration: times, memory and losses, collected as a timeline and metrics."""
