@@ -31,6 +31,7 @@ from entrain_bench.train.modules import (
 from support.builders import TOKENS
 
 MODULES = config_tree() / "model" / "module"
+FAMILIES = config_tree() / "model_family"
 CPU = torch.device("cpu")
 # Items with fewer tokens than their outputs merge, with more, and with as many.
 ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
@@ -47,7 +48,7 @@ def loaded(path: Path) -> Any:
     config = OmegaConf.load(path)
     layers = []
     for base in config.pop("defaults", []):
-        folder, name = (path.parent, base) if isinstance(base, str) else (config_tree() / "model_family", *base.values())
+        folder, name = (path.parent, base) if isinstance(base, str) else (FAMILIES, *base.values())
         layers.append(loaded(folder / f"{name}.yaml"))
     return OmegaConf.merge(*layers, config)
 
