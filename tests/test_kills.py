@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.tracking.log import SWEEP_TAG, logged_runs, open_client
+from entrain_bench.answers.tracking.log import SWEEP_TAG, open_client
 from entrain_bench.records.records import Results
 from support.processes import command, descendants_of, runs, workers_of
 
@@ -110,7 +110,7 @@ def test_kills_at_random_lose_and_double_nothing_and_leave_no_orphan(tmp_path: P
     assert not table.duplicated(["strategy", "seed"]).any()
     client = open_client(Results(tmp_path), "")
     (experiment,) = (one for one in client.search_experiments() if one.tags.get(SWEEP_TAG))
-    logged = [*logged_runs(client, experiment.experiment_id)]
+    logged = client.search_runs([experiment.experiment_id])
     assert {run.info.status for run in logged} == {"FINISHED"}
     assert len({run.info.run_name for run in logged}) == len(logged)
     assert {run.info.run_id: run.data.metrics.get("num_ok") for run in logged}[experiment.tags[SWEEP_TAG]] == NUM_CELLS

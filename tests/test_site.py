@@ -109,7 +109,7 @@ def test_every_strategy_has_facts_and_a_page() -> None:
     [
         ("braid:", "braids:", "braids: unknown"),
         ("  code:", "  cod:", "cod: unknown"),
-        ("  balances: [", "  balances: x  # [", "balances=x: must be a list of texts"),
+        ("  balances: [", "  balances: x  # [", "balances=x: must be a list"),
     ],
 )
 def test_wrong_facts_are_named(

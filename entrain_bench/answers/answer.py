@@ -21,7 +21,6 @@ from entrain_bench.answers.statistics import Interval
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
-CHOICE = "strategy="
 LOST = ("failed", "skipped")
 
 
@@ -43,10 +42,10 @@ class Answer:
 
     Attributes:
         records: the runs of all cases.
-        varying: headings of the labels that not all groups have in common; names of cases and groups consist of them.
-        names: by key of a group its name in its case: its strategy, and options that distinguish it from others.
+        varying: headings of the labels that groups differ in; names of cases and groups consist of them.
+        names: by key of a group its name in its case.
         overall: speedups over the cases in which the baseline has all results, by variant, the fastest first.
-        known: strategies that could have run, by name.
+        known: strategies that could have run.
         lost: planned runs without a record, by their overrides.
         draws: runs under posterior draws of the hardware constants, which are in no case.
     """
@@ -180,11 +179,7 @@ class Answer:
         }
 
     def case_dicts(self, results_dir: str | None = None) -> list[dict[str, Any]]:
-        """Return every case as plain values: job, the fastest, how each strategy does, and commands of its runs.
-
-        Args:
-            results_dir: folder of the runs, for commands; None: without commands.
-        """
+        """Return every case as plain values, with commands of its runs if their folder is given."""
         return [_case_dict(self, case, results_dir) for case in self.cases]
 
 
@@ -211,26 +206,15 @@ def _answer(
 
 
 def _varying(groups: Sequence[SeedGroup]) -> list[str]:
-    """Headings of the labels that some groups do not have in common."""
     first = groups[0].labels if groups else {}
     return [heading for heading in first if any(group.labels[heading] != first[heading] for group in groups)]
 
 
 def known_strategies(records: Sequence[Record]) -> frozenset[str]:
-    """Strategies that could run: the suite's, those of the records' folders if these are there, and those that ran.
-
-    A choice that ran under another name counts as that one.
-    """
+    """Strategies that could run: the suite's, those of the records' folders if these are there, and those that ran."""
     folders = {record.config_dir for record in records if record.config_dir}
-    files = {file.stem for folder in sorted(folders) for file in (Path(folder) / "strategy").glob("*.yaml")}
-    names = {str(record.labels["strategy"]) for record in records}
-    renamed = {
-        text.removeprefix(CHOICE)
-        for record in records
-        for text in record.overrides
-        if text.startswith(CHOICE) and text != f"{CHOICE}{record.labels['strategy']}"
-    }
-    return frozenset(names | (files | {*choices("strategy")}) - renamed)
+    files = (file.stem for folder in folders for file in (Path(folder) / "strategy").glob("*.yaml"))
+    return frozenset([*choices("strategy"), *files, *(str(record.labels["strategy"]) for record in records)])
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
@@ -361,6 +345,7 @@ def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str,
         "baseline": case.baseline or None,
         "baseline_variant": answer.variant(base) if base else None,
         "outcome": case.outcome,
+        "saving": case.saving,
         "fastest": first,
         "as_good": good,
         "strategies": [_result_dict(answer, case, result) for result in case.results],
@@ -386,7 +371,6 @@ def _result_dict(answer: Answer, case: Case, result: StrategyResult) -> dict[str
         "iteration_time_s": _interval_dict(standing.time),
         "speedup": _interval_dict(standing.speedup),
         "time_over_fastest": _interval_dict(standing.behind),
-        "seconds": result.group.seconds_by_part,
         **({"posterior": posterior} if posterior else {}),
         "runs": runs,
     }

@@ -28,18 +28,20 @@ IDENTITIES = ("_target_", "name")
 OWNED = ("strategy",)
 # Keys that the user sets for all strategies; of a single strategy, its variants.
 ASKED = ("layout", "microbatch_size")
+# Parts of the saved time that a reason names, and the least share of it that is worth naming.
+MAX_PARTS = 2
+LEAST_SHARE = 0.1
 # What stands for a key that a configuration does not have.
 ABSENT = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """All runs of one configuration, one per seed.
+    """All runs of one configuration, by seed.
 
     Attributes:
         labels: text of every label, by its heading; no two groups share all labels.
         job: the labels that define the job.
-        runs: records by seed.
     """
 
     labels: Mapping[str, str]
@@ -95,22 +97,6 @@ class SeedGroup:
         return {seed: metrics[metric] for seed, metrics in done.items() if metrics.get(metric) is not None}
 
     @property
-    def seconds_by_part(self) -> dict[str, float | None]:
-        """Mean seconds of an iteration over seeds, by part; empty without a result."""
-        times = self.values(TIME)
-        idle = {seed: ratio * times[seed] for seed, ratio in self.values("bubble_ratio").items()}
-        parts = {
-            "iteration": times,
-            "busy": {seed: times[seed] - part for seed, part in idle.items()},
-            "idle": idle,
-            "exposed comm.": self.values("exposed_comm_s"),
-            "step": {seed: times[seed] - core for seed, core in self.values("core_time_s").items()},
-            "bound": self.values("lower_bound_s"),
-        }
-        means = {name: sum(part.values()) / len(part) if part else None for name, part in parts.items()}
-        return means if times else {}
-
-    @property
     def seconds_by_class(self) -> dict[str, float]:
         """Mean seconds of an iteration over seeds, by class of ``TIME_SHARES``; empty if they are not measured."""
         times = self.values(TIME)
@@ -146,10 +132,10 @@ class Case:
 
     Attributes:
         job: labels that define the job, by heading.
-        groups: seed groups, fastest first; groups without a result come last.
+        groups: seed groups, the fastest first; groups without a result come last.
         comparison: their comparison, by the same names.
         baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
-        chances: P(fastest) and leads under posterior draws, the most probable first; empty without draws.
+        chances: under posterior draws, the most probable first; empty without draws.
     """
 
     job: Mapping[str, str]
@@ -182,6 +168,22 @@ class Case:
         """The plainest variant of the baseline; None if it did not run."""
         groups = (group for group in self.groups.values() if group.strategy == self.baseline)
         return min(groups, key=lambda group: group.plainness, default=None)
+
+    @property
+    def saving(self) -> dict[str, Any] | None:
+        """Seconds of an iteration of baseline and winner, and its largest savings by class; None without either."""
+        base = self.baseline_group
+        if base is None or self.winner is None or base is self.winner:
+            return None
+        before, after = (self.comparison.standings[group.key].time for group in (base, self.winner))
+        if not before or not after:
+            return None
+        own = self.winner.seconds_by_class
+        saved = {name: spent_s - own[name] for name, spent_s in base.seconds_by_class.items() if name in own}
+        least = LEAST_SHARE * math.fsum(part for part in saved.values() if part > 0)
+        ranked = sorted(saved, key=lambda name: -saved[name])[:MAX_PARTS]
+        parts = {name: saved[name] for name in ranked if saved[name] > least}
+        return {"before": before.mean, "after": after.mean, "parts": parts}
 
     def speedup(self, group: SeedGroup) -> Interval | None:
         """Return a group's speedup over the baseline; None without one, and for the baseline itself."""
@@ -239,7 +241,6 @@ def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mappin
 
 
 def _references(named: Mapping[GroupKey, SeedGroup], baseline: str) -> dict[GroupKey, GroupKey]:
-    """Return the baseline's group that each group's speedup refers to."""
     bases = sorted(
         (key for key, group in named.items() if group.strategy == baseline), key=lambda key: named[key].plainness
     )
@@ -287,11 +288,7 @@ def swept_paths(records: Sequence[Record]) -> list[str]:
 
 
 def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
-    """Return the labels of all records: their names, then the paths that distinguish them.
-
-    Returns:
-        By heading and configuration key, the text for every record.
-    """
+    """Return by heading and configuration key the text for every record: names, then paths that distinguish records."""
     leaves = [_leaves(record) for record in records]
     labels = {(name, name): _texts([record.labels[name] for record in records], _spell) for name in NAMES}
     for path, heading in _headings(swept_paths(records)).items():

@@ -110,10 +110,7 @@ def quoted(value: Any) -> str:
 
 
 def _blocks(cells: Sequence[tuple[str, ...]]) -> Iterator[Block]:
-    """Products of values that together are exactly some cells, each once; few of them.
-
-    Where the cells are no product, the key splits them whose values have the fewest different rests.
-    """
+    """Products of values that are exactly some cells, split by the key whose values have the fewest different rests."""
     columns = [[*dict.fromkeys(values)] for values in zip(*cells, strict=True)]
     if prod(map(len, columns)) == len(cells):
         yield columns
@@ -124,7 +121,6 @@ def _blocks(cells: Sequence[tuple[str, ...]]) -> Iterator[Block]:
 
 
 def _alike(cells: Sequence[tuple[str, ...]], place: int) -> Iterator[Sequence[tuple[str, ...]]]:
-    """The cells by values of one key, those values together that have the same rests."""
     rests: dict[str, list[tuple[str, ...]]] = {}
     for cell in cells:
         rests.setdefault(cell[place], []).append(cell)

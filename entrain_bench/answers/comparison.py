@@ -47,11 +47,10 @@ class Standing:
 
     Attributes:
         times: seconds an iteration by seed; None for a run that failed or was skipped.
-        gains: speedups over its reference, by every seed at which both have a result.
-        time: mean seconds an iteration over the seeds with a result; None without any.
+        gains: speedups over its reference by seed, where both have a result.
+        time: mean seconds an iteration; None without a result.
         speedup: geometric mean of the gains; None without any.
-        behind: its times over the fastest's, at the seeds that both have; None for the fastest and without such seeds.
-        verdict: how good that is.
+        behind: its times over the fastest's at shared seeds; None for the fastest and without such seeds.
     """
 
     times: Times
@@ -111,7 +110,7 @@ class Overall:
     """A group over several cases.
 
     Attributes:
-        speedup: over its references, geometric mean over cases at every seed, then over seeds.
+        speedup: geometric mean over cases at every seed, then over seeds.
         least, greatest: speedups of single cases.
         num_best: cases in which it is the fastest or as good.
     """
@@ -139,7 +138,7 @@ def compare[Name: Hashable](
 
     Args:
         times: seconds an iteration by group and seed; None for a run that failed or was skipped.
-        references: the group that another's speedup is over; who is left out has none.
+        references: the group that another's speedup is over; a group that is not named has none.
         level: how often a group as good as the fastest may be called slower among those with the same seeds; None:
             ``LEVEL`` is divided among all sets of seeds, so it holds for the case.
         num_batches: batches that a run's time is the mean of.
@@ -175,10 +174,9 @@ def with_result(times: Times) -> dict[int, float]:
 
 
 def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, Overall]:
-    """Those that have a speedup at all seeds of all cases, the fastest first; at the seeds that the cases share.
+    """Return groups with a speedup at all seeds of all cases, the fastest first, at the seeds that the cases share.
 
-    Args:
-        comparisons: at least one, each with the same names for the same groups.
+    ``comparisons`` are at least one, each with the same names for the same groups.
     """
     seeds = sorted(set.intersection(*({*one.seeds} for one in comparisons)))
     means_over_cases = {}
@@ -259,13 +257,7 @@ def shared_ratio(one: Mapping[int, float], other: Mapping[int, float], num_batch
 
 @dataclass(frozen=True, slots=True)
 class LeadResult[Name: Hashable]:
-    """A strategy in one case, next to the fastest of the others.
-
-    Attributes:
-        rival: the fastest of the others; one that failed at a seed only if all did.
-        own: how the strategy does; its speedup is over the rival, paired by seed, and below 1 where it is behind.
-        other: how the rival does.
-    """
+    """A strategy in one case (``own``, its speedup over the rival) next to the fastest of the others."""
 
     rival: Name
     own: Standing
@@ -288,7 +280,7 @@ class LeadSummary:
 
     Attributes:
         speedup: of the only case; None for several.
-        least, greatest, mean: speedups over cases, the mean geometric.
+        least, greatest, mean: over cases, the mean geometric.
         num_known, num_cases: cases with a speedup, and all.
         num_lacking: cases in which the strategy has no result at some seed.
     """

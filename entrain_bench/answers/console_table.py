@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -15,7 +14,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.cases import NAMES, Case, StrategyResult, name_of
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.sentences import losses, notices, problems, sentences
-from entrain_bench.answers.text import NOTHING, decimals, ends, seconds, spell_seeds, times
+from entrain_bench.answers.text import NOTHING, decimals, ends, seconds, spell_seeds, times, wrap
 from entrain_bench.records.records import Record
 
 # Wide enough for the table when the output is not a terminal.
@@ -56,11 +55,12 @@ def make_console() -> Console:
 
 
 def describe_cell(place: str, record: Record) -> str:
-    """One line on a cell of a sweep that was run."""
-    name = f"{name_of(record.labels, [each for each in NAMES if each != 'harness'])} seed {record.labels['seed']}"
-    if record.status == "ok":
-        return f"{place} {name}: {record.metrics[TIME]:.3f} s/iteration"
-    return f"{place} {name}: {record.status}: {record.reason}"
+    """Return one line on a cell that was run."""
+    name = name_of(record.labels, [one for one in NAMES if one != "harness"])
+    outcome = (
+        f"{record.metrics[TIME]:.3f} s/iteration" if record.status == "ok" else f"{record.status}: {record.reason}"
+    )
+    return f"{place} {name} seed {record.labels['seed']}: {outcome}"
 
 
 def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
@@ -71,12 +71,10 @@ def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
 
 
 def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> Iterator[Text]:
-    """Return lines on runs: what they share, a table, runs without a result, and the answer.
+    """Return lines on runs: what they share, a table, runs without a result, the answer, and notices on samples.
 
-    Last comes what became of samples (``notices``).
-
-    Runs that differ by their seed only are one row. No label is ever cut: where the labels alone take more than the
-    width, so does the table. ``lost`` are planned runs that left no record.
+    Runs that differ by their seed only are one row. No label is ever cut: if the labels alone take more than the width,
+    so does the table. ``lost`` are planned runs that left no record.
     """
     answer = Answer.of(records, lost)
     rows = answer.results
@@ -90,7 +88,8 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
     yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.group.runs])]), width)
     if any(row.standing.time for row in rows):
         named = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
-        columns = _fitting(named, value_columns(rows, answer.baseline), width)
+        values = value_columns(rows, answer.baseline)
+        columns = fitting([*named, *values], width, [*labels, *ALWAYS], SPEEDUP)
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
     words = [*map(Text, problems(rows, labels)), *said, *wrapped(losses(rows), width)]
@@ -99,18 +98,15 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
 
 
 def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
-    """A line for the headings, and one a row, the best in bold; jobs of several rows are set apart."""
     heading, rule, *lines = table_lines(columns, num_labels)
-    yield Text(heading)
-    yield Text(rule)
+    yield from map(Text, (heading, rule))
+    texts = iter(lines)
     apart = any(len(case.results) > 1 for case in cases)
-    place = 0
-    for case in cases:
+    for place, case in enumerate(cases):
         if apart and place:
             yield Text()
         for row in case.results:
-            yield Text(lines[place], style="bold" if row.best else "")
-            place += 1
+            yield Text(next(texts), style="bold" if row.best else "")
 
 
 def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
@@ -125,24 +121,16 @@ def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
     return [lines[0], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * max(map(cell_len, lines)), *lines[1:]]
 
 
-def fit_lines(columns: Sequence[Column], num_labels: int, width: int, least: int, dropped: int) -> list[str]:
-    """Return ``table_lines`` of the columns that fit; the one at ``dropped`` goes while more than ``least`` remain."""
-    kept = [*columns]
-    while len(kept) > least and sum(column.width + len(GAP) for column in kept) - len(GAP) > width:
-        kept.pop(dropped)
-    return table_lines(kept, num_labels)
-
-
-def _fitting(labels: Sequence[Column], values: Sequence[Column], width: int) -> list[Column]:
-    """All labels, and the columns that fit beside them: the most telling ones, up to the first that has no room."""
-    taken = [column for column in values if column.heading in ALWAYS]
-    room = width - sum(column.width + len(GAP) for column in (*labels, *taken)) + len(GAP)
-    for column in sorted((one for one in values if one not in taken), key=lambda one: one.heading != SPEEDUP):
+def fitting(columns: Sequence[Column], width: int, kept: Collection[str], first: str = "") -> list[Column]:
+    """Return the columns that fit, in their order: those ``kept`` by their heading, the first, then as many others."""
+    taken = [column for column in columns if column.heading in kept]
+    room = width - sum(column.width + len(GAP) for column in taken) + len(GAP)
+    for column in sorted((one for one in columns if one not in taken), key=lambda one: one.heading != first):
         room -= column.width + len(GAP)
         if room < 0:
             break
         taken.append(column)
-    return [*labels, *(column for column in values if column in taken)]
+    return [column for column in columns if column in taken]
 
 
 def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
@@ -167,7 +155,6 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]
 
 
 def _legend(headings: Sequence[str], baseline: str) -> str:
-    """Explain the columns whose headings need it."""
     meanings = {
         "±": "±: half of the 95% interval over seeds",
         SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed",
@@ -185,11 +172,10 @@ def _counts(rows: Sequence[StrategyResult]) -> list[str]:
 
 
 def _mean(row: StrategyResult, metric: str, scale: float, digits: int) -> str:
-    """The mean of a metric as text; a dash where the executor does not measure it."""
     values = [*row.group.values(metric).values()]
     return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
 
 
 def wrapped(text: str, width: int) -> list[Text]:
     """Text in lines of whole words."""
-    return [Text(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]
+    return [Text(line) for line in wrap(text, width).splitlines()]

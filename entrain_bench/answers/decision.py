@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.cases import Case, SeedGroup
+from entrain_bench.answers.cases import SeedGroup
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
 from entrain_bench.answers.comparison import Verdict
 from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given_plan import check_of_job
 
-# Parts of the saved time that the reason names, and the least share of it that is worth naming.
-MAX_PARTS = 2
-LEAST_SHARE = 0.1
-COARSE = ("idle", "busy")
 # With fewer seeds an interval says little; the seeds that the next step asks for.
 ENOUGH_SEEDS = 3
 NEXT_SEEDS = range(5)
@@ -63,35 +57,9 @@ def decide(answer: Answer, results_dir: str) -> dict[str, Any]:
         "exceptions": exceptions,
         "gain": asdict(answer.gain) if answer.gain else None,
         "num_seeds": len(case.comparison.seeds),
-        "saving": _saving(answer, case, group),
+        "saving": {"case": answer.case_name(case), **case.saving} if case.saving else None,
         "runs_in": runs_in(group.strategy),
         "next": _after_winner(group, results_dir) if is_enough else _more_seeds(answer, results_dir),
-    }
-
-
-def _saving(answer: Answer, case: Case, group: SeedGroup) -> dict[str, Any] | None:
-    """Seconds per iteration that the winner saves over the baseline in its first case; None if unknown."""
-    base = case.baseline_group
-    if base is None or base is group:
-        return None
-    before = base.seconds_by_part
-    after = group.seconds_by_part
-    if not before.get("iteration") or not after.get("iteration"):
-        return None
-    parts = _largest_savings(base.seconds_by_class, group.seconds_by_class)
-    if not parts:
-        coarse = ({name: part for name in COARSE if (part := each[name]) is not None} for each in (before, after))
-        parts = _largest_savings(*coarse)
-    times = {"before": before["iteration"], "after": after["iteration"]}
-    return {"case": answer.case_name(case), **times, "parts": parts}
-
-
-def _largest_savings(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """The largest savings, as seconds of an average GPU; of equal ones the first class comes first."""
-    saved = {name: before[name] - after[name] for name in before if name in after}
-    least = LEAST_SHARE * math.fsum(part for part in saved.values() if part > 0)
-    return {
-        name: saved[name] for name in sorted(saved, key=lambda name: -saved[name])[:MAX_PARTS] if saved[name] > least
     }
 
 

@@ -51,14 +51,17 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 def orders(table: pd.DataFrame) -> dict[str, int | None]:
     """Display order of every strategy of a table, in order of appearance; None where none is stated."""
-    stated = table.drop_duplicates("strategy").set_index("strategy").get(ORDER, pd.Series(dtype=float))
-    return {str(name): int(stated[name]) if pd.notna(stated.get(name)) else None for name in table["strategy"].unique()}
+    return {name: int(order) if pd.notna(order) else None for name, order in _stated(table, ORDER).items()}
 
 
 def families(table: pd.DataFrame) -> dict[str, str]:
     """Family of every strategy of a table, in order of appearance; empty where none is stated."""
-    stated = table.drop_duplicates("strategy").set_index("strategy").get(FAMILY, pd.Series(dtype=str))
-    return {str(name): str(stated.get(name, "")) for name in table["strategy"].unique()}
+    return {name: str(family or "") for name, family in _stated(table, FAMILY).items()}
+
+
+def _stated(table: pd.DataFrame, column: str) -> dict[str, Any]:
+    firsts = table.drop_duplicates("strategy")
+    return dict(zip(firsts["strategy"].map(str), firsts.get(column, [None] * len(firsts)), strict=True))
 
 
 def names(table: pd.DataFrame, column: str) -> dict[str, str]:
@@ -114,12 +117,7 @@ def _fitted_devices() -> frozenset[str]:
 
 
 def cost_source(cluster: Mapping[str, Any]) -> str:
-    """Return the source of a cluster's constants.
-
-    Returns:
-        ``profiled`` if its layers were timed on a device; ``fitted`` if constants of its device are fitted to published
-        times (docs/constants.md); else ``derived``.
-    """
+    """Return the source of a cluster's constants: timed on a device, fitted to published times, or derived."""
     if ProfiledDevice.of(cluster):
         return PROFILED
     return FITTED if cluster["device"].get("name") in _fitted_devices() else DERIVED

@@ -51,7 +51,7 @@ class Chance:
 
     Attributes:
         num_fastest: draws in which it is the fastest.
-        num_draws: draws in which any strategy of the job has a result; one without a result is not the fastest.
+        num_draws: draws in which any strategy of the job has a result.
         leads: by draw, the time of the fastest other strategy over its own.
     """
 
@@ -71,13 +71,9 @@ class Chance:
 
 
 def chances[Name: Hashable](times: Mapping[Name, Times]) -> dict[Name, Chance]:
-    """The chances of all strategies of a job, the most probable first; equals keep their order.
+    """Return the chances of all strategies of a job, the most probable first; empty if no draw has a result.
 
-    Args:
-        times: seconds an iteration by strategy and draw; None for a run without a result.
-
-    Returns:
-        Nothing if no draw has a result.
+    ``times`` are seconds an iteration by strategy and draw; None for a run without a result.
     """
     done = {name: with_result(by_draw) for name, by_draw in times.items()}
     draws = sorted({draw for by_draw in done.values() for draw in by_draw})
@@ -94,7 +90,6 @@ def chances[Name: Hashable](times: Mapping[Name, Times]) -> dict[Name, Chance]:
 
 
 def _fastest[Name: Hashable](done: Mapping[Name, Mapping[int, float]], draw: int) -> Name:
-    """The strategy with the least time in a draw that has a result, of equals the first."""
     there = {name: by_draw[draw] for name, by_draw in done.items() if draw in by_draw}
     return min(there, key=lambda name: decisive(there[name]))
 
@@ -168,7 +163,7 @@ class ChanceSummary:
 
     Attributes:
         probability: P(fastest), mean over all jobs.
-        lead: median and 90% interval over draws; in a draw it is the geometric mean over the jobs.
+        lead: over draws; in a draw it is the geometric mean over the jobs.
         num_draws: draws of a job.
         num_jobs, num_leads: jobs, and those with a lead.
         num_sure: jobs in which P(fastest) is at least ``COVERAGE``.

@@ -15,7 +15,6 @@ from entrain_bench.specs.workload import Counts
 
 
 def _say(macro: str, *values: Any) -> list[str]:
-    """The paragraphs of a macro."""
     return paragraphs_of(getattr(load_template("sentences.jinja").module, macro)(*values))
 
 
@@ -49,39 +48,29 @@ def gain_text(answer: Answer) -> str:
 
 def losses(results: Sequence[StrategyResult]) -> str:
     """How many of all runs have no result, and at which seeds, in one sentence; empty if all have."""
-    num_runs = sum(len(result.group.runs) for result in results)
-    return _one("without_result", num_runs, count_lost(results))
+    return _one("without_result", sum(len(result.group.runs) for result in results), count_lost(results))
 
 
-def winners_sentence[Name: Hashable](
-    comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str], noun: str = "job"
-) -> str:
+def winners_sentence[Name: Hashable](comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str]) -> str:
     """In how many of some cases each strategy is the fastest, the one with the most first; empty without a winner."""
     wins = [(labels[name], number) for name, number in count_wins(comparisons).items()]
-    return _one("winners", wins, len(comparisons), noun)
+    return _one("winners", wins, len(comparisons))
 
 
-def lead_sentence[Name: Hashable](leads: Sequence[LeadResult[Name] | None], label: str, noun: str = "job") -> str:
+def lead_sentence[Name: Hashable](leads: Sequence[LeadResult[Name] | None], label: str) -> str:
     """The speedups of a strategy over the fastest other in some cases, whether above or below 1; empty without any."""
     summary = LeadSummary.of(leads)
-    return _one("lead", label, summary, noun) if summary else ""
-
-
-def posterior_sentence[Name: Hashable](
-    jobs: Sequence[Mapping[Name, Chance]], name: Name, label: str, noun: str = "job"
-) -> str:
-    """P(fastest) of a strategy and the 90% interval of its lead, over one or several jobs; empty without draws."""
-    summary = ChanceSummary.of(jobs, name)
-    return _one("chance", label, summary, noun) if summary else ""
+    return _one("lead", label, summary, "job") if summary else ""
 
 
 def posterior_sentences[Name: Hashable](
-    jobs: Sequence[Mapping[Name, Chance]], labels: Mapping[Name, str], ours: Sequence[Name] = (), noun: str = "job"
+    jobs: Sequence[Mapping[Name, Chance]], labels: Mapping[Name, str], ours: Sequence[Name] = ()
 ) -> list[str]:
-    """``posterior_sentence`` of the strategy that is the fastest in most draws, then of those of ``ours``."""
+    """P(fastest) and lead over jobs, of the strategy that is the fastest in most draws, then of those of ``ours``."""
     ranked = rank_chances(jobs)
     named = dict.fromkeys([*ranked[:1], *(name for name in ours if name in ranked)])
-    return [*filter(None, (posterior_sentence(jobs, name, labels[name], noun) for name in named))]
+    chances = {name: ChanceSummary.of(jobs, name) for name in named}
+    return [_one("chance", labels[name], chance, "job") for name, chance in chances.items() if chance]
 
 
 def notices(records: Sequence[Record]) -> list[str]:
@@ -91,17 +80,17 @@ def notices(records: Sequence[Record]) -> list[str]:
 
 def sample_notices(records: Sequence[Record]) -> list[str]:
     """Return a line on every workload that was truncated or reduced, each line once."""
-    return [*dict.fromkeys(line for record in records for line in _lines(record))]
+    lines = dict[str, None]()
+    for record in records:
+        parts = [{"component": path, **counts, "share": share} for path, counts, share in _listed(record.samples)]
+        if parts:
+            lines |= dict.fromkeys(_say("samples", record.labels, record.config.get("global_batch"), parts))
+    return [*lines]
 
 
 def run_notices(records: Sequence[Record]) -> list[str]:
     """Return the remarks of runs, each line once."""
     return [*dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks)]
-
-
-def _lines(record: Record) -> list[str]:
-    parts = [{"component": component, **counts, "share": share} for component, counts, share in _listed(record.samples)]
-    return _say("samples", record.labels, record.config.get("global_batch"), parts) if parts else []
 
 
 def _listed(samples: Counts, component: str = "", share: float = 1.0) -> Iterator[tuple[str, dict[str, float], float]]:

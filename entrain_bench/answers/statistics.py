@@ -52,12 +52,7 @@ class Doubt(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds with its 95% confidence interval; with a single value both ends are the mean.
-
-    Attributes:
-        num_values: seeds.
-        doubt: why the interval is not to be trusted; None if nothing speaks against it.
-    """
+    """A mean over ``num_values`` seeds with its 95% confidence interval; with a single value both ends are the mean."""
 
     mean: float
     low: float
@@ -83,10 +78,7 @@ def mean_interval(values: Sequence[float], num_batches: int = 1) -> Interval:
 
 
 def prediction_interval(values: Sequence[float], further: int, num_batches: int = 1) -> Interval:
-    """Return the mean of values by seed, with the interval that contains the mean of further seeds in 95% of cases.
-
-    Wider than the mean's own interval, because the mean of ``further`` seeds varies as well (Student's t).
-    """
+    """Return the mean of values by seed, with the interval that has the mean of further seeds in 95% of cases."""
     mean, error = _mean_and_error(values)
     count = len(values)
     half = t_quantile(count - 1) * error * math.sqrt(1 + count / further) if count > 1 else 0.0
@@ -155,7 +147,7 @@ def _slower[Name: Hashable](
     Among many pairs, a variance from few seeds is too small by chance for some. So most of the level goes to tests
     with moderated variances: ``1 - SHARED`` of the pair's own and ``SHARED`` of the mean over all pairs. The rest goes
     to ordinary tests, which find small differences that are the same at every seed. ``pairs`` hold mean and standard
-    error of the difference of logarithms for every ordered pair, at two seeds or more.
+    error of the difference of logarithms for every ordered pair.
     """
     if not pairs:
         return set()
@@ -176,8 +168,7 @@ def _slower[Name: Hashable](
 def degrees_of_freedom(num_names: int, num_seeds: int) -> float:
     """Return the degrees of freedom of a moderated variance, in the worst of the simulated cases (docs/statistics.md).
 
-    A variance of two names is that of their only pair. More names add up to 0.9 degrees a seed; with three to five
-    seeds they add up to one more.
+    More names than two add up to 0.9 degrees a seed; with three to five seeds they add up to one more.
     """
     few = max(0.0, 1 - 4 / num_names) if num_seeds in FEW_SEEDS else 0.0
     return (num_seeds - 1) * (1 + 0.9 * (1 - 2 / num_names)) + few
@@ -201,12 +192,10 @@ def t_quantile(degrees: int) -> float:
 
 
 def _critical(degrees: float, chance: float) -> float:
-    """Return what Student's t exceeds with a given chance."""
     return round(-float(special.stdtrit(degrees, chance)), DIGITS)
 
 
 def _chance(values: Sequence[float]) -> float:
-    """How likely a mean at least this far above 0 is by chance."""
     mean, error = _mean_and_error(values)
     if abs(mean) < EQUAL or not error:
         return float(mean < EQUAL)
@@ -228,7 +217,6 @@ def _log_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> l
 
 
 def _sign(one: float, other: float) -> int:
-    """1, 0 or -1 as one number is greater than, equal to or less than another."""
     a = decisive(one)
     b = decisive(other)
     return (a > b) - (a < b)

@@ -29,12 +29,7 @@ STATUSES = {"failed": "fails", "skipped": "is skipped", MISSING: "has not run"}
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs and what happened in them.
-
-    Attributes:
-        table: one row a cell (``run_table``).
-        actions: one row an action and lane (``run_actions``).
-    """
+    """A table with one row a cell (``run_table``), and one with a row an action and lane (``run_actions``)."""
 
     table: pd.DataFrame
     actions: pd.DataFrame
@@ -124,7 +119,7 @@ def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) ->
 def relative_over_seeds(
     data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str]
 ) -> pd.DataFrame:
-    """Iteration times relative to that of a reference, over the seeds at which both succeeded (``ratio_interval``).
+    """Return iteration times relative to a reference's, over the seeds at which both succeeded (``ratio_interval``).
 
     There is one reference for every seed and combination of ``on``, which are some of the keys.
 

@@ -9,7 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from entrain_bench.answers.statistics import Interval
-from entrain_bench.records.time_shares import TIME_SHARES
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -22,39 +21,30 @@ NOTHING = "-"
 SIGNIFICANT = 3
 DECIMALS = 3
 MAX_DECIMALS = 6
-# What the classes of GPU time are called.
-TIME_WORDS = dict(
-    zip(
-        TIME_SHARES,
-        (
-            "ideal work",
-            "slower computation: packs, splits",
-            "recomputation",
-            "communication",
-            "unequal stages",
-            "unequal replicas",
-            "unequal microbatches, order",
-            "pipeline fill and drain",
-            "step: gradients, optimizer, weights",
-            "unused GPUs",
-        ),
-        strict=True,
-    )
-)
-
-
-# Characters of Markdown's markup, without the bar, which tables escape themselves.
-MARKUP = re.compile(r"[\\`*_\[\]~$]")
-# Characters that begin a person or an issue on GitHub.
-REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
-
-
+# What the classes of GPU time (``records.time_shares.TIME_SHARES``) are called.
+TIME_WORDS = {
+    "time_work_share": "ideal work",
+    "time_kernels_share": "slower computation: packs, splits",
+    "time_recompute_share": "recomputation",
+    "time_comm_share": "communication",
+    "time_stages_share": "unequal stages",
+    "time_replicas_share": "unequal replicas",
+    "time_microbatches_share": "unequal microbatches, order",
+    "time_pipeline_share": "pipeline fill and drain",
+    "time_step_share": "step: gradients, optimizer, weights",
+    "time_unused_share": "unused GPUs",
+}
 # The same in a sentence, without what a class consists of.
 SHORT_TIME_WORDS = TIME_WORDS | {
     "time_kernels_share": "slower computation",
     "time_microbatches_share": "unequal microbatches and order",
     "time_step_share": "step",
 }
+# Characters of Markdown's markup, without the bar, which tables escape themselves.
+MARKUP = re.compile(r"[\\`*_\[\]~$]")
+# Characters that begin a person or an issue on GitHub.
+REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
+
 # Narrower, words go one below the other.
 LEAST_WIDTH = 40
 
@@ -117,8 +107,8 @@ def consecutive(values: Sequence[int]) -> str:
 
 def spell_seeds(seeds: Sequence[int]) -> str:
     """Seeds in words, each once: ``seed 3``, ``seeds 0, 2``, ``seeds 0 to 7``."""
-    found = sorted({*seeds})
-    return f"seed{'s' if len(found) > 1 else ''} {consecutive(found)}"
+    distinct = sorted({*seeds})
+    return f"seed{'s' if len(distinct) > 1 else ''} {consecutive(distinct)}"
 
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:

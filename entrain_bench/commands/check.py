@@ -20,12 +20,12 @@ def main(request: Request[NoKeys]) -> int:
     if not request.overrides:
         raise UserError("strategy: must be given: entrain-bench check strategy=NAME")
     composer = Composer(request.config_dir)
-    found = cases(composer, request.overrides)
+    checks = cases(composer, request.overrides)
     composer.save()
     verdicts = []
-    for number, verdict in enumerate(examine(found), start=1):
+    for number, verdict in enumerate(examine(checks), start=1):
         verdicts.append(verdict)
-        say(f"[{number}/{len(found)}] {verdict.case.check}: {verdict.case.name}: {verdict.outcome}")
+        say(f"[{number}/{len(checks)}] {verdict.case.check}: {verdict.case.name}: {verdict.outcome}")
     # A row for every check, then whatever failed or was skipped, and why.
     table = Table("check", "ok", "skipped", "failed", "seconds")
     for check in dict.fromkeys(verdict.case.check for verdict in verdicts):

@@ -20,7 +20,7 @@ WIDTH = 100
 INDENT = "  "
 KEYS = "keys"
 # What is overridden, where that is not the group alone.
-PLACES = {"model/module": "model/module@model.modules.llm"}
+PLACES = {group: f"{group}@model.modules.llm" for group in ("model/module", "model/module/family")}
 TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
 # Values of a key that are no choices of its group.
 OTHER_VALUES = {
@@ -68,18 +68,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     group, _, choice = name.rpartition("/")
     if choice in known.get(group, {}):
         return text_of(group, choice, config_dir)
-    # The choices of a group that have a key: ``harness.dtype``.
-    place, _, last = name.rpartition(".")
-    group = place.replace(".", "/")
-    lines = [
-        f"{group}={choice}: {place}.{line}"
-        for choice in known.get(group, {})
-        for line in text_of(group, choice, config_dir).splitlines()
-        if line.startswith(f"{last}:")
-    ]
-    if lines:
-        return "\n".join(lines)
-    keys = [each for each in documented_keys() if f"{each.name}.".startswith(f"{name}.")]
+    keys = [key for key in documented_keys() if f"{key.name}.".startswith(f"{name}.")]
     if not keys:
         raise unknown_choice("--help", name, [KEYS, *verbs(), *known])
     return columns({f"{key.name}={key.default}": key.comment for key in keys})
@@ -87,7 +76,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
 
 def verbs() -> dict[str, str]:
     """Return every verb and what it does."""
-    return {name: summary.purpose for name, summary in SUMMARIES.items()}
+    return {name: purpose for name, (_, purpose) in SUMMARIES.items()}
 
 
 def takes(name: str) -> Verb[Any]:
@@ -97,10 +86,10 @@ def takes(name: str) -> Verb[Any]:
 
 
 def _verb(name: str, config_dir: str | None) -> Iterator[str]:
-    """Usage, keys and examples of a verb."""
     verb = takes(name)
     documented = {key.name: key.meaning for key in documented_keys()}
-    yield f"entrain-bench {name} {SUMMARIES[name].arguments}: {SUMMARIES[name].purpose}"
+    arguments, purpose = SUMMARIES[name]
+    yield f"entrain-bench {name} {arguments}: {purpose}"
     keys = {f"{one.name}={_shown(one.default)}": one.metadata["meaning"] or documented[one.name] for one in verb.fields}
     if keys:
         yield columns(keys)
@@ -129,7 +118,6 @@ def _shown(default: object) -> str:
 
 
 def _group(group: str, known: dict[str, dict[str, str]]) -> Iterator[str]:
-    """The choices of a group, how one is chosen, and the groups inside of it."""
     default = next((f", default {key.default}" for key in documented_keys() if key.name == group), "")
     yield f"{PLACES.get(group, group)}=NAME{default}"
     yield columns(known[group])

@@ -126,9 +126,9 @@ def make(
             keys = [*study.cells_by_key(sweeps)]
             if experiment == read_plan().sweep:
                 keys += [cell.key for cell in drawn_cells(study)]
-            found = [record for key in keys if (record := results.read(key))]
+            records = [record for key in keys if (record := results.read(key))]
             files = drawn_from(made, experiment, results) if output in made else []
-            logs.append(logging.submit(log_to_mlflow, results, found, experiment, mlflow_uri, files))
+            logs.append(logging.submit(log_to_mlflow, results, records, experiment, mlflow_uri, files))
 
     try:
         making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
@@ -160,12 +160,12 @@ def experiments_of(output: Output) -> dict[str, list[SweepOverrides]]:
     """The sweeps behind an output by MLflow's names for them: their figure, or else the output."""
     figures = dict.fromkeys(text.removeprefix("figure=") for sweep in output.sweeps for text in sweep[:1])
     known = discover()
-    found = {figure: [*sweeps_of(figure).values()] for figure in figures if figure in known}
-    whole = {sweep for sweeps in found.values() for sweep in sweeps}
+    by_figure = {figure: [*sweeps_of(figure).values()] for figure in figures if figure in known}
+    whole = {sweep for sweeps in by_figure.values() for sweep in sweeps}
     rest = [sweep for sweep in output.sweeps if sweep not in whole]
     if not whole <= {*output.sweeps}:
         return {output.name: [*output.sweeps]}
-    return found | ({output.name: rest} if rest or not found else {})
+    return by_figure | ({output.name: rest} if rest or not by_figure else {})
 
 
 def drawn_from(made: Sequence[Output], experiment: str, results: Results) -> list[Path]:

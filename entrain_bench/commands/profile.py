@@ -75,9 +75,9 @@ def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:
         point = residual.point
         groups[point.module, point.kind, point.tp, point.cp].append(residual)
     table = Table("module", "layer", "tp", "cp", "tokens", "packs", "median error", "largest error")
-    for (module, kind, tp, cp), found in groups.items():
-        errors = np.abs([residual.relative for residual in found])
-        packs = {residual.point.lengths for residual in found}
+    for (module, kind, tp, cp), members in groups.items():
+        errors = np.abs([residual.relative for residual in members])
+        packs = {residual.point.lengths for residual in members}
         tokens = [sum(lengths) for lengths in packs]
         span = f"{min(tokens)}..{max(tokens)}"
         shares = (f"{100 * float(error):.1f}%" for error in (np.median(errors), errors.max()))

@@ -6,25 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import yaml
 
 from entrain_bench.answers.commands import command_line, quoted
-from entrain_bench.answers.comparison import baseline_of
-from entrain_bench.answers.console_table import make_console
+from entrain_bench.answers.comparison import Times, baseline_of
+from entrain_bench.answers.console_table import describe_cell, make_console
 from entrain_bench.answers.recommend import megatron
-from entrain_bench.answers.recommend.live import Ticker
 from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.recommendation import (
     JUDGED,
     KNOBS,
     STATED,
     Recommendation,
-    answer_of,
     reason_of,
+    recommend,
 )
-from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, StrategyVariant, race
-from entrain_bench.answers.recommend.words import Omitted, answer_lines, no_result_lines, summary_lines
+from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
+from entrain_bench.answers.recommend.words import answer_lines, no_result_lines, so_far, summary_lines
 from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.tracking.pages import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -95,7 +95,7 @@ def main(request: Request[Keys]) -> int:
     composer = Composer(request.config_dir)
     asked = _asked(composer, request.overrides, keys.within is not None)
     config = asked.config
-    results = Results(Path(asked.config.results_dir))
+    results = Results(Path(config.results_dir))
     results.prepare()
     width = make_console().width
     path = Path(keys.output or results.root / FILE)
@@ -104,7 +104,7 @@ def main(request: Request[Keys]) -> int:
     if answer:
         _print(answer_lines(answer, asked.omitted, width, str(results.root / JUDGED)))
         if keys.within:
-            _print(flag_lines(runner, answer, answer.plan, path, width))
+            _print(flag_lines(runner, answer, path, width))
         try:
             write_atomically(path, plan_text(answer.plan).encode())
         except OSError as error:
@@ -113,7 +113,7 @@ def main(request: Request[Keys]) -> int:
         trains = "" if is_reference(config.model["name"]) else "; with harness=train on real ranks"
         say(f"written: {path} ({command} runs it{trains})")
     else:
-        heading, *lines = no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
+        heading, *lines = _no_result(runner, raced)
         _print(lines)
         say(f"entrain-bench: {heading}")
     # It draws pictures: what that imports would take seconds before the first run.
@@ -128,27 +128,6 @@ def main(request: Request[Keys]) -> int:
     return 0 if answer else EXIT_NO_RESULT
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked question.
-
-    Attributes:
-        config: the first variant's run at the first seed.
-        overrides: of the job, without strategy and seed; keys that the tuner chooses are null unless given.
-        variants: by name, in the order in which they start.
-        baseline: the strategy that speedups are over.
-        given: the user's overrides by key.
-        omitted: what is not considered.
-    """
-
-    config: RunConfig
-    overrides: Sequence[str]
-    variants: Mapping[str, StrategyVariant]
-    baseline: str
-    given: Mapping[str, str]
-    omitted: Omitted
-
-
 def recommendation_output() -> Output:
     """Return the document with the README's recommendation; its race shares runs of the main figure."""
     return Output("recommendation", [("figure=iteration_time", *README_JOB)], write_recommendation)
@@ -159,42 +138,109 @@ def write_recommendation(study: Study) -> str:
     asked = _asked(study.composer, README_JOB, within=False)
     runner, raced, answer = _answered(asked, study.results, study.composer, Keys())
     if answer is None:
-        heading, *_ = no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
-        return heading
+        return _no_result(runner, raced)[0]
     lines = [f"{INDENT}{line}".rstrip() for line in summary_lines(answer, README_WIDTH)]
     write_atomically(study.results.root / README_TABLE, "\n".join([*lines, ""]).encode())
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked question.
+
+    Attributes:
+        config: the first strategy's run at the first seed.
+        overrides: of the job; keys that the tuner chooses are null unless given.
+        variants: overrides of every strategy by its name, in the order in which they start.
+        baseline: the strategy that speedups are over.
+        given: the user's overrides by key.
+        omitted: strategies and values of keys that are not considered.
+    """
+
+    config: RunConfig
+    overrides: Sequence[str]
+    variants: Mapping[str, Sequence[str]]
+    baseline: str
+    given: Mapping[str, str]
+    omitted: Mapping[str, Any]
+
+
 def _answered(
     asked: Asked, results: Results, composer: Composer, keys: Keys
 ) -> tuple[StrategyRace, Raced, Recommendation | None]:
-    """Race the strategies and judge the winner; None if no strategy has a result."""
     started = perf_counter()
-    processes = num_processes()
-    with Ticker(len(asked.variants)) as ticker:
-        runner = StrategyRace(asked.overrides, asked.config.seed, asked.variants, results, composer, processes, ticker)
-        refuse: Refuse = refusal if keys.within else lambda *_: ""
-        raced = race(runner, [asked.baseline], refuse, keys.seconds, ticker.end_of_round)
-        ticker.say("judging the winner on fresh seeds")
-        answer = answer_of(
-            runner,
-            raced,
-            asked.baseline,
-            refuse,
-            asked.given,
-            composer.defaults,
-            lambda: keys.seconds is None or perf_counter() - started < keys.seconds,
-        )
+
+    def clock() -> str:
+        return f"[{perf_counter() - started:5.1f} s]"
+
+    def tell(times: Mapping[str, Times]) -> None:
+        say(f"{clock()} so far: {so_far(times, len(asked.variants))}")
+
+    runner = StrategyRace(
+        asked.overrides,
+        asked.config.seed,
+        asked.variants,
+        results,
+        composer,
+        num_processes(),
+        lambda record: say(describe_cell(clock(), record)),
+    )
+    refuse: Refuse = refusal if keys.within else lambda *_: ""
+    raced = race(runner, [asked.baseline], refuse, keys.seconds, tell)
+    say(f"{clock()} judging the winner on fresh seeds")
+    answer = recommend(
+        runner,
+        raced,
+        asked.baseline,
+        refuse,
+        asked.given,
+        composer.defaults,
+        lambda: keys.seconds is None or perf_counter() - started < keys.seconds,
+    )
     return runner, raced, answer
 
 
 def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
-    """Check the job and its strategies."""
-    usual = composer.defaults
-    keys = dict(zip(swept_keys(overrides), overrides, strict=True))
-    for key, several in swept_keys(overrides).items():
-        text = keys[key]
+    keys = _checked_keys(overrides)
+    given = {**keys}
+    chosen = keys.pop("strategy", EVERY_STRATEGY)
+    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and composer.defaults[key] is not None}
+    names, every = (
+        [cell[0].partition("=")[2] for cell in composer.sweep([text]).cells] for text in (chosen, EVERY_STRATEGY)
+    )
+    config = composer.run([f"strategy={names[0]}", *keys.values()])
+    model = ModelSpec.from_config(config.model)
+    workload_of(config).source(model.tokens)
+    for key, text in keys.items():
+        if key not in (*STATED, "seed", *ASIDE):
+            check_of_job("overrides", text)
+    texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
+    nodes = {
+        name: composer.run([f"strategy={name}"]).strategy
+        for name in in_starting_order([*dict.fromkeys([*names, *every])])
+    }
+    considered = [name for name in nodes if name in names and (not within or megatron.KEY in nodes[name])]
+    variants: dict[str, tuple[str, ...]] = {name: (f"strategy={name}",) for name in considered}
+    if within:
+        if not considered:
+            raise UserError(f"{chosen}: {megatron.NAME} runs none of these strategies unmodified")
+        texts += [text for text in megatron.OVERRIDES if text.partition("=")[0] not in keys]
+        stated = {name: nodes[name][megatron.KEY] for name in considered}
+        for name, needed in stated.items():
+            require(isinstance(needed, list), f"strategy={name}: {megatron.KEY}", needed, "a list of overrides")
+        variants = variants_within(stated, None if "layout.recompute" in keys else model)
+    orders = {name: nodes[first.partition("=")[2]].get("display_order") for name, (first, *_) in variants.items()}
+    omitted = {
+        "strategies": sorted(nodes.keys() - {*considered}),
+        "given": [given[key] for key in KNOBS if key in given and parse(given[key]).value() is not None],
+    }
+    return Asked(config, texts, variants, baseline_of(orders), given, omitted)
+
+
+def _checked_keys(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the overrides by key; ``UserError`` for keys of no job, and several values."""
+    swept = swept_keys(overrides)
+    for (key, several), text in zip(swept.items(), overrides, strict=True):
         group = key.replace("/", ".").partition(".")[0]
         if group in REFUSED:
             raise UserError(f"{text}: {REFUSED[group]}")
@@ -204,44 +250,17 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
             )
         if several and key != "strategy":
             raise UserError(f"{text}: must be one value; only strategy takes several")
-    given = {**keys}
-    chosen = keys.pop("strategy", EVERY_STRATEGY)
-    keys |= {key: f"{key}=null" for key in KNOBS if key not in keys and usual[key] is not None}
-    names, every = (
-        [cell[0].partition("=")[2] for cell in composer.sweep([text]).cells] for text in (chosen, EVERY_STRATEGY)
-    )
-    first = composer.run([f"strategy={names[0]}", *keys.values()])
-    workload_of(first).source(ModelSpec.from_config(first.model).tokens)
-    texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
-    for key, text in keys.items():
-        if key not in (*STATED, "seed", *ASIDE):
-            check_of_job("overrides", text)
-    every_node = {name: composer.run([f"strategy={name}"]).strategy for name in {*names, *every}}
-    nodes = {name: every_node[name] for name in in_starting_order(names)}
-    if within:
-        nodes = {name: node for name, node in nodes.items() if megatron.KEY in node}
-        if not nodes:
-            raise UserError(f"{chosen}: {megatron.NAME} runs none of these strategies unmodified")
-        texts += [text for text in megatron.OVERRIDES if text.partition("=")[0] not in keys]
-        for name, node in nodes.items():
-            stated = node[megatron.KEY]
-            require(isinstance(stated, list), f"strategy={name}: {megatron.KEY}", stated, "a list of overrides")
-        model = None if "layout.recompute" in keys else ModelSpec.from_config(first.model)
-        found = variants_within({name: node[megatron.KEY] for name, node in nodes.items()}, model)
-    else:
-        found = [StrategyVariant(name, (f"strategy={name}",)) for name in nodes]
-    orders = {each.name: nodes[each.strategy].get("display_order") for each in found}
-    families = {name: str(node.get("family") or "") for name, node in every_node.items()}
-    left_out = {name: families[name] for name in sorted(every_node) if name not in nodes}
-    fixed = [given[key] for key in KNOBS if key in given and parse(given[key]).value() is not None]
-    omitted = Omitted(left_out, {families[name] for name in nodes}, fixed)
-    return Asked(first, texts, {each.name: each for each in found}, baseline_of(orders), given, omitted)
+    return dict(zip(swept, overrides, strict=True))
 
 
 def in_starting_order(names: Sequence[str]) -> list[str]:
-    """Strategies in the order in which they start: those of ``race.yaml`` first, then the others."""
+    """Return strategies in the order in which they start: those of ``race.yaml`` first, then the others."""
     strong = yaml.safe_load((config_tree() / STARTING_ORDER).read_text())["strong_first"]
     return sorted(names, key=lambda name: strong.index(name) if name in strong else len(strong))
+
+
+def _no_result(runner: StrategyRace, raced: Raced) -> list[str]:
+    return no_result_lines({name: reason_of(runner, raced, name) for name in raced.times})
 
 
 def _print(lines: Iterable[str]) -> None:

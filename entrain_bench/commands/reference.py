@@ -100,12 +100,12 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
 
 def changes(committed: Committed, wanted: Sequence[Output], study: Study) -> list[str]:
     """Return a line for every value that differs from the committed table, figure, document or page."""
-    found = list[str]()
+    lines = list[str]()
     for path, content in generated(committed, wanted, study):
         before = path.read_bytes() if path.exists() else b""
         if path.name == TABLE:
             after = read_file(content)
-            found += map(str, drifts(read_file(before) if before else after[:0], after))
+            lines += drifts(read_file(before) if before else after[:0], after)
         elif path.suffix in (COMPARED, ".md") and before != content:
-            found.append(f"{path}: {'differs' if before else 'new'}")
-    return found
+            lines.append(f"{path}: {'differs' if before else 'new'}")
+    return lines

@@ -154,7 +154,6 @@ def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
 
 
 def _run(sweep: Sweep, cells: Iterable[Cell], results: Results, retry_failed: bool) -> Iterator[Done]:
-    """Run cells as the launcher does."""
     if sweep.launcher == BASIC:
         return run_cells(cells, results, retry_failed=retry_failed)
     if sweep.launcher == RAY:

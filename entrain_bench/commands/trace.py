@@ -49,8 +49,8 @@ def main(request: Request[TraceKeys]) -> int:
             what = f"{samples:,} samples, {bad:,} left out; shards"
             progress.update(task, total=shards, advance=1, description=what)
 
-        found = command.scan(command.output, advance)
-    page = page_of(command, found, request.config_dir)
+        scanned = command.scan(command.output, advance)
+    page = page_of(command, scanned, request.config_dir)
     path = command.output.with_suffix(".md")
     write_atomically(path, page.encode())
     make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)

@@ -31,28 +31,28 @@ NUM_SAMPLES = 8192
 MAX_BATCH = 4096
 
 
-def page_of(command: TraceCommand, found: Scanned, config_dir: str | None) -> str:
+def page_of(command: TraceCommand, scanned: Scanned, config_dir: str | None) -> str:
     """The page, in Markdown; ``UserError`` for overrides of a run that are wrong."""
-    lines = [f"# {command.output.name}", "", *_scan_lines(command, found), ""]
-    of = f" of the first {MAX_ROWS:,} rows" if found.samples > MAX_ROWS else ""
+    lines = [f"# {command.output.name}", "", *_scan_lines(command, scanned), ""]
+    of = f" of the first {MAX_ROWS:,} rows" if scanned.samples > MAX_ROWS else ""
     lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(command.output)), ""]
-    lines += _model_lines(command, config_dir, found.samples)
+    lines += _model_lines(command, config_dir, scanned.samples)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _scan_lines(command: TraceCommand, found: Scanned) -> Iterator[str]:
-    bad = sum(found.counts.values())
+def _scan_lines(command: TraceCommand, scanned: Scanned) -> Iterator[str]:
+    bad = sum(scanned.counts.values())
     kind = str(command.source["_target_"]).rpartition(".")[2]
-    again = "; scanned before, and its files have not changed (remove the trace to scan again)" if found.again else ""
+    again = "; scanned before, and its files have not changed (remove the trace to scan again)" if scanned.again else ""
     where = command.source.get("path", kind)
-    yield f"{found.samples:,} samples from {found.shards:,} shards of {where} ({kind}){again}."
-    yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in found.items.items())}."
+    yield f"{scanned.samples:,} samples from {scanned.shards:,} shards of {where} ({kind}){again}."
+    yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in scanned.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
-        reasons = sorted(found.counts.items(), key=lambda pair: -pair[1])
+        reasons = sorted(scanned.counts.items(), key=lambda pair: -pair[1])
         yield from ("", *(f"- {many:,}: {reason}" for reason, many in reasons), "")
-        yield from (f"The first {len(found.listed)}:" if bad > len(found.listed) else "Which:", "")
-        yield from (f"- `{name}` ({key}): {what}" for name, key, what in found.listed)
+        yield from (f"The first {len(scanned.listed)}:" if bad > len(scanned.listed) else "Which:", "")
+        yield from (f"- `{name}` ({key}): {what}" for name, key, what in scanned.listed)
 
 
 def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> Iterator[str]:
@@ -69,13 +69,13 @@ def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> It
         setting = prepare(config)
         listed = counts_of(setting.source)
         shapes = setting.source.batch(0, int(str(listed["listed"])), seed=0)
-        found = [*_summary_lines(setting.profile, shapes)]
+        lines = [*_summary_lines(setting.profile, shapes)]
     except UserError as error:
         # Of another model it may say something; the trace is none the worse for it.
         yield f"Nothing on {name}: {error}"
         return
     cut = f" ({listed['truncated']} samples truncated to its context)" if listed.get("truncated") else ""
-    yield from (f"Tokens of a sample in {name}'s LLM{cut}:", "", *found)
+    yield from (f"Tokens of a sample in {name}'s LLM{cut}:", "", *lines)
 
 
 def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
 
 
 def _columns(path: Path) -> dict[str, FloatArray]:
-    """Sizes in a scanned trace, of the rows that have any; by name and unit."""
+    """Sizes in a scanned trace, of the rows that have any."""
     with pq.ParquetFile(path) as file:
         rows = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)])
         groups = range(min(int(np.searchsorted(rows, MAX_ROWS)) + 1, len(rows)))
@@ -124,14 +124,13 @@ def _columns(path: Path) -> dict[str, FloatArray]:
         table.column(f"image_{side}s").combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
         for side in ("width", "height")
     )
-    found = {"megapixels": width * height / MEGAPIXEL}
+    sizes = {"megapixels": width * height / MEGAPIXEL}
     for name in columns.keys() & table.column_names:
-        found[name] = table.column(name).drop_null().to_numpy().astype(np.float64)
-    return {title: found[name] for name, title in columns.items() if name in found and found[name].max(initial=0) > 0}
+        sizes[name] = table.column(name).drop_null().to_numpy().astype(np.float64)
+    return {title: sizes[name] for name, title in columns.items() if name in sizes and sizes[name].max(initial=0) > 0}
 
 
 def _quantiles(values: FloatArray) -> list[float]:
-    """Values that occur, at ``PROBABILITIES``."""
     return [float(value) for value in np.quantile(values, PROBABILITIES, method="inverted_cdf")]
 
 

@@ -90,7 +90,6 @@ def server_command(results: Results, port: int) -> list[str]:
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
-    """Return once the server answers."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server.poll() is None:
         try:

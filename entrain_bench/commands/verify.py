@@ -1,10 +1,4 @@
-"""``entrain-bench verify [KEY=VALUE ...]``: recompute the committed results, or verify a folder of results.
-
-Without ``results_dir`` all committed results are computed again. Of a folder every file is read: records, timelines,
-cached plans, sweeps and ``table.csv`` must be what their hashes say, keys those of their configurations, and sweeps
-complete; and a random sample of its runs is simulated again, without the folder's plans, and must give the same to the
-last digit.
-"""
+"""``entrain-bench verify [KEY=VALUE ...]``: recompute the committed results, or verify a folder (docs/verify.md)."""
 
 from __future__ import annotations
 
@@ -93,14 +87,15 @@ class Verification:
         self.problems: list[str] = []
         self._results = Results(root, self._name)
         self._config_dir = config_dir
-        # Every record file; the records among them; of those the cells that today's code makes under the same keys.
-        self._files = self._results.keys()
-        if not self._files:
-            raise UserError(f"results_dir={root}: contains no runs. Name a folder that a sweep has written")
-        self._records: list[Record] = []
-        self._cells: dict[str, Cell] = {}
-        self._others: set[str] = set()
         self._counts: Counter[str] = Counter()
+        keys = self._results.keys()
+        if not keys:
+            raise UserError(f"results_dir={root}: contains no runs. Name a folder that a sweep has written")
+        self._counts["files"] = len(keys)
+        self._records = {key: record for key in keys if (record := self._results.read(key))}
+        # Of the records the cells that today's code makes under the same keys, and those of other code.
+        self._cells: dict[str, Cell] = {}
+        self._others: list[Record] = []
 
     def _name(self, path: Path, problem: str) -> None:
         self.problems.append(f"{path}: {problem}")
@@ -108,81 +103,70 @@ class Verification:
     def read_all(self) -> None:
         """Let every file of the folder prove itself."""
         results = self._results
-        root = self._results.root
-        self._records = [record for key in self._files if (record := results.read(key))]
-        for record in self._records:
-            path = results.timeline_path(record.key)
+        for record in self._records.values():
             known = len(self.problems)
             if not results.has_timeline(record) and record.timeline and len(self.problems) == known:
-                self._name(path, "absent, though its run kept it")
-        for path in sorted((root / "plans").glob("*.json")):
-            CachedLayouts(root, self._name).read(path.stem)
+                self._name(results.timeline_path(record.key), "absent, though its run kept it")
+        for path in sorted((results.root / "plans").glob("*.json")):
+            CachedLayouts(results.root, self._name).read(path.stem)
         for path, sweep in read_sweeps(results):
             self._counts["sweep"] += 1
             if sweep is None:
                 self._name(path, "its content is not that of its hash")
-            for text in sweep.lost(results) if sweep else ():
-                self._name(path, f"sweep {sweep.name} has no record of {text}" if sweep else "")
-        table = root / "table.csv"
-        if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records)).encode():
+            else:
+                self.problems += [f"{path}: sweep {sweep.name} has no record of {text}" for text in sweep.lost(results)]
+        table = results.root / "table.csv"
+        if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records.values())).encode():
             self._name(table, "is not the table of the records; the next sweep writes it again")
-        # Compose every run as its record says that it was given.
-        composer = {"": Composer(None)}
+        composers = {False: Composer(None), True: Composer(self._config_dir) if self._config_dir else None}
         identifier = Identifier()
-        for record in self._records:
-            path = self._results.record_path(record.key)
-            theirs = self._config_dir if record.config_dir else ""
-            if record.config_dir and not theirs:
+        for record in self._records.values():
+            path = results.record_path(record.key)
+            composer = composers[bool(record.config_dir)]
+            if composer is None:
                 self._name(path, f"needs code of {record.config_dir}; if you trust it, add --config-dir FOLDER")
                 continue
-            if theirs not in composer:
-                composer[theirs] = Composer(theirs)
             try:
-                cell = Cell.composed(record.overrides, composer[theirs], identifier)
+                cell = Cell.composed(record.overrides, composer, identifier)
             except UserError as error:
                 self._name(path, f"cannot be composed: {error}")
                 continue
             if cell.key == record.key:
                 self._cells[record.key] = replace(cell, timeline=bool(record.timeline))
             elif cell.code_version != record.code_version:
-                self._others.add(record.key)
+                self._others.append(record)
             else:
                 self._name(path, f"its overrides and data give another key, {cell.key}")
 
     def recompute(self, sample: int, seed: int, processes: int = 0) -> None:
         """Simulate a random sample of the runs again, in a folder of their own, so without this folder's plans."""
-        cells = {
-            record.key: self._cells[record.key]
-            for record in self._records
-            if record.key in self._cells and record.finished and is_simulated(self._cells[record.key])
-        }
+        cells = {key: cell for key, cell in self._cells.items() if self._records[key].finished and is_simulated(cell)}
         self._counts["simulated"] = len(cells)
         drawn = np.random.default_rng(seed).permutation(sorted(cells))[:sample].tolist()
-        records = {record.key: record for record in self._records}
         with TemporaryDirectory(prefix="entrain-bench-") as folder:
             for done in run_cells([cells[key] for key in drawn], Results(Path(folder)), processes):
                 if done.record is None:
                     raise UserError(done.problem)
                 self._counts["recomputed"] += 1
-                if difference := _difference(records[done.cell.key], done.record):
+                if difference := _difference(self._records[done.cell.key], done.record):
                     self._counts["different"] += 1
                     path = self._results.record_path(done.cell.key)
                     self._name(path, f"{difference} ({' '.join(done.cell.overrides)})")
 
     def verdict(self, seed: int) -> list[str]:
         """How to verify runs that today's code would not make under their keys, and one line to quote."""
-        others = [record for record in self._records if record.key in self._others]
-        made_by = Counter(f"commit {record.commit or 'unknown'} with {_listed(record.versions)}" for record in others)
         counts = self._counts
-        problems = len(self.problems)
-        commits = sorted({record.commit[:COMMIT_LETTERS] or "unknown" for record in self._records})
+        made_by = Counter(
+            f"commit {record.commit or 'unknown'} with {_listed(record.versions)}" for record in self._others
+        )
+        commits = sorted({record.commit[:COMMIT_LETTERS] or "unknown" for record in self._records.values()})
         other = f", {len(self._others)} of other code or libraries (not compared)" if self._others else ""
         return [
             *(f"{count(number, 'run')} of other code or libraries: {made}" for made, number in made_by.items()),
-            f"{'VERIFIED' if self.right else 'NOT VERIFIED'} {self._results.root}: {count(len(self._files), 'run')} of "
+            f"{'VERIFIED' if self.right else 'NOT VERIFIED'} {self._results.root}: {count(counts['files'], 'run')} of "
             f"{count(counts['sweep'], 'recorded sweep')}, {len(self._cells)} proved by hash and key{other}; "
             f"{counts['recomputed']} of {counts['simulated']} simulated again (seed {seed}), {counts['different']} "
-            f"different; {count(problems, 'problem')}; entrain-bench {version('entrain-bench')} "
+            f"different; {count(len(self.problems), 'problem')}; entrain-bench {version('entrain-bench')} "
             f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}",
         ]
 

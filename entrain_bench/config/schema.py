@@ -15,7 +15,7 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import LayoutRequest
-from entrain_bench.specs.parse import Range, Share
+from entrain_bench.specs.parse import Allowed, Share, between
 
 # Keys that each group's choice must have.
 GROUP_KEYS = {
@@ -34,8 +34,8 @@ NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
-Seed = Annotated[int, Range(0, 2**32 - 1, "in 0..2^32-1")]
-Error = Annotated[float, Range(0, nextafter(1, 0), "in [0, 1)")]
+Seed = Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
+Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,18 @@ class RunConfig:
     cluster: Mapping[str, Any]
     harness: Mapping[str, Any]
     seed: Seed
-    iterations: Annotated[int, Range(1, 10**6, "at least 1, at most 1000000")]
+    iterations: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
     global_batch: int
     microbatch_size: int | None
     layout: LayoutRequest
     belief_error: Error
     belief_bias: Error
     tuning: str
-    tuning_budget: Annotated[int, Range(1, 10**6, "at least 1, at most 1000000")]
+    tuning_budget: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
     planning_seed: Seed
-    action_noise: Annotated[float, Range(0, 0.5, "in [0, 0.5]")]
+    action_noise: Annotated[float, between(0, 0.5, "in [0, 0.5]")]
     speed: Speed
-    constants: Annotated[int, Range(0, NUM_DRAWS, f"in 0..{NUM_DRAWS}")]
+    constants: Annotated[int, between(0, NUM_DRAWS, f"in 0..{NUM_DRAWS}")]
     memory_fraction: Share
     framework: FrameworkOptions
     results_dir: str
@@ -156,7 +156,7 @@ def check_storage(mlflow_uri: str | None, retry: str | None) -> None:
 
 
 @cache
-def _ranges() -> dict[str, Range]:
+def _ranges() -> dict[str, Allowed]:
     hints = get_type_hints(RunConfig, include_extras=True)
     return {key: get_args(hint)[1] for key, hint in hints.items() if get_origin(hint) is Annotated}
 

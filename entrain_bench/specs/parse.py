@@ -23,6 +23,10 @@ class Allowed:
     fits: Callable[[Any], bool]
     words: str
 
+    def check(self, value: Any, where: str) -> None:
+        """Raise ``UserError`` for another value."""
+        require(self.fits(value), where, [*value] if isinstance(value, tuple) else value, self.words)
+
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
@@ -94,8 +98,7 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
             if converted not in allowed.names:
                 raise unknown_choice(where, converted, allowed.names)
         else:
-            shown = [*converted] if isinstance(converted, tuple) else converted
-            require(allowed.fits(converted), where, shown, allowed.words)
+            allowed.check(converted, where)
         return converted
     if NoneType in options:
         if value is None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from entrain_bench.answers import analysis as _analysis
-from entrain_bench.answers.analysis import allocation_shares, analyse, encoder_shares, share_quantiles, token_quantiles
+from entrain_bench.answers.analysis import allocation_shares, encoder_shares, token_quantiles
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from support.builders import profile_of, samples, tiny_job, tiny_model
 
@@ -33,11 +28,6 @@ def test_token_quantiles_are_tokens_of_samples_in_order() -> None:
     assert table["llm_tokens"].tolist() == [5, 5, 20 + 10 + 10, 10 + 100]
 
 
-def test_token_quantiles_refuse_a_modality_that_nothing_encodes() -> None:
-    with pytest.raises(IncompatibleError, match="audio"):
-        token_quantiles(profile((10, [400]), modality="audio"), num_samples=3, num_points=4)
-
-
 def test_the_share_of_a_batch_is_its_encoder_time_over_its_whole_time() -> None:
     both = profile((10, [400]), (300, []))
     encoder, llm = both.estimates.samples(samples((10, [400]), (300, [])), 1, 1)
@@ -46,15 +36,6 @@ def test_the_share_of_a_batch_is_its_encoder_time_over_its_whole_time() -> None:
     assert alone == {round(encoder[0] / (encoder[0] + llm[0]), 12), 0.0}
     in_pairs = set(np.round(encoder_shares(both, ONE_STAGE_EACH, 2, 50), 12))
     assert in_pairs == alone | {round(encoder[0] / (encoder[0] + llm.sum()), 12)}
-
-
-def test_shares_narrow_as_batches_grow() -> None:
-    arguments = {"batch_sizes": [4, 256], "num_draws": 40, "num_samples": 60, "probabilities": [0.05, 0.95]}
-    table = share_quantiles(profile((10, [400]), (300, []), (100, [60])), **arguments)  # type: ignore[arg-type]
-    assert table["batch_size"].tolist() == [0, 0, 4, 4, 256, 256]
-    assert table["num_draws"].tolist() == [60, 60, 40, 40, 40, 40]
-    low, high = table["encoder_share"].to_numpy().reshape(3, 2).T
-    assert np.all(np.diff(high - low) < 0)
 
 
 def test_equal_samples_have_one_allocation() -> None:
@@ -69,17 +50,6 @@ def test_equal_samples_have_one_allocation() -> None:
     assert len(table) == 2 * 7
     assert set(table["stable_batch"]) == {1}
     assert set(table["num_draws"]) == {5}
-
-
-def test_allocations_of_wide_stages_are_in_gpus() -> None:
-    job = tiny_job(tiny_model(8, 8), request=LayoutRequest(tp=2, cp=1, pp=4, dp=1))
-    same = profile_of(job, samples((10, [400])))
-    table = allocation_shares(same, batch_sizes=[1], num_draws=5, max_batch=8)
-    share = float(encoder_shares(same, Degrees(2, 1, 4, 1), 1, 1)[0])
-    gpus = min(max(round(8 * share), 2), 6)
-    amounts = ["encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages"]
-    assert table[table["share"] > 0][amounts].values.tolist() == [[gpus, 8 - gpus, gpus // 2, 4 - gpus // 2]]
-    assert table["encoder_gpus"].tolist() == [2, 3, 4, 5, 6]
 
 
 def test_allocations_of_a_batch_size_sum_to_one() -> None:
@@ -98,16 +68,3 @@ def test_the_stable_batch_is_where_a_mixture_settles() -> None:
     assert found > 1
     assert found & (found - 1) == 0
     assert stable(2) == 0
-
-
-def test_tables_of_cells_have_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = compose_cells(["figure=schedule_gantt", "strategy=megatron,entrain"], multirun=True)
-    monkeypatch.setattr(_analysis, "prepare", lambda config: SimpleNamespace(profile=config.seed))
-
-    def compute(profile: Profile, factor: int) -> pd.DataFrame:
-        assert isinstance(profile, int)  # the seed stands in for it
-        return pd.DataFrame({"value": [factor, 2 * factor]})
-
-    found = analyse(cells, compute, factor=3)
-    assert found["value"].tolist() == [3, 6] * 2
-    assert found["workload"].tolist() == ["opencqa_ocr"] * 4

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from entrain_bench.answers.commands import commands_of, decisive_overrides, quoted
 from entrain_bench.config.overrides import parse
-from support.records import record, runs
+from support.records import runs
 from support.sweeps import make_folder, sweep_problem
 
 NUM_SWEEPS = 20
@@ -52,32 +51,10 @@ def test_values_that_a_figure_sets_for_single_runs_are_kept(tmp_path: Path) -> N
     assert found == {"global_batch": "=64", "layout.tp": "=4", "seed": "=0"}
 
 
-def test_the_defaults_have_no_overrides() -> None:
-    assert commands_of([replace(record("first", 1.0), overrides=())]) == ["entrain-bench"]
+TEXTS = ["plain", "a b", "a,b", "it's", '"', "\\", "\\'", "a\\", "1", "null", "true", "", "${x}", "é"]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "plain",
-        "a b",
-        "a,b",
-        "it's",
-        '"',
-        "\\",
-        "\\'",
-        "a\\",
-        "1",
-        "null",
-        "true",
-        "",
-        "${x}",
-        "é",
-        None,
-        1.5,
-        [1, "a,b"],
-    ],
-)
+@pytest.mark.parametrize("value", [*TEXTS, None, 1.5, [1, "a,b"]])
 def test_values_are_read_as_they_were(value: object) -> None:
     (read,) = (parse(f"key={text}").value() for text in [quoted(value)])
     assert [str(each) for each in read] == [str(each) for each in value] if isinstance(value, list) else read == value

@@ -26,14 +26,14 @@ def test_wall_times_and_keys_are_no_drift() -> None:
 
 
 def test_a_value_that_moved_is_named_with_its_run() -> None:
-    (drift,) = drifts(table({}, {"seed": "1"}), table({}, {"seed": "1", "iteration_time_s": "1.5000000000000002"}))
-    assert str(drift) == "a w m c 1: iteration_time_s 1.5 -> 1.5000000000000002 (+2.2e-16)"
-    (drift,) = drifts(table({}), table({"status": "failed"}))
-    assert str(drift) == "a w m c 0: status ok -> failed"
+    (line,) = drifts(table({}, {"seed": "1"}), table({}, {"seed": "1", "iteration_time_s": "1.5000000000000002"}))
+    assert line == "a w m c 1: iteration_time_s 1.5 -> 1.5000000000000002 (+2.2e-16)"
+    (line,) = drifts(table({}), table({"status": "failed"}))
+    assert line == "a w m c 0: status ok -> failed"
 
 
 def test_runs_that_are_gone_and_new_are_told_apart_by_what_differs() -> None:
-    found = [str(drift) for drift in drifts(table({}, {"layout_tp": "4"}), table({}, {"layout_tp": "8"}))]
+    found = drifts(table({}, {"layout_tp": "4"}), table({}, {"layout_tp": "8"}))
     assert found == ["a w m c 0 layout_tp=4: gone", "a w m c 0 layout_tp=8: new"]
 
 
@@ -44,31 +44,29 @@ def test_tables_that_cannot_be_compared() -> None:
 
 def test_a_setting_that_was_not_known_had_its_default() -> None:
     after = table({"new": "false"}, {"new": "false", "seed": "1"}, {"new": "true"})
-    found = [str(drift) for drift in drifts(table({}, {"seed": "1", "iteration_time_s": "3.0"}), after)]
+    found = drifts(table({}, {"seed": "1", "iteration_time_s": "3.0"}), after)
     assert found == [
         "column new: new",
         "a w m c 1 new=false: iteration_time_s 3.0 -> 1.5 (-5.0e-01)",
         "a w m c 0 new=true: new",
     ]
-    assert [str(drift) for drift in drifts(table({}), table({}).drop(columns="mfu"))] == ["column mfu: gone"]
+    assert drifts(table({}), table({}).drop(columns="mfu")) == ["column mfu: gone"]
     # A folder without a reference.
-    assert [str(drift) for drift in drifts(table({})[:0], table({}))] == ["a w m c 0: new"]
+    assert drifts(table({})[:0], table({})) == ["a w m c 0: new"]
 
 
 def test_a_metric_that_a_run_is_older_than_has_not_moved() -> None:
     older, newer = table({}, {"seed": "1"}), table({}, {"seed": "1", "mfu": "0.5"})
-    assert [str(drift) for drift in drifts(older, newer.assign(time_step_share="0.1"))] == [
-        "a w m c 1: mfu 0.25 -> 0.5 (+1.0e+00)"
-    ]
+    assert drifts(older, newer.assign(time_step_share="0.1")) == ["a w m c 1: mfu 0.25 -> 0.5 (+1.0e+00)"]
     # A table may hold runs of several ages; one that is there has moved, one that is gone as well.
     some = older.assign(time_step_share=["", "0.1"])
-    assert [str(drift) for drift in drifts(some, newer.assign(mfu="0.25", time_step_share="0.2"))] == [
+    assert drifts(some, newer.assign(mfu="0.25", time_step_share="0.2")) == [
         "a w m c 1: time_step_share 0.1 -> 0.2 (+1.0e+00)"
     ]
     assert len(drifts(some, older)) == 1
     # Without a result a run has no metric that could be missing.
     failed = table({"status": "failed", "mfu": ""})
-    assert [drift.column for drift in drifts(failed, table({}))] == ["status", "mfu"]
+    assert [line.split()[5] for line in drifts(failed, table({}))] == ["status", "mfu"]
 
 
 @pytest.mark.wide
@@ -91,18 +89,3 @@ def test_the_order_of_a_table_does_not_depend_on_the_code() -> None:
     assert sorted_records(records[::-1]) == records
     row = read_text(table_csv(records[:1])).iloc[0]
     assert (row["layout_tp"], row["layout_cp"], row["mfu"]) == ("1", "", "0.30000000000000004")
-
-
-def test_a_table_older_than_variants_has_the_same_runs() -> None:
-    older = table({}, {"model": "n"}, {"seed": "1", "mfu": "0.5"})
-    after = table({"variant": ""}, {"model": "n", "variant": "cluster.num_nodes=4"}, {"seed": "1", "variant": ""})
-    assert [str(drift) for drift in drifts(older, after)] == [
-        "column variant: new",
-        "a w m c 1: mfu 0.5 -> 0.25 (-5.0e-01)",
-    ]
-    # Runs that only their variants tell apart are two; the older table had the plain one.
-    both = table({"variant": "model.x=2"}, {"variant": ""})
-    assert [str(drift) for drift in drifts(table({}), both)] == [
-        "column variant: new",
-        "a w m c 0 variant=model.x=2: new",
-    ]

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.cases import cases_of, groups_of, swept_paths
+from entrain_bench.answers.cases import groups_of, swept_paths
 from entrain_bench.answers.console_table import summary
-from entrain_bench.answers.tables import compared
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Record
 
@@ -112,82 +110,6 @@ def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width
         assert {*heading[start:].split()} <= {"s/iter", "runs"}
 
 
-TIMES = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3)
-
-
-@pytest.mark.wide
-@given(st.dictionaries(st.sampled_from(["megatron", "entrain", "dip", "dflop"]), TIMES, min_size=2))
-@settings(max_examples=100, deadline=None)
-def test_bold_are_those_that_the_documents_print_in_bold(times: dict[str, list[float]]) -> None:
-    records = [record for name, each in times.items() for record in seeds(name, each)]
-    data = pd.DataFrame([{**record.labels, "status": "ok", **record.metrics} for record in records])
-    expected = compared(data, ["model", "workload"])[MODELS[0], "coco"].best
-    bold = [line.plain.split()[0] for line in summary(records, WIDE) if line.style == "bold"]
-    assert {*bold} == {*expected}
-    (case,) = cases_of(records)
-    # No order hangs on a last digit.
-    shown = [row.standing.time.mean for row in case.results if row.standing.time]
-    assert shown == pytest.approx(sorted(sum(each) / 3 for each in times.values()), rel=1e-9)
-
-
-def test_degrees_asked_of_several_strategies_make_a_case_of_their_own() -> None:
-    times = {("megatron", 2): 3.0, ("entrain", 2): 2.0, ("megatron", 4): 1.0, ("entrain", 4): 2.0}
-    records = [made(name, time=time, config={"layout": {"tp": tp}}) for (name, tp), time in times.items()]
-    found = [(each["fastest"], each["cases"]) for each in Answer.of(records).to_dict()["winners"]]
-    assert found == [(["entrain"], ["tp=2"]), (["megatron"], ["tp=4"])]
-
-
-def test_without_megatron_the_first_in_figures_is_the_baseline() -> None:
-    ordered = [
-        made(name, time=1.0 + place, config={"strategy": {"display_order": place}})
-        for place, name in enumerate(("dip", "dflop"))
-    ]
-    assert "speedup: over dip, seed by seed" in lines(ordered)[1]
-    assert lines(ordered[:1])[1].split()[0] == "strategy", "a single strategy has nothing to be compared with"
-
-
-def test_what_all_have_in_common_stands_above_the_table() -> None:
-    records = [*seeds("megatron", [2.0, 2.2]), *seeds("entrain", [1.0, 1.1])]
-    first, legend, heading, *_ = lines(records)
-    assert first == "workload coco, model qwen25vl_llama3_1b, cluster a40x64, harness simulate, seeds 0, 1"
-    assert "speedup: over megatron, seed by seed" in legend
-    assert heading.split() == ["strategy", "s/iter", "±", "speedup", "95%", "MFU", "%", "peak", "GiB"]
-
-
-def test_speedups_are_over_the_baseline_of_the_same_job_at_the_same_seeds() -> None:
-    records = [
-        *seeds("megatron", [2.0, 4.0]),
-        *seeds("entrain", [1.0, 1.0]),
-        *seeds("megatron", [3.0, 3.0], workload="sroie"),
-        made("entrain", 0, 1.5, workload="sroie"),
-        made("entrain", 1, status="failed", workload="sroie"),
-        *seeds("entrain", [1.0, 1.0], workload="chartqa"),
-    ]
-    found = {
-        (case.job["workload"], row.group.strategy): row.standing.speedup
-        for case in cases_of(records)
-        for row in case.results
-    }
-    # Geometric: 2 x and 4 x.
-    both = found["coco", "entrain"]
-    assert both is not None
-    assert both.mean == pytest.approx(8**0.5)
-    assert both.num_values == 2
-    one = found["sroie", "entrain"]
-    assert one is not None
-    assert (one.mean, one.num_values) == (pytest.approx(2.0), 1)
-    assert found["chartqa", "entrain"] is None
-    _, rows = table(records)
-    assert [row.split()[:2] for row in rows] == [
-        ["entrain", "chartqa"],
-        ["entrain", "coco"],
-        ["megatron", "coco"],
-        ["megatron", "sroie"],
-        ["entrain", "sroie"],
-    ]
-    assert "1/2" in rows[4], "whoever failed cannot win"
-
-
 def test_metrics_come_by_priority_as_the_width_allows() -> None:
     names = ("megatron", "hetero_noncolocated")
     records = [
@@ -221,37 +143,6 @@ def test_a_part_and_its_parameters_are_both_columns_if_both_were_swept() -> None
     assert sorted(row.split()[:2] for row in rows) == [["One", "1"], ["One", "8"], ["Other", "1"], ["Other", "8"]]
     # Parameters that come with the part need no column.
     assert swept_paths([with_planner("One", 1), with_planner("Other", 8)]) == ["strategy.planner._target_"]
-
-
-def test_another_device_is_one_column() -> None:
-    devices = [
-        {"cluster": {"device": {"flops": flops, "name": name}, "sources": {"device.flops": f"{name} datasheet"}}}
-        for name, flops in (("A40", 1.0), ("A100", 2.0))
-    ]
-    assert swept_paths([made(config=device) for device in devices]) == ["cluster.device.name"]
-
-
-def test_degrees_of_one_job_are_compared_and_jobs_are_not() -> None:
-    times = {(2, 0.7): 3.0, (4, 0.7): 2.0, (2, 1.3): 1.0, (4, 1.3): 1.5}
-    records = [
-        made(time=time, config={"layout": {"tp": tp}, "speed": {"gemm": gemm}}) for (tp, gemm), time in times.items()
-    ]
-    _, rows = table(records)
-    assert [row.split()[:2] for row in rows] == [["4", "0.7"], ["2", "0.7"], ["2", "1.3"], ["4", "1.3"]]
-    found = [(*each["fastest"], *each["cases"]) for each in Answer.of(records).to_dict()["winners"]]
-    assert found == [("entrain tp=4", "gemm=0.7"), ("entrain tp=2", "gemm=1.3")]
-
-
-def test_problems_come_before_the_answer_and_losses_last() -> None:
-    records = [
-        *seeds("megatron", [2.0, 2.01, 2.02]),
-        *seeds("entrain", [1.0, 1.01, 1.02]),
-        *seeds("dip", [1.0, 1.0, 1.0], status="failed"),
-        *seeds("dip", [3.0, 3.0], workload="sroie"),
-        made("dip", 2, status="skipped", workload="sroie"),
-    ]
-    shown = [line for line in lines(records) if line.split()[0:1] in (["failed:"], ["skipped:"], ["entrain"], ["Of"])]
-    assert [line.split()[0] for line in shown] == ["entrain", "failed:", "skipped:", "entrain", "Of"]
 
 
 def test_one_run_and_none_that_succeeded() -> None:

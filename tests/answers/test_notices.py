@@ -9,10 +9,8 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.sentences import notices
-from entrain_bench.answers.tracking.entries import entries_of
-from entrain_bench.answers.tracking.pages import NOTE_TAG
 from entrain_bench.cli import run_command
-from entrain_bench.records.records import Record, Results
+from entrain_bench.records.records import Record
 from entrain_bench.specs.workload import Counts
 
 SMALL = (
@@ -29,20 +27,6 @@ SMALL = (
 def made(samples: Counts, batch: int = 512, workload: str = "mine") -> Record:
     labels = {"workload": workload, "model": "tiny"}
     return Record("0", "ok", "", labels, {"global_batch": batch}, "", samples=samples)
-
-
-def remarked(*remarks: str) -> Record:
-    labels = {"workload": "mine", "model": "tiny", "harness": "train"}
-    return Record("0", "ok", "", labels, {"global_batch": 1}, "", samples=listed(1, 1), remarks=remarks)
-
-
-def test_remarks_of_runs_are_said_once_behind_samples() -> None:
-    lines = notices([remarked("no mfu"), remarked("no mfu", "another kernel"), remarked()])
-    assert lines == [
-        "workload mine: of 1 rows 1 truncated, longer than the context of model tiny",
-        "harness train: no mfu",
-        "harness train: another kernel",
-    ]
 
 
 def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float | Counts]:
@@ -106,52 +90,3 @@ def test_a_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     (record,) = (tmp_path / "results" / "runs").rglob("*.json")
     assert json.loads(record.read_text())["samples"] == {"listed": 2, "truncated": 0, "dropped": 1}
-
-
-MIXTURE = """
-defaults:
-  - /workload@components.few: trace
-  - /workload@components.made: synthetic
-  - /workload@components.many: trace
-  - _self_
-_target_: entrain_bench_workloads.mixture.MixtureWorkload
-name: both
-weights: {few: 1, made: 4, many: 3}
-components:
-  few: {path: few.parquet, on_overlong: drop}
-  many: {path: many.parquet, on_overlong: truncate}
-"""
-
-
-@pytest.mark.wide
-def test_a_mixture_is_told_by_component_wherever_runs_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    pd.DataFrame({"text_tokens": [5000, 60]}).to_parquet("few.parquet")
-    pd.DataFrame({"text_tokens": [5000, *[50] * 6]}).to_parquet("many.parquet")
-    Path("own/workload").mkdir(parents=True)
-    Path("own/workload/both.yaml").write_text(MIXTURE)
-    mine = [*SMALL[:-1], "workload=both", "global_batch=16", "microbatch_size=1", "--config-dir", "own"]
-    mine += ["model.modules.llm.context_tokens=4000", "--multirun", "seed=0,1"]
-    assert run_command(mine) == 0
-    lines = [
-        "workload both, component few: of 2 rows 1 dropped, longer than the context of model tiny",
-        "workload both, component few: 1 row for 12.5% of a global batch of 16: every row is used "
-        "2.0 times an iteration on average",
-        "workload both, component many: of 7 rows 1 truncated, longer than the context of model tiny",
-    ]
-    printed = " ".join(capsys.readouterr().out.split())
-    assert all(line in printed for line in lines)
-    results = Results(Path("results"))
-    for record in results.records():
-        assert record.samples == {
-            "few": {"share": 0.125, **listed(1, dropped=1)},
-            "many": {"share": 0.375, **listed(7, truncated=1)},
-        }
-    parent, *runs = entries_of(results, results.records(), "mine")
-    assert all(f"- {line}" in parent.tags[NOTE_TAG] for line in lines)
-    assert [run.tags["samples"] for run in runs] == ["; ".join(lines)]
-    assert run_command(["report", "--config-dir", "own"]) == 0
-    environment = Path("results/report.md").read_text().split("Environment</summary>")[1].split("<summary>")[0]
-    assert all(f"- Samples, {line}." in environment for line in lines)

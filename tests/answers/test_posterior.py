@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.posterior import Chance, ChanceSummary, Spread, chances, contenders, rank_chances, times_of
-from entrain_bench.answers.report import Material, markdown, report_of
+from entrain_bench.answers.posterior import ChanceSummary, Spread, chances, contenders, rank_chances, times_of
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.records.records import Record, new_record
@@ -32,17 +31,6 @@ def test_chances_by_hand() -> None:
     assert found["c"].leads == {1: pytest.approx(1 / 3)}
     assert found["a"].probability == 0.75
     assert found["a"].lead == Spread(1.5, 0.5, 2.0)
-
-
-def test_nobody_with_a_result_has_no_chance() -> None:
-    assert chances({"a": {1: None}, "b": {}}) == {}
-    assert chances({"a": {1: 1.0}})["a"] == Chance(1, 1, {})
-    assert chances({"a": {1: 1.0}})["a"].lead is None
-
-
-def test_equal_times_count_for_the_first() -> None:
-    found = chances({"b": {1: 1.0}, "a": {1: 1.0 + 1e-12}})
-    assert [(name, each.num_fastest) for name, each in found.items()] == [("b", 1), ("a", 0)]
 
 
 def test_spread_cuts_a_twentieth_at_each_end() -> None:
@@ -137,29 +125,3 @@ def test_an_answer_takes_draws_out_of_its_cases() -> None:
         "num_draws": 4,
         "lead": {"median": 1.0, "low": 1.0, "high": 2.0},
     }
-
-
-@pytest.mark.usefixtures("draws")
-def test_draws_of_another_job_or_of_one_strategy_alone_are_runs_of_their_own() -> None:
-    usual = records_of("seed=0")
-    other = records_of("seed=0", "constants=1", "global_batch=256")
-    alone = [record for record in records_of("seed=0", "constants=1") if record.labels["strategy"] == "entrain"]
-    for drawn in (other, alone):
-        answer = Answer.of([*usual, *drawn])
-        assert not answer.draws
-        assert len(answer.cases) == 2
-        assert not any(case.chances for case in answer.cases)
-
-
-@pytest.mark.usefixtures("draws")
-def test_the_report_shows_chances() -> None:
-    drawn = records_of("constants=1,2,3,4", "action_noise=0.02", "seed=7")
-    material = Material(Answer.of([*records_of("seed=0,1"), *drawn]), "1.0", "results")
-    text = markdown(report_of(material))
-    assert "If constants are off" in text
-    assert "megatron has P(fastest) 1.00" in text
-    assert "1.00 (1.00x to 2.00x)" in text
-    assert len(material.main.cases) == 1
-    assert not material.others.cases
-    bare = markdown(report_of(Material(Answer.of(records_of("seed=0,1")), "1.0", "results")))
-    assert "P(fastest)" not in bare

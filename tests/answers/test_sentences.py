@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.comparison import LeadSummary, compare, lead_of
+from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import Material, answer_report, html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, problems, sentences, winners_sentence
+from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, problems, sentences
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -59,18 +59,6 @@ def say(macro: str, *values: Any) -> str:
 )  # fmt: skip
 def test_the_winner(changed: Mapping[str, Any], num_cases: int, says: str) -> None:
     assert say("winner", WON | changed, num_cases, 22, "base") == says
-
-
-def test_winners_of_several_jobs_are_counted() -> None:
-    labels = {"a": "A", "b": "B"}
-    won = compare({"a": {0: 1.0}, "b": {0: 2.0}}, {})
-    lost = compare({"a": {0: 2.0}, "b": {0: 1.0}}, {})
-    # At no common seed.
-    undecided = compare({"a": {0: 1.0}, "b": {1: 1.0}}, {})
-    assert winners_sentence([won], labels) == "A is the fastest."
-    assert winners_sentence([won, lost, won], labels) == "A is the fastest in 2 of 3 jobs, B in 1."
-    assert winners_sentence([won, undecided], labels) == "A is the fastest in 1 of 2 jobs; 1 job not decided."
-    assert winners_sentence([undecided], labels) == ""
 
 
 def test_leads() -> None:

@@ -42,13 +42,6 @@ def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
     assert dict(own_sweeps("quick", "quick", ["seed=3"]))[""][-1] == "seed=3"
 
 
-def test_what_is_inside_of_a_replaced_choice_goes_with_it() -> None:
-    (sweep,) = own_sweeps("context_length", "context_length", ["cluster=h200x64", "model=vit1b_llm7b"]).values()
-    assert "cluster=h200x64" in sweep
-    assert not any(text.startswith("cluster.") for text in sweep)
-    assert "workload.sequence_tokens=8192,16384,32768,65536,131072" in sweep
-
-
 def test_every_row_of_a_figure_has_the_users_job() -> None:
     sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
     shown = "+figure.strategies=[all,main]"
@@ -79,27 +72,19 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
             "iteration_time seed=0",
             "seed: figure iteration_time already compares values of seed (range(8)). Leave",
         ),
-        ("throughput strategy=entrain", f"strategy: figure throughput already compares values of strategy ({SYSTEMS})"),
         (
             "context_length workload=coco",
             "workload: figure context_length already compares values of workload.sequence_tokens",
         ),
-        ("sensitivity strategy=dip", "already compares values of strategy.planner.encoder_stages (null,2,3,4,5,6,7)"),
         ("robustness speed.gemm=0.5", "figure robustness already compares values of speed.gemm (in its rows). Leave"),
         (
             "quick global_batch=8,16",
             "global_batch: must be one value; only workload and model take several in a figure",
         ),
         ("quick figure=warmup", "figure: is not a key of a run. Leave it out"),
-        ("quick hydra/launcher=joblib", "hydra/launcher: is not a key of a run"),
-        ("quick workload=coco workload=sroie", "workload=sroie: workload must be given once"),
         ("quick workload=coco workload.max_image_tokens=99,100", "workload: two entries share the name coco. Give"),
-        ("quick coco", "figure=coco: unknown; choices: ablation"),
-        ("quick workload=cocoa", "workload=cocoa: unknown (did you mean coco?)"),
-        ("quick workload=trace", "workload.path: must be given"),
         ("quick workload=trace workload.path=no.parquet", "workload.path=no.parquet: does not exist"),
         ("quick workload=coco model.modules.llm.context_tokens=500", "LLM tokens, but the model takes at most 500;"),
-        ("quick layout.tq=1", "layout.tq=1: unknown key (did you mean layout.tp=1?)"),
         ("quick results_dir=/dev/null/x workload=coco", "must be a writable folder"),
     ],
 )
@@ -129,16 +114,3 @@ def test_the_users_job_is_run_once_and_drawn(
     assert run_command(job) == 0
     assert ", 0 runs)" in capsys.readouterr().err
     assert len([*Path("out/figures").iterdir()]) == 4
-
-
-@pytest.mark.wide
-def test_analyses_need_no_run_and_other_jobs_have_other_files(
-    mine: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for tokens in (100, 200):
-        job = ["figures", "token_distributions", *mine, "mlflow=false", f"workload.max_image_tokens={tokens}"]
-        assert run_command([*job, "global_batch=16"]) == 0
-    assert len({path.stem for path in Path("results/figures").iterdir()}) == 2
-    assert not Path("results/runs").exists()
-    shown = capsys.readouterr().err
-    assert "written: results/figures/token_distributions_mine_" in shown

@@ -71,12 +71,6 @@ def test_a_result_that_was_changed_with_its_hash_is_computed_again(
     assert "1 different; 1 problem;" in verdict
 
 
-def test_wall_times_are_not_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    change_record(folder, lambda metrics: metrics.update(planning_time_s=7.0))
-    (folder / "table.csv").unlink()
-    assert len(verify(folder, capsys, code=0)) == 1
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from entrain_bench.answers.recommend.recommendation import Recommendation
-from entrain_bench.answers.recommend.strategy_race import StrategyRace, StrategyVariant
+from entrain_bench.answers.recommend.strategy_race import StrategyRace
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind
@@ -25,7 +25,6 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.plan_file import TrainingPlan
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import BF16
 from entrain_bench.specs.job import Job
@@ -33,6 +32,8 @@ from entrain_bench.specs.model import FULL, ModelSpec
 from entrain_bench.specs.module_layers import EAGER, FUSED
 
 NAME = "Megatron-LM"
+FRAMEWORKS = ("megatron",)
+INDENT = "  "
 # Of a strategy's YAML: the overrides under which it may run; without, it never does.
 KEY = "within_megatron"
 # What its multimodal code does with encoders.
@@ -211,24 +212,20 @@ def _num_ranks(placed: ModuleLayout) -> int:
     return int(np.unique(placed.ranks[0]).size)
 
 
-FRAMEWORKS = ("megatron",)
-INDENT = "  "
-
-
-def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None) -> list[StrategyVariant]:
-    """The strategies, by name with the overrides under which Megatron-LM may run them.
+def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None) -> dict[str, tuple[str, ...]]:
+    """Return the overrides of strategies that Megatron-LM may run, by name; ``names`` has those that each needs.
 
     Each is considered with everything that it can recompute of a model; None leaves that as it is.
     """
-    again = recomputation(model) if model else {"": None}
-    return [
-        StrategyVariant(
-            f"{name}{suffix}",
-            (f"strategy={name}", *overrides, *([] if modules is None else [f"layout.recompute=[{','.join(modules)}]"])),
-        )
+    modules = recomputation(model) if model else {"": None}
+    again = {
+        suffix: [] if names is None else [f"layout.recompute=[{','.join(names)}]"] for suffix, names in modules.items()
+    }
+    return {
+        f"{name}{suffix}": (f"strategy={name}", *overrides, *recompute)
         for name, overrides in names.items()
-        for suffix, modules in again.items()
-    ]
+        for suffix, recompute in again.items()
+    }
 
 
 def refusal(runner: StrategyRace, name: str, seed: int) -> str:
@@ -238,10 +235,9 @@ def refusal(runner: StrategyRace, name: str, seed: int) -> str:
     return reason and f"{NAME} does not run it: {reason}"
 
 
-def flag_lines(
-    runner: StrategyRace, answer: Recommendation, plan: TrainingPlan, path: Path, width: int
-) -> Iterator[str]:
-    """Megatron-LM's flags for a plan, and how its microbatches are had."""
+def flag_lines(runner: StrategyRace, answer: Recommendation, path: Path, width: int) -> Iterator[str]:
+    """Yield Megatron-LM's flags for the plan in a file, and how its microbatches are had."""
+    plan = answer.plan
     job, program = _program(runner, answer.best, runner.first_seed)
     yield f"Flags of {NAME}"
     # A flag and its value stay in one line.

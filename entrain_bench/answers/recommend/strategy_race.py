@@ -13,10 +13,9 @@ mean over all eight seeds. The others find one that is at most 5% slower (``test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.answers.comparison import TIME, Comparison, Times, compare, with_result
@@ -43,45 +42,26 @@ FAR = 1.75
 
 
 def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str]:
-    """Those of some strategies that run at further seeds, in their order.
+    """Return the strategies that run at further seeds, in their order; those ``kept`` do if they have results.
 
-    Args:
-        times: seconds an iteration by strategy and seed, all at the same seeds; None for a run without a result.
-        kept: strategies that never drop out, as long as they have results.
+    ``times`` are seconds an iteration by strategy and seed, all at the same seeds; None for a run without a result.
     """
-    done = {name: [*with_result(own).values()] for name, own in times.items()}
-    whole = {name: own for name, own in done.items() if own and len(own) == len(times[name])}
+    done = {name: [*with_result(by_seed).values()] for name, by_seed in times.items()}
+    whole = {name: seconds for name, seconds in done.items() if seconds and len(seconds) == len(times[name])}
     if not whole:
         return []
     if len(next(iter(whole.values()))) == 1:
-        limit = FAR * min(own[0] for own in whole.values())
-        ahead = {name for name, own in whole.items() if decisive(own[0]) <= decisive(limit)}
+        limit = FAR * min(first for first, *_ in whole.values())
+        ahead = {name for name, (first, *_) in whole.items() if decisive(first) <= decisive(limit)}
     else:
         ahead = {*not_worse(whole, ROUND_LEVEL)}
     return [name for name in whole if name in ahead or name in kept]
 
 
 def standings(times: Mapping[str, Times], baseline: str = "", num_batches: int = 1) -> Comparison[str]:
-    """How all do, at the level of a round: those that dropped out are compared at the seeds that they ran."""
+    """Compare all at the level of a round; those that dropped out are compared at the seeds that they ran."""
     references = dict.fromkeys(times, baseline) if baseline in times else {}
     return compare(times, references, ROUND_LEVEL, num_batches)
-
-
-@dataclass(frozen=True, slots=True)
-class StrategyVariant:
-    """A strategy that is considered: its name among others of the same choice, and what makes it, its choice first."""
-
-    name: str
-    overrides: tuple[str, ...]
-
-    @property
-    def strategy(self) -> str:
-        """The choice."""
-        return self.overrides[0].partition("=")[2]
-
-
-# Told of every run that is there: whose, at which seed, and what came out.
-type Watch = Callable[[StrategyVariant, int, Record], None]
 
 
 @dataclass(slots=True)
@@ -89,83 +69,71 @@ class StrategyRace:
     """Runs strategies on a job; what has run before is read.
 
     Attributes:
-        overrides: of all strategies: the job, without a strategy and a seed.
+        overrides: of the job, without a strategy and a seed.
         first_seed: seeds count from it.
+        variants: overrides of every strategy by its name, the first its choice (``strategy=dip``).
         num_processes: runs at a time; 0: in this process.
+        watch: told of every run.
         timelines: whether runs keep theirs.
         keys: of all runs that were asked for.
     """
 
     overrides: Sequence[str]
     first_seed: int
-    variants: Mapping[str, StrategyVariant]
+    variants: Mapping[str, Sequence[str]]
     results: Results
     composer: Composer
     num_processes: int
-    watch: Watch
+    watch: Callable[[Record], None] = lambda _: None
     timelines: bool = True
-    keys: dict[str, None] = field(default_factory=dict)
-    _records: dict[tuple[str, ...], Record] = field(default_factory=dict)
+    keys: dict[str, None] = field(init=False, default_factory=dict)
+    _records: dict[tuple[str, ...], Record] = field(init=False, default_factory=dict)
 
     def seeds(self, number: int) -> list[int]:
-        """The first so many seeds."""
+        """Return the first so many seeds."""
         return [self.first_seed + index for index in range(number)]
 
     def fresh_seeds(self, number: int) -> list[int]:
-        """The first so many seeds that no round has: they play no part in the choice."""
+        """Return the first so many seeds that no round has: they play no part in the choice."""
         return [self.first_seed + ROUNDS[-1] + index for index in range(number)]
 
-    def beside(
-        self,
-        folder: Path,
-        variants: Mapping[str, StrategyVariant] | None = None,
-        overrides: Sequence[str] | None = None,
-    ) -> StrategyRace:
-        """The same race with records in another folder; other variants and overrides, if given."""
-        return StrategyRace(
-            self.overrides if overrides is None else overrides,
-            self.first_seed,
-            self.variants if variants is None else variants,
-            Results(folder),
-            self.composer,
-            self.num_processes,
-            lambda *_: None,
-            timelines=False,
-        )
+    def strategy(self, name: str) -> str:
+        """Return the choice of a strategy."""
+        return self.variants[name][0].partition("=")[2]
 
-    def config(self, name: str, seed: int, changed: Sequence[str] = ()) -> RunConfig:
-        """The configuration of a run; ``changed`` are further overrides."""
-        return self.composer.run(self._overrides(name, seed, changed))
+    def config(self, name: str, seed: int) -> RunConfig:
+        """Return the configuration of a run."""
+        return self.composer.run(self._overrides(name, seed, ()))
 
     def records(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> list[Record]:
-        """The records of some strategies at some seeds, seed by seed; runs what is missing.
+        """Return the records of some strategies at some seeds, seed by seed; runs what is missing.
 
         Raises:
             UserError: for what cannot be composed, and a record that cannot be written.
         """
         wanted = [(name, seed, tuple(changed)) for seed in seeds for name in names]
         self.fetch(wanted)
-        return [self._records[self._overrides(*each)] for each in wanted]
+        return [self._records[self._overrides(*one)] for one in wanted]
 
     def fetch(self, wanted: Iterable[tuple[str, int, tuple[str, ...]]]) -> None:
         """Run what is missing of some runs, all side by side: strategies, seeds and further overrides."""
-        named = {self._overrides(*each): each for each in wanted}
-        new = {overrides: each for overrides, each in named.items() if overrides not in self._records}
-        for cell, record in self._run(new):
-            self._records[cell.overrides] = record
-            self.keys[cell.key] = None
-            name, seed, changed = new[cell.overrides]
-            if not changed:
-                self.watch(self.variants[name], seed, record)
+        new = [one for one in dict.fromkeys(self._overrides(*run) for run in wanted) if one not in self._records]
+        cells = [replace(Cell.composed(overrides, self.composer), timeline=self.timelines) for overrides in new]
+        for done in run_cells(cells, self.results, self.num_processes):
+            if done.record is None:
+                raise UserError(done.problem)
+            self._records[done.cell.overrides] = done.record
+            self.keys[done.cell.key] = None
+            self.watch(done.record)
 
     def times(
         self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()
     ) -> dict[str, dict[int, float | None]]:
-        """Seconds an iteration by strategy and seed; None for a run without a result."""
-        found: dict[str, dict[int, float | None]] = {name: {} for name in names}
+        """Return seconds an iteration by strategy and seed; None for a run without a result."""
+        times: dict[str, dict[int, float | None]] = {name: {} for name in names}
         for record, (seed, name) in zip(self.records(names, seeds, changed), product(seeds, names), strict=True):
-            found[name][seed] = record.metrics[TIME] if record.status == "ok" else None
-        return found
+            times[name][seed] = record.metrics[TIME] if record.status == "ok" else None
+        return times
 
     def plan(self, name: str) -> CachedLayout:
         """Return a strategy's plan for the job, equal at every seed: from its runs, or planned again."""
@@ -173,7 +141,7 @@ class StrategyRace:
         return plan_of(prepare(config), config, CachedLayouts(self.results.root))
 
     def layout(self, name: str) -> Layout:
-        """The layout of ``plan``."""
+        """Return the layout of ``plan``."""
         return self.plan(name).layout
 
     def keep_plan(self, name: str, plan: CachedLayout) -> None:
@@ -184,15 +152,7 @@ class StrategyRace:
             plans.write(key, plan)
 
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
-        return (*self.variants[name].overrides, *self.overrides, f"seed={seed}", *changed)
-
-    def _run(self, wanted: Iterable[tuple[str, ...]]) -> Iterator[tuple[Cell, Record]]:
-        """Cells with what they left; those that have run come first."""
-        cells = [replace(Cell.composed(overrides, self.composer), timeline=self.timelines) for overrides in wanted]
-        for done in run_cells(cells, self.results, self.num_processes):
-            if done.record is None:
-                raise UserError(done.problem)
-            yield done.cell, done.record
+        return (*self.variants[name], *self.overrides, f"seed={seed}", *changed)
 
 
 # Why a run of a strategy at a seed is not taken; empty if it is.
@@ -209,13 +169,9 @@ class Raced:
         refusals: why results were not taken, the first reason of each strategy.
     """
 
-    times: Mapping[str, Times]
+    times: dict[str, Times]
     out_of_time: bool
     refusals: Mapping[str, str]
-
-    def with_times(self, name: str, times: Times) -> Raced:
-        """The same with further seeds of a strategy."""
-        return replace(self, times={**self.times, name: {**self.times[name], **times}})
 
 
 def race(
@@ -235,14 +191,13 @@ def race(
     racing = [*runner.variants]
     done = 0
     for number, num_seeds in enumerate(ROUNDS, start=1):
-        seeds = runner.seeds(num_seeds)
-        found = runner.times(racing, seeds[done:])
+        new = runner.times(racing, runner.seeds(num_seeds)[done:])
         for name in racing:
-            for seed, time in found[name].items():
+            for seed, time in new[name].items():
                 if time is not None and (reason := refuse(runner, name, seed)):
                     refusals.setdefault(name, reason)
-                    found[name][seed] = None
-            times[name] = {**times.get(name, {}), **found[name]}
+                    new[name][seed] = None
+            times[name] = {**times.get(name, {}), **new[name]}
         done = num_seeds
         tell(times)
         running = {name: times[name] for name in racing}

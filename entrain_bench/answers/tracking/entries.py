@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import cache, lru_cache, partial
 from itertools import product, zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -75,7 +76,7 @@ class Entry:
         artifacts: by their paths in the run.
         table: all runs of a sweep.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
-        made_ms: when its first and last record were made, since 1970; empty if that is not recorded.
+        made_ms: time of its first and last record, since 1970; empty if that is not recorded.
     """
 
     case: str
@@ -162,7 +163,7 @@ def _entry(
     done = {step: record for step, record in runs.items() if record.status == "ok"}
     names = (*SHOWN, *dict.fromkeys(name for record in records for name in record.added))
     values = {name: {step: one.metrics[name] for step, one in done.items() if name in one.metrics} for name in names}
-    metrics = {name: _with_mean(found, _mean([*found.values()])) for name, found in values.items() if found}
+    metrics = {name: _with_mean(by_step, fmean(by_step.values())) for name, by_step in values.items() if by_step}
     workload = json.dumps(records[0].config["workload"], sort_keys=True)
     return Entry(
         _shared_configuration(records[0], apart),
@@ -179,12 +180,7 @@ def _entry(
 
 
 def _shared_configuration(record: Record, apart: Sequence[str]) -> str:
-    """Return a hash of a configuration without some keys."""
     return _hash({name: value for name, value in record.config.items() if name not in apart})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
@@ -193,10 +189,9 @@ def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
 
 
 def _by_iteration(records: Sequence[Record]) -> dict[str, dict[int, float]]:
-    """Return means over seeds of what training measures in each iteration."""
     rows = [*zip_longest(*(record.iterations for record in records), fillvalue={})]
     values = {name: [[row[name] for row in same if name in row] for same in rows] for name in BY_ITERATION}
-    means = {name: {step: _mean(own) for step, own in enumerate(lists) if own} for name, lists in values.items()}
+    means = {name: {step: fmean(seeds) for step, seeds in enumerate(lists) if seeds} for name, lists in values.items()}
     return {name: steps for name, steps in means.items() if steps}
 
 
@@ -222,7 +217,6 @@ def parameters(records: Sequence[Record]) -> dict[str, Any]:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """Return the defaults of plain keys."""
     return flatten(yaml.safe_load((config_tree() / "config.yaml").read_text()))
 
 
@@ -250,7 +244,6 @@ def _once(texts: Iterable[str]) -> str:
 
 @cache
 def _made_with() -> dict[str, str]:
-    """Return the tags by which MLflow knows program and user."""
     tags = {"mlflow.source.name": COMMAND, "mlflow.source.type": "LOCAL"}
     try:
         return {**tags, "mlflow.user": getpass.getuser()}
@@ -268,7 +261,7 @@ def _parent(
     pictures: Pictures | None,
 ) -> Entry:
     records = [*answer.records, *answer.draws]
-    speedups = {variant: found.speedup.mean for variant, found in answer.overall.items()}
+    speedups = {variant: overall.speedup.mean for variant, overall in answer.overall.items()}
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {clean(f"speedup/{variant}"): speedup for variant, speedup in speedups.items()}
     metrics |= {"best_speedup": max(speedups.values())} if speedups else {}
@@ -289,10 +282,6 @@ def _parent(
 
 
 def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[str, Artifact]:
-    """Return the answer as a page and as values, and its pictures.
-
-    Ranks are drawn of the fastest strategy and the baseline: of all strategies it takes as long as simulating them.
-    """
     root = str(results.root)
     standings = cache(partial(pictures.standings, answer)) if pictures else None
     page = cache(lambda: answer_report(answer, root, standings and standings()))
@@ -312,7 +301,6 @@ def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[
 
 
 def _made_ms(records: Sequence[Record]) -> list[int]:
-    """Return when the first and the last of some records were made; nothing if that is not recorded."""
     made = [round(1e3 * datetime.fromisoformat(one.made_at).timestamp()) for one in records if one.made_at]
     return [min(made), max(made)] if made else []
 

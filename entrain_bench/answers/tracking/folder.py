@@ -58,8 +58,8 @@ class FolderClient(MlflowClient):
 
     def list_artifacts(self, run_id: str, path: str | None = None) -> list[FileInfo]:
         """List the artifacts of a run in their folder ``path``."""
-        found: list[FileInfo] = list_artifacts(artifact_uri=self._folder(run_id, path).as_uri())
-        return found
+        files: list[FileInfo] = list_artifacts(artifact_uri=self._folder(run_id, path).as_uri())
+        return files
 
     def delete_run(self, run_id: str) -> None:
         """Delete a run and its artifacts."""

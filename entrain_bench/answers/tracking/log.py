@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,8 @@ LOGGED_TAG = "entrain_bench.logged_ms"
 SWEEP_TAG = "entrain_bench.sweep"
 # Another process may be creating the store or logging a large sweep.
 LOCK_TIMEOUT_S = 600.0
+# Runs that MLflow returns at once at most.
+MAX_RUNS = 50_000
 # Runs that are logged to a server at a time: a request mostly waits.
 NUM_THREADS = 8
 # MLflow's own are 7 tries and 120 s, four minutes for a server that is not there; and two lines of output for each run.
@@ -67,9 +69,8 @@ def log_records(
 ) -> tuple[int, str]:
     """Log the records that MLflow does not show as they are now, to a server or without ``uri`` to the folder.
 
-    Several go under a parent run, both parent and experiment called ``name``; a single one of that name goes to
-    ``SINGLE_RUNS``. A run whose content changed is replaced. Runs of the experiment that are not among the records any
-    more, because code, data or configuration changed, are marked by ``CURRENT_TAG``.
+    Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. A
+    run whose content changed is replaced. Runs that are not among the records any more are marked by ``CURRENT_TAG``.
 
     Returns:
         The number of runs that were logged, without the parent, and the address of the answer on a server, if any.
@@ -124,17 +125,7 @@ def links(results: Results, base: str, most: int) -> list[str]:
     return [*lines, f"all experiments: {experiments_link(base)}"] if lines else []
 
 
-def logged_runs(client: MlflowClient, experiment: str) -> Iterator[Run]:
-    """Yield the runs of an experiment that this module logged."""
-    token: str | None = ""
-    while token is not None:
-        page = client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", page_token=token or None)
-        yield from page
-        token = page.token or None
-
-
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the identifier of an experiment, made if it is not there."""
     known = client.get_experiment_by_name(name)
     if known is None:
         place = None if uri else "mlflow-artifacts:/"
@@ -158,7 +149,7 @@ def _log_all(
 
     first = entries[0]
     digests = {entry.key: entry.digest for entry in entries}
-    logged = [*logged_runs(client, experiment)]
+    logged = client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", max_results=MAX_RUNS)
     # One that is still running was interrupted.
     whole = [run for run in logged if run.info.status != "RUNNING"]
     kept = {_key(run): run for run in whole if digests.get(_key(run)) == run.data.tags.get(DIGEST_TAG)}
@@ -218,5 +209,4 @@ def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping
 
 
 def _key(run: Run) -> tuple[str, str]:
-    """Return what a run is known by (``Entry.key``)."""
     return run.data.tags[ID_TAG], run.data.tags.get(CODE_TAG, "")

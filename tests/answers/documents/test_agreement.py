@@ -74,19 +74,6 @@ def test_what_the_cells_state_is_not_stated_again(stated: dict[str, Any]) -> Non
         claim(**stated)
 
 
-def test_each_cell_of_a_pattern_is_a_claim() -> None:
-    sizes = ["model={model}", "cluster=h100x64", "cluster.num_nodes={nodes}"]
-    several = VALUES | {"claim": "{their_model}", "common": sizes, "of": ["a={cell}"], "each": ["H-a2-0[12]"]}
-    several = {key: value for key, value in several.items() if key not in ("cells", "to")}
-    several |= {"to": ["strategy=megatron"]}
-    found = [*parse_claims("many", several)]
-    assert [(one.name, one.group, one.claim) for one in found] == [
-        ("h_a2_01", "many", "1B+14B"),
-        ("h_a2_02", "many", found[1].cells[0].model),
-    ]
-    assert found[0].published.sweeps[0] == ("tuning=own", "model=vit1b_llm14b", *VALUES["common"][1:3], "a=H-a2-01")
-
-
 def test_cells_that_agree_up_to_the_last_part_are_a_claim_on_a_range() -> None:
     values = {key: value for key, value in VALUES.items() if key not in ("cells", "to")}
     values |= {"ranges": "E-t2-b4-*", "measure": "encoder_gpus", "common": ["cluster=a40x16"], "differs": {}}

@@ -18,12 +18,10 @@ from entrain_bench.answers.documents.claim_pages import (
     claim_row,
     claim_text,
     claims_pages,
-    counts,
-    counts_sentence,
 )
 from entrain_bench.answers.documents.claims import judge_claim, read_claims, write_claims
 from entrain_bench.answers.documents.sides import ClaimSetting
-from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict
+from entrain_bench.answers.documents.verdict import Finding, Verdict
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
@@ -111,17 +109,6 @@ def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None
     assert row["published_verdict"] == "not measured: 3 of 3 runs have no result: not run"
 
 
-def test_where_plans_are_swept_a_plan_counts_as_a_seed(tmp_path: Path) -> None:
-    swept = [*TINY, "workload=chartqa", "planning_seed=0,1,2"]
-    claim, study = claim_with(common=swept), Study(Results(tmp_path))
-    assert claim.fair is not None
-    record_times(
-        study, claim.fair, lambda cell: 1.0 if strategy_of(cell) == "entrain" else 1.9 + 0.1 * cell.config.planning_seed
-    )
-    # Of the logarithms of 1.9, 2.0 and 2.1: 0.6923 +- 4.303 (Student's t, two degrees of freedom) x 0.0501 / sqrt(3).
-    assert claim_row(judge_claim(claim, study))["fair_value"] == "2.00x (1.76 to 2.26x)"
-
-
 @pytest.mark.wide
 def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) -> None:
     choices = {"small": {"common": ["global_batch=32"]}, "large": {"to": ["strategy=dip"]}}
@@ -195,23 +182,6 @@ def test_findings_of_other_runs_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_choices_without_a_result_are_counted(tmp_path: Path) -> None:
-    choices = {"small": {"common": ["global_batch=32"]}, "large": {"common": ["global_batch=128"]}}
-    claim, study = claim_with(choices=choices), Study(Results(tmp_path))
-
-    def record(failing: tuple[int, ...]) -> str:
-        for setting in claim.settings:
-            record_times(study, setting, lambda cell: 0.0 if cell.config.global_batch in failing else 1.5)
-        row = claim_row(judge_claim(claim, study))
-        assert row["other_choices"].count("nothing (not measured: ") == len(failing)
-        return row["published_value"].partition("; ")[2]
-
-    assert record(()) == "1.00 to 1.00x under other choices"
-    assert record((128,)) == "1.00x under other choices (1 of 2 without result)"
-    assert record((32, 128)) == "nothing under other choices (2 of 2 without result)"
-
-
-@pytest.mark.wide
 def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     claim, study = claim_with(), Study(Results(tmp_path))
     output = Output("claims", claim.sweeps, lambda study: write_claims([claim], study))
@@ -254,35 +224,6 @@ def test_a_pasted_command_runs_the_cells_of_its_side(tmp_path: Path, monkeypatch
     assert {record.key for record in Results(Path("results")).records()} == keys
 
 
-def judged_as(verdict: Verdict, name: str = "some", group: str = "", **choices: Finding) -> JudgedClaim:
-    claim = replace(claim_with(), name=name, group=group, title="Many cases")
-    return JudgedClaim(claim, Finding(verdict=verdict), Finding(verdict=Verdict.PARTLY), None, choices)
-
-
-def test_claims_of_a_group_share_a_row_and_a_section() -> None:
-    verdicts = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.REPRODUCED)
-    pages = claims_pages([judged_as(verdict, f"case_{number}", "many") for number, verdict in enumerate(verdicts)])
-    index = pages["claims.md"]
-    assert index.startswith("# 3 claims: as published 2 reproduced, 1 exceeds; fair 3 partly\n")
-    assert "| [Many cases (3 cells)](claims/paper.md#many) |" in index
-    assert "| 2 reproduced, 1 exceeds |  | 3 partly |" in index
-    page = pages["claims/paper.md"]
-    assert page.count("\n## ") == 1
-    assert all(f"| case_{number} |" in page for number in range(3))
-
-
-def test_counts_come_first_and_know_every_verdict() -> None:
-    other = Finding(verdict=Verdict.PARTLY, number=1.5)
-    verdicts = (Verdict.REPRODUCED, Verdict.NO_SOURCE, Verdict.NOT_MEASURED)
-    judged = [judged_as(Verdict.REPRODUCED, other=other), *map(judged_as, verdicts)]
-    assert claim_row(judged[0])["published_verdict"] == "reproduced; under other choices partly"
-    assert counts(judged) == "4 claims: as published 2 reproduced, 1 no source, 1 not measured; fair 4 partly"
-    assert counts_sentence(judged) == (
-        "4 claims of 1 paper. As published: 2 reproduced, 0 exceeds, 0 not reproduced, 2 in between or undecided. "
-        "Comparisons of speed under equal tuning: 0 reproduced, 0 exceeds, 0 not reproduced, 4 in between or undecided."
-    )
-
-
 def test_a_finding_is_the_same_after_json() -> None:
     finding = Finding(verdict=Verdict.EXCEEDS, number=1.5, low=1.25, high=1.75, num_runs=4, num_lost=1, lost_seeds=(3,))
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict()))) == finding
@@ -299,10 +240,3 @@ def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     table = pd.read_csv(root / "results" / "reference" / "claims.csv", dtype=str, keep_default_na=False)
     assert table.to_dict("records") == [claim_row(one) for one in judged]
     assert f"<!-- table: claims_counts -->\n\n{counted}" in (root / "README.md").read_text()
-
-
-def test_a_claim_whose_runs_are_missing_is_not_measured_and_says_why(tmp_path: Path) -> None:
-    broken = claim_with(common=[VALUES["common"], "layout.pp=100"])
-    problem = write_claims([broken], Study(Results(tmp_path)))
-    assert "some (published): not measured: 2 of 2 runs have no result: not run" in problem.split("; ")
-    assert "not measured" in (tmp_path / "claims.md").read_text()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.results import rivals_sentence
 from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables, parse_lead, write_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
@@ -90,18 +89,6 @@ def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
     assert row[1:5] == ["Entrain", "4.000, 1 of 2 without result", "1.000, 1 of 2 without result", ""]
     assert "- one: Megatron fails at seed 1" in text
     assert "speedup of" not in text
-
-
-def test_rivals_with_a_label_each_are_told_apart(tmp_path: Path) -> None:
-    rivals = {"": [], "more of them": ["strategy=dip", "strategy.planner.num_trials=3"]}
-    lead = lead_with(rows={"one": ["workload=chartqa"]}, rivals=rivals, strategies=["entrain"])
-    study = Study(Results(tmp_path))
-    write_runs(study, lead.of_leader("one"), {"megatron": [1.0, 1.0]})
-    write_runs(study, lead.of_rival("one", ""), {"entrain": [3.0, 3.0]})
-    write_runs(study, lead.of_rival("one", "more of them"), {"dip": [2.0, 2.0]})
-    assert rows_of(lead_markdown(lead, study)[0])[0][:3] == ["one", "DIP, more of them", "2.000"]
-    assert rivals_sentence(lead, study).startswith("Including DIP more of them: Megatron is the fastest.")
-    assert len(lead.sweeps) == 3
 
 
 @pytest.mark.parametrize(

@@ -127,25 +127,10 @@ def _check_figure(study: Study, winner: str, committed: Path, monkeypatch: pytes
     assert len(posterior_sweeps(bare)) == 1
 
 
-def test_a_device_without_draws_has_no_posterior(study: Study, tmp_path: Path) -> None:
-    (tmp_path / "tree" / "posterior.csv").unlink()
-    read_draws.cache_clear()
-    assert posterior_sweeps(study) == []
-    assert posterior_output().write(study) == "constants=3: must be 0 for A40; posterior.csv has draws of no device"
-
-
 def run(study: Study, sweep: str) -> None:
     """Run all cells of a sweep."""
     for _ in run_cells(study.cells(f"figure={sweep}"), study.results, 0):
         pass
-
-
-def test_a_sweep_without_strategies_draws_the_default(study: Study) -> None:
-    run(study, "alone")
-    (job,) = jobs_of(study, replace(PLAN, sweep="alone"))
-    ((first,),) = (study.cells(*sweep) for sweep in job.draws)
-    assert first.config.strategy["name"] == study.cells("figure=alone")[0].config.strategy["name"] == "entrain"
-    assert (first.config.constants, first.config.seed, first.config.global_batch) == (1, 1, 16)
 
 
 def test_a_sweep_of_other_keys_is_refused(study: Study) -> None:
@@ -153,12 +138,6 @@ def test_a_sweep_of_other_keys_is_refused(study: Study) -> None:
     problem = "posterior.yaml: sweep=sizes: must not sweep microbatch_size. Allowed: strategy, model, workload, seed"
     with pytest.raises(UserError, match=f"^{problem}$"):
         jobs_of(study, replace(PLAN, sweep="sizes"))
-
-
-def test_a_job_without_results_has_no_draws(study: Study) -> None:
-    found = posterior._job(study, PLAN, {}, ("tiny", "opencqa_ocr"), study.cells("figure=jobs"), [])
-    assert found.table is not None
-    assert not found.draws
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.answers.documents import published
-from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.published import cell_fields, find_cells, our_names, published_cells
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import choices
@@ -83,24 +82,3 @@ claims:
     to: [strategy=megatron, "layout.tp={tp}"]
     setting: As in a table of my own.
 """
-
-
-def test_claims_of_a_folder_name_its_own_cells(tmp_path: Path) -> None:
-    for name in (published.FOLDER, "claim"):
-        (tmp_path / name).mkdir()
-    cell = HEADING.format(id="X-1", value="1.5", kind="ratio").replace("1B+7B", "Mine")
-    (tmp_path / published.FOLDER / "theirs.csv").write_text(cell)
-    (tmp_path / published.FOLDER / published.NAMES).write_text("models: {Mine: vit1b_llm7b}\n")
-    (tmp_path / "claim" / "mine.yaml").write_text(CLAIM)
-    (mine,) = (claim for claim in load_claims(str(tmp_path)) if claim.config_dir)
-    assert (mine.claim, mine.value, mine.unit, mine.file) == ("C over H: 1.5", (1.5,), "%", "mine")
-    assert "model=vit1b_llm7b" in mine.published.sweeps[0]
-    assert "X-1" not in published_cells()
-    # Checked as ours are: another model than the cell's is refused.
-    (tmp_path / "claim" / "mine.yaml").write_text(CLAIM.replace("{model}", "vit1b_llm14b"))
-    with pytest.raises(UserError, match=r"mine.yaml: mine: model=vit1b_llm14b: the cells say"):
-        load_claims(str(tmp_path))
-    (tmp_path / published.FOLDER / published.NAMES).write_text("model: {Mine: vit1b_llm7b}\n")
-    our_names.cache_clear()
-    with pytest.raises(UserError, match=r"published/names.yaml=model: must be one of models, data"):
-        load_claims(str(tmp_path))

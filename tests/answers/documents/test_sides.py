@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from entrain_bench.answers.documents.claim import load_claims
@@ -33,14 +31,6 @@ def test_the_job_stays_and_everything_else_is_free() -> None:
         Situation(("strategy=ours", "cluster.num_nodes=33"), ("strategy=megatron", "cluster.num_nodes=32")),
     )
     assert fair.words.startswith("Less of it. One rule for all claims")
-
-
-def test_a_system_compared_with_itself_keeps_what_is_left_out() -> None:
-    sides = Situation(("strategy.scheduler.search=0", "layout.pp=2"), ("strategy.scheduler.search=16", "layout.pp=2"))
-    alone = replace(PUBLISHED, common=(*PUBLISHED.common, "strategy=ours"), situations=(sides,))
-    (fair,) = fair_setting(alone, {}, MEASURE).situations
-    assert fair.of == ("strategy=ours", "strategy.scheduler.search=0")
-    assert fair.to == ("strategy=ours", "strategy.scheduler.search=16")
 
 
 @pytest.mark.parametrize(
@@ -83,9 +73,3 @@ def test_a_change_takes_the_place_of_overrides_of_the_same_key() -> None:
         setting.changed({"common": ("d=8",)})
     alone = ClaimSetting("", MEASURE, ("a=1",), (Situation(("b=2",)),))
     assert alone.changed({"of": ("a=3",)}) == ClaimSetting("", MEASURE, (), (Situation(("b=2", "a=3")),))
-
-
-def test_every_side_of_a_situation_is_a_sweep() -> None:
-    two = (Situation(("s=x",), ("s=y",), ("d=1",)), Situation(("s=half",), (), ("d=2",)))
-    setting = ClaimSetting("", MEASURE, ("a=1",), two)
-    assert setting.pairs == [[("a=1", "d=1", "s=x"), ("a=1", "d=1", "s=y")], [("a=1", "d=2", "s=half")]]

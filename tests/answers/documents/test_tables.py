@@ -20,7 +20,6 @@ from entrain_bench.answers.documents.tables import (
     Table,
     load_tables,
     microbatches,
-    pages_with_tables,
     parse_table,
     splice,
     spread,
@@ -87,13 +86,6 @@ def test_a_table_that_says_something_wrong_is_named(change: dict[str, Any], mess
         table_with(**change)
 
 
-def test_what_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "table").mkdir()
-    (tmp_path / "table" / "mine.yaml").write_text("tables: {one: {title: t, common: [], corner: c, rows: {}}}")
-    with pytest.raises(UserError, match=r"mine.yaml: one: show: missing"):
-        load_tables(str(tmp_path))
-
-
 def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
     table = table_with()
     assert table.title == "Seconds and more"
@@ -149,23 +141,6 @@ def test_cells_show_means_over_seeds_and_count_what_has_no_result(tmp_path: Path
     assert (tmp_path / "tables" / "some.md").read_text() == table_markdown(table, study)
 
 
-def test_layouts_are_shown_without_layers_and_the_commonest_of_several(tmp_path: Path) -> None:
-    study = Study(Results(tmp_path))
-    three = [*VALUES["common"][:2], "seed=0,1,2"]
-    table = table_with(common=three, rows={"one": []}, columns={"": []}, show="{degrees}: {recomputed}")
-    first = {"llm": "tp2 cp1 pp2 dp4 layers 11/7", "vision": "tp1 cp1 pp1 dp8 layers 34 recompute offload"}
-    second = {"llm": "tp2 cp1 pp2 dp4 layers 9/9", "vision": "tp1 cp1 pp1 dp8 layers 34 recompute offload"}
-    write_runs(study, table.sweep("one", ""), *({"layout": each} for each in (first, second, first)))
-    text = "llm tp2 cp1 pp2 dp4; vision tp1 cp1 pp1 dp8 recompute offload: vision"
-    assert table_markdown(table, study).splitlines()[-1] == f"| one | {text} |"
-    plain = {"llm": "tp1 cp1 pp1 dp1"}
-    write_runs(study, table.sweep("one", ""), *({"layout": each} for each in (plain, first, plain)))
-    text = "llm tp1 cp1 pp1 dp1 at 2 of 3 seeds; 1 other: vision at 1 of 3 seeds"
-    assert table_markdown(table, study).splitlines()[-1] == f"| one | {text} |"
-    write_runs(study, table.sweep("one", ""), *({"layout": plain} for _ in range(3)))
-    assert table_markdown(table, study).splitlines()[-1] == "| one | llm tp1 cp1 pp1 dp1: none |"
-
-
 def test_microbatches_are_counted_in_every_replica_of_every_seed(tmp_path: Path) -> None:
     study = Study(Results(tmp_path))
     show = "{num_microbatches.median:.0f} ({num_microbatches.least:.0f} to {num_microbatches.most:.0f})"
@@ -181,19 +156,6 @@ def test_microbatches_are_counted_in_every_replica_of_every_seed(tmp_path: Path)
     assert table_markdown(table, study).splitlines()[-1] == "| one | 170.67 |"
     with pytest.raises(UserError, match="show=num_microbatches: must be left out"):
         microbatches(pd.DataFrame(columns=["strategy"]))
-
-
-def test_a_spread_over_a_key_is_of_means_over_seeds(tmp_path: Path) -> None:
-    time = "iteration_time_s"
-    show = f"{{{time}:.1f}} ({{{time}.least:.1f}} to {{{time}.most:.1f}}, {{{time}.range:.0%}})"
-    common = [*VALUES["common"], "planning_seed=0,1"]
-    table = table_with(common=common, rows={"one": []}, columns={"": []}, over="planning_seed", show=show)
-    study = Study(Results(tmp_path))
-    cells = study.cells(*table.sweep("one", ""))
-    times = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): 3.0, (1, 1): 5.0}
-    runs = [{time: times[cell.config.planning_seed, cell.config.seed]} for cell in cells]
-    write_runs(study, table.sweep("one", ""), *runs)
-    assert table_markdown(table, study).splitlines()[-1] == "| one | 3.0 (2.0 to 4.0, 100%) |"
 
 
 def test_tables_are_put_between_their_markers() -> None:
@@ -218,22 +180,6 @@ def test_tables_are_put_between_their_markers() -> None:
 def test_a_marker_that_says_something_wrong_is_named(page: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         splice(page, {"x": "", "y": ""})
-
-
-def test_a_page_that_says_something_wrong_is_named(tmp_path: Path) -> None:
-    for path, text in {
-        "tables/x.md": "[2](../../x.yaml)\n",
-        "a.md": "<!-- table: x --><!-- end -->",
-        "b.md": "no table\n",
-    }.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    pages = {tmp_path / "a.md": "../", tmp_path / "b.md": ""}
-    found = dict(pages_with_tables(pages, tmp_path))
-    assert found == {tmp_path / "a.md": "<!-- table: x -->\n\n[2](../x.yaml)\n\n<!-- end -->"}
-    (tmp_path / "b.md").write_text("<!-- table: y --><!-- end -->")
-    with pytest.raises(UserError, match=r"b.md: table=y: unknown"):
-        dict(pages_with_tables(pages, tmp_path))
 
 
 def test_the_readme_takes_its_numbers_from_what_is_written() -> None:

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.documents.claim import Claim
-from entrain_bench.answers.documents.sides import Measure
 from entrain_bench.answers.documents.verdict import measured
 from entrain_bench.base.errors import UserError
 from support.claims import ALONE, VALUES, cases, claim_with, runs, text_on, verdict_on
@@ -48,15 +47,6 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
         numbers(mean, [[of, to.assign(iteration_time_s=-1.0)]])
 
 
-def test_idle_time_is_the_idle_share_of_the_iteration() -> None:
-    idle = claim_with(value=-80, unit="%", measure={"metric": "idle_time_s"})
-    of, to = (runs(("w", "a", seconds)).assign(bubble_ratio=share) for seconds, share in ((10.0, 0.1), (20.0, 0.4)))
-    # 1 s against 8 s.
-    found = numbers(idle, [[of, to]])
-    assert found.loc[("w", "m")].tolist() == [0.125]
-    assert verdict_on(idle, found) == "reproduced"
-
-
 def test_a_metric_is_compared_in_two_situations_without_a_second_side() -> None:
     two = claim_with(**ALONE, at=["model=m"], against={"at": ["model=n"]})
     assert [len(pair) for pair in two.published.pairs] == [1, 1]
@@ -64,21 +54,6 @@ def test_a_metric_is_compared_in_two_situations_without_a_second_side() -> None:
     found = numbers(two, [[runs(("w", "a", 10.0))], [runs(("w", "a", 4.0)).assign(model="n")]])
     assert text_on(two, found) == "2.50x"
     assert verdict_on(two, found) == "exceeds"
-
-
-def test_two_settings_are_compared_by_the_ratio_of_their_ratios() -> None:
-    two = claim_with(value=None, at=["seed=0"], against={"at": ["seed=1"]})
-    assert two.published.pairs == [
-        [(*two.published.common, situation, side) for side in ("strategy=megatron_rigid", "strategy=entrain")]
-        for situation in ("seed=0", "seed=1")
-    ]
-    # 3 against 2 under the one; 4 against 2 and 1 against 1, together 1.5, under the other.
-    at = [runs(("w", "a", 3.0)), runs(("w", "b", 2.0))]
-    against = [runs(("v", "a", 4.0), ("u", "a", 1.0)), runs(("v", "b", 2.0), ("u", "b", 1.0))]
-    found = numbers(two, [at, against])
-    assert found.to_numpy().tolist() == [[pytest.approx(1.0)]]
-    assert (text_on(two, found), verdict_on(two, found * 1.03)) == ("1.00x", "reproduced")
-    assert verdict_on(two, found) == "not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -119,27 +94,18 @@ def test_an_order_is_undecided_if_it_depends_on_cases_that_are(sure: list[float]
     ("value", "unit", "measured_value", "expected"),
     [
         (1.40, "x", 1.40, "reproduced"),
-        (1.40, "x", 1.33, "reproduced"),
         (1.40, "x", 1.49, "reproduced"),
         # Far more than the paper's gain is no reproduction of it.
         (1.40, "x", 1.51, "exceeds"),
-        (1.40, "x", 3.0, "exceeds"),
         # Where the paper gains nothing, nothing is to be gained.
         (1.01, "x", 1.02, "reproduced"),
         (1.01, "x", 0.97, "partly"),
         (1.01, "x", 1.2, "not reproduced"),
         (1.40, "x", 1.31, "partly"),
-        (1.40, "x", 1.14, "partly"),
         (1.40, "x", 1.12, "not reproduced"),
-        (1.40, "x", 0.7, "not reproduced"),
         (-82.0, "%", -70.0, "reproduced"),
-        (-82.0, "%", -40.0, "partly"),
-        (-82.0, "%", 82.0, "not reproduced"),
-        ([15.6, 76.2], "%", 13.0, "reproduced"),
-        ([15.6, 76.2], "%", 12.0, "partly"),
         ([15.6, 76.2], "%", 95.0, "reproduced"),
         ([15.6, 76.2], "%", 96.0, "exceeds"),
-        ([-8.0, -5.0], "%", -4.0, "reproduced"),
         ([-8.0, -5.0], "%", -11.0, "exceeds"),
     ],
 )
@@ -155,17 +121,12 @@ def test_the_verdict_is_the_share_of_the_papers_gain(
     [
         # A paper's 0.97 says that nothing was gained: a great loss does not confirm it, nor does a gain.
         ("level", 0.97, 1.2, "reproduced"),
-        ("level", 0.97, 0.78, "reproduced"),
         ("level", 0.97, 1.25, "partly"),
-        ("level", 0.97, 0.5, "partly"),
         ("level", 0.97, 1.95, "not reproduced"),
-        ("level", 0.97, 0.4, "not reproduced"),
         ("gain", 0.97, 0.4, "exceeds"),
         ("level", 1.0, 1.0, "reproduced"),
         ("level", [2.0, 4.0], 3.0, "reproduced"),
-        ("level", [2.0, 4.0], 4.9, "reproduced"),
         ("level", [2.0, 4.0], 1.5, "partly"),
-        ("limit", 2.0, 0.1, "reproduced"),
         ("limit", 2.0, 2.0, "reproduced"),
         ("limit", 2.0, 2.4, "partly"),
         ("limit", 2.0, 2.6, "not reproduced"),
@@ -173,23 +134,6 @@ def test_the_verdict_is_the_share_of_the_papers_gain(
 )
 def test_a_level_is_judged_by_its_distance(kind: str, value: float | list[float], ratio: float, expected: str) -> None:
     assert verdict_on(claim_with(value=value, kind=kind), cases([ratio])) == expected
-
-
-def test_memory_is_in_gb() -> None:
-    claim = claim_with(**ALONE, unit="GB", kind="limit", measure="peak_memory_bytes", value=10.0)
-    found = cases([12e9])
-    assert claim.format(claim.value) == "10.0 GB"
-    assert (text_on(claim, found), verdict_on(claim, found)) == ("12.0 GB", "partly")
-    assert verdict_on(claim, cases([9e9, 11e9])) == "undecided"
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [(20.5, "reproduced"), (31.0, "reproduced"), (13.0, "partly"), (52.0, "not reproduced"), (-25.0, "not reproduced")],
-)
-def test_a_cost_is_a_level_with_two_sides(change: float, expected: str) -> None:
-    cost = claim_with(value=25.3, unit="%", kind="level", fair=None)
-    assert verdict_on(cost, cases([1 + change / 100])) == expected
 
 
 def test_seconds_and_milliseconds_are_levels() -> None:
@@ -201,35 +145,6 @@ def test_seconds_and_milliseconds_are_levels() -> None:
     assert verdict_on(claim, cases([6.0])) == "partly"
     std = claim_with(**ALONE, unit="ms", value=20.0, measure="llm_forward_std_ms")
     assert text_on(std, cases([21.0])) == "21.0 ms"
-
-
-def test_gpus_are_even_numbers_of_stages() -> None:
-    claim = claim_with(**ALONE, unit="GPUs", measure="encoder_gpus", value=[7, 9])
-    assert [verdict_on(claim, cases([count])) for count in (6.0, 8.0, 10.0)] == ["reproduced"] * 3
-    assert [verdict_on(claim, cases([count])) for count in (4.0, 12.0, 14.0)] == ["partly", "partly", "not reproduced"]
-
-
-@pytest.mark.parametrize(
-    ("counts", "text", "expected"),
-    [
-        ([4.0, 4.0], "4.0 stages (4.0 to 4.0 stages)", "reproduced"),
-        ([5.0, 5.0], "5.0 stages (5.0 to 5.0 stages)", "partly"),
-        ([3.0], "3.0 stages", "partly"),
-        ([2.0], "2.0 stages", "not reproduced"),
-        ([3.0, 4.0] * 4, "3.5 stages (3.1 to 3.9 stages)", "undecided"),
-    ],
-)
-def test_stages_are_the_same_or_not(counts: list[float], text: str, expected: str) -> None:
-    claim = claim_with(**ALONE, unit="stages", measure="encoder_stages", value=4.0)
-    assert (text_on(claim, cases(counts)), verdict_on(claim, cases(counts))) == (text, expected)
-
-
-def test_a_fair_setting_may_have_another_measure() -> None:
-    fair = {**VALUES["fair"], "measure": {"metric": "core_time_s", "pick_of": "min"}}
-    claim = claim_with(fair=fair, measure={"metric": "iteration_time_s", "over": "max"})
-    assert claim.fair is not None
-    assert claim.fair.measure == Measure("core_time_s", pick_of="min", over="max")
-    assert claim.published.measure == Measure("iteration_time_s", over="max")
 
 
 @pytest.mark.parametrize(

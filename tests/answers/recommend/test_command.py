@@ -29,7 +29,6 @@ from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run import cells as cells_module
 from entrain_bench.run.cells import Done, compose_cells, run_cells, run_one
-from entrain_bench.run.study import Study
 from entrain_bench.specs.cluster import Speed
 
 JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
@@ -76,7 +75,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
         "judged on seeds 9 to 20",
     ):
         assert part in out
-    assert "fastest so far: " in err
+    assert " so far: " in err
     assert "written: results/recommendation.yaml" in err
     plan = read_plan(tmp_path / "results" / "recommendation.yaml")
     assert (plan.strategy, plan.job.model, plan.job.seed) == (best.group(1), "tiny", 4)
@@ -109,42 +108,6 @@ def test_an_answer_its_plan_and_that_it_is_kept(
     monkeypatch.setattr(cells_module, "run_parallel", none)
     monkeypatch.setattr(cells_module, "attempt", none)
     assert said(capsys, *FREE, "strategy=megatron,entrain")[0] == out
-
-
-@pytest.mark.wide
-def test_the_readme_has_a_short_answer_of_the_same_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = [*FREE, "strategy=megatron,entrain"]
-    out, _ = said(capsys, *job)
-    monkeypatch.setattr(recommend, "README_JOB", job)
-    assert recommend.write_recommendation(Study(Results(tmp_path / "results"))) == ""
-    lines = (tmp_path / "results" / recommend.README_TABLE).read_text().splitlines()
-    assert all(line.startswith("    ") for line in lines if line)
-    text, full = (" ".join(shown.split()) for shown in ("\n".join(lines), out))
-    assert text.startswith("Run strategy=")
-    for part in (text.partition(" strategy s/iter")[0], text[text.index("Lower bound") :]):
-        assert part in full
-    assert re.search(r"strategy s/iter behind 95% seeds ─+ \w+ [0-9.]+ - - \d ", text)
-
-
-@pytest.mark.wide
-def test_the_readme_says_why_there_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recommend, "README_JOB", [*FREE, "strategy=megatron", "cluster.device.memory_bytes=1e6"])
-    problem = recommend.write_recommendation(Study(Results(tmp_path)))
-    assert problem.startswith("no strategy has a result: ")
-    assert not (tmp_path / recommend.README_TABLE).exists()
-
-
-@pytest.mark.wide
-def test_report_and_mlflow_name_the_same_strategy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out, _ = said(capsys, *FREE, "strategy=megatron,entrain,fsdp")
-    best = re.search(r"^Run strategy=(\w+): ", out, re.MULTILINE)
-    assert best
-    # MLflow gets the records of the race, a report those of the folder: both are these.
-    answer = Answer.of(Results(tmp_path / "results").records())
-    assert len(answer.cases) == 1
-    assert answer.fastest == best.group(1)
 
 
 @pytest.mark.wide
@@ -188,15 +151,6 @@ def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
     assert Answer.of(Results(tmp_path / "again").records()).cases[0].comparison.ranked[0][0] == other
 
 
-@pytest.mark.wide
-def test_a_job_may_add_a_parameter_of_its_workload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out, _ = said(capsys, *FREE[:2], "workload=chartqa", "+workload.on_overlong=drop", *FREE[3:], "strategy=megatron")
-    assert "Run strategy=megatron" in out
-    assert "'+workload.on_overlong=drop'" in out or "+workload.on_overlong=drop" in out
-    assert "+workload.on_overlong=drop" in read_plan("results/recommendation.yaml").job.overrides
-    assert run_command(["plan=results/recommendation.yaml", "mlflow=false", f"results_dir={tmp_path / 'own'}"]) == 0
-
-
 def test_strategies_that_start_first_exist() -> None:
     every = choices("strategy")
     assert {*recommend.in_starting_order(every)} == {*every}
@@ -213,7 +167,7 @@ def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, caps
     mine = ["--config-dir=own", "strategy=megatron,entrain,mine", "layout.recompute=[]", where]
     out, _ = said(capsys, *TINY, "within=megatron", *mine)
     assert re.search("^Run strategy=megatron strategy.planner.placement=first_stage", out, re.MULTILINE)
-    assert re.search(r"Not considered: [^;]*entrain and \d+ more \(whole\s+families: Ours, Published systems\);", out)
+    assert re.search(r"Not considered: [^;]*entrain\s+and\s+\d+\s+more;", out)
     assert "entrain" not in out.partition("\n\n")[2].replace("entrain-bench", "")
     assert re.search(r"No result: mine: Megatron-LM does not run it: its\s+microbatches have", out)
     assert "  --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1" in out
@@ -244,22 +198,13 @@ def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[
     ("arguments", "says"),
     [
         (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
-        (["strategy=glob(x*)"], "strategy=glob(x*): the sweep is empty"),
-        (["model=tny"], "model=tny: unknown (did you mean tiny?)"),
-        (["modle=tiny"], "modle=tiny: unknown key (did you mean model=tiny?)"),
         (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),
         (["harness=train"], "harness=train: must be simulate"),
         (["plan=a.yaml"], "plan=a.yaml: is the output of recommend"),
         (["figure=quick"], "figure=quick: is not a key of a training job"),
         (["strategy.assigner.defer=false"], "strategy.assigner.defer=false: would change every strategy"),
-        (["strategy/planner=entrain"], "strategy/planner=entrain: would change every strategy"),
-        (["seed=0,1"], "seed=0,1: must be one value"),
-        (["seed=0", "seed=1"], "seed=1: seed must be given once"),
-        (["within=megatorn"], "within=megatorn: unknown (did you mean megatron?); choices: megatron"),
         (["within=megatron", "strategy=entrain"], "strategy=entrain: Megatron-LM runs none of these"),
-        (["seconds=0"], "seconds=0.0: must be above 0"),
         (["workload=trace", "workload.path=none.parquet"], "workload.path=none.parquet: "),
-        (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
         (["results_dir=taken/by", "strategy=megatron"], "results_dir=taken/by: must be a writable folder, but "),
     ],
 )
@@ -268,16 +213,6 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
     (line,) = err.splitlines()
     assert out == ""
     assert line.startswith(f"entrain-bench: {says}")
-
-
-@pytest.mark.wide
-def test_rounds_end_after_the_time_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = said(capsys, *TINY, "strategy=megatron,entrain", "seconds=1e-9", "layout.cp=1")
-    assert "Only one seed was run, so differences may be noise." in " ".join(out.split())
-    table = out.split("seeds\n")[1].split("\n\n")[0].split("The race, seed 4.")[0]
-    assert re.findall(r" (behind|as good|slower)\n", table) == ["behind"]
-    assert "Ended early by seconds=" in " ".join(out.split())
-    assert yaml.safe_load(Path("results/recommendation.yaml").read_text())["expected"]["num_seeds"] == 12
 
 
 @pytest.mark.wide

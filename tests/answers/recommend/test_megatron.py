@@ -87,17 +87,6 @@ def test_flags_follow_recomputation_the_framework_and_frozen_modules() -> None:
     assert not {"--use-distributed-optimizer", "--overlap-param-gather"} & {*unsharded}
 
 
-def test_virtual_stages_of_a_text_model() -> None:
-    layout = layout_of((2, 1, 1, 1, 1, 1, 1, 2), turns=2, text=True)
-    assert layout_refusal(job_of(text=True), layout) == ""
-    found = flags(job_of(text=True), layout, SIZE)
-    assert "--pipeline-model-parallel-size 4" in found
-    assert "--num-layers-per-virtual-pipeline-stage 1" in found
-    assert "virtual stages have no place for an encoder" in layout_refusal(
-        job_of(), layout_of((2, 1, 1, 1, 1, 1, 1, 2), turns=2)
-    )
-
-
 FIRST = np.arange(DP * PP * TP).reshape(DP, PP, TP)
 
 
@@ -133,12 +122,6 @@ def test_layouts_that_it_cannot_take(changes: dict[str, Any], says: str) -> None
 )
 def test_settings_that_it_does_not_have(framework: FrameworkOptions, says: str) -> None:
     assert layout_refusal(job_of(framework), layout_of()) == says
-
-
-def test_selective_recomputation_is_another_one() -> None:
-    job = job_of(replace(STOCK, recompute_granularity="selective"))
-    says = "its recompute_modules=mlp keeps what the norm before makes (recompute_granularity=selective)"
-    assert layout_refusal(job, layout_of(llm_recompute=True)) == says
 
 
 def batch() -> SampleShapes:

@@ -62,23 +62,6 @@ def test_of_several_seeds_those_go_on_that_are_not_significantly_slower(logs: tu
     assert going_on(both, ["b"]) == ["a", "b"]
 
 
-def test_many_comparisons_ask_for_more_evidence() -> None:
-    others = {f"b{index}": ratios(0.15, 0.2, 0.25) for index in range(3)}
-    # p = 0.010 is below 2.5% over the two ordered pairs of two strategies, above 2.5% over the six of three.
-    assert going_on({"a": times(1.0, 1.0, 1.0), "b": ratios(0.15, 0.2, 0.25)}) == ["a"]
-    assert going_on({"a": times(1.0, 1.0, 1.0), **others}) == ["a", *others]
-
-
-def test_nobody_goes_on_without_results() -> None:
-    assert going_on({}) == []
-    assert going_on({"a": times(1.0, None), "b": times(None, None)}, ["a"]) == []
-
-
-def verdicts(found: dict[str, Times]) -> dict[str, str]:
-    comparison = standings(found)
-    return {name: comparison.standings[name].verdict for name in comparison.ranked}
-
-
 def test_standings_of_a_whole_race() -> None:
     found = standings(
         {
@@ -105,21 +88,6 @@ def test_standings_of_a_whole_race() -> None:
     assert (round(slower.mean, 9), slower.num_values) == (1.3, 3)
     assert far
     assert (round(far.mean, 9), far.num_values) == (3.0, 1)
-
-
-def test_after_one_seed_nothing_is_as_good() -> None:
-    assert verdicts({"b": times(1.2), "a": times(1.0), "c": times(3.29)}) == {
-        "a": Verdict.FASTEST,
-        "b": Verdict.BEHIND,
-        "c": Verdict.BEHIND,
-    }
-    assert verdicts({"a": times(None)}) == {"a": Verdict.FAILED}
-
-
-def test_who_drops_out_cannot_win_at_fewer_seeds() -> None:
-    # Faster at the seeds it ran than the winner's mean, but slower at the same seeds.
-    found = verdicts({"gone": times(1.1, 1.1, 1.1), "best": times(1.0, 1.0, 1.0, 2.0, 2.0)})
-    assert found == {"best": Verdict.FASTEST, "gone": Verdict.SLOWER}
 
 
 def test_the_order_of_names_decides_nothing() -> None:

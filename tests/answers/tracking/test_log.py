@@ -148,33 +148,6 @@ def test_runs_of_other_code_are_marked_until_that_code_is_back(store: Results) -
     assert marks() == {"": "yes", "old": "yes", "new": "no"}
 
 
-def test_a_single_run_of_other_code_is_marked_by_its_successor_only(store: Results) -> None:
-    runs = [("old", 11), ("old", 12), ("new", 11)]
-    for code, seed in runs:
-        assert log_records(store, [some_record(store, seed=seed, code_version=code)], f"{code} {seed}")[0] == 1
-    marks = {name: run.data.tags["current"] for name, run in runs_of(store, SINGLE_RUNS).items()}
-    assert [marks[f"{code} {seed}"] for code, seed in runs] == ["no", "yes", "yes"]
-
-
-def test_a_failed_run_that_succeeds_shows_its_success(store: Results) -> None:
-    record = some_record(store, seed=21)
-    assert log_records(store, [replace(record, status="failed", reason="disk full", metrics={})], "again")[0] == 1
-    assert runs_of(store, SINGLE_RUNS)["again"].info.status == "FAILED"
-    assert log_records(store, [record], "again")[0] == 1
-    run = runs_of(store, SINGLE_RUNS)["again"]
-    assert (run.info.status, run.data.metrics["iteration_time_s"]) == ("FINISHED", 1.0)
-    assert "reason" not in run.data.tags
-
-
-def test_numbers_that_are_none_and_more_than_a_batch_are_logged(store: Results) -> None:
-    record = some_record(store, seed=22, time_s=float("nan"), iterations=({"loss": 3.0},) * 1200)
-    log_records(store, [replace(record, metrics={**record.metrics, "mfu": float("inf")})], "odd")
-    run = runs_of(store, SINGLE_RUNS)["odd"]
-    assert run.data.metrics["iteration_time_s"] != run.data.metrics["iteration_time_s"]
-    assert run.data.metrics["mfu"] > 1e308
-    assert len(open_client(store, "").get_metric_history(run.info.run_id, "loss")) == 1200
-
-
 def test_runs_that_were_deleted_or_interrupted_are_logged_again(store: Results) -> None:
     records = contest(store)
     log_records(store, records, "broken")
@@ -201,15 +174,6 @@ def test_a_dataset_is_its_configuration_and_files(store: Results) -> None:
     assert digests[3] == [], "it cannot be read now"
 
 
-def test_runs_of_several_jobs_are_grouped_by_case(store: Results) -> None:
-    others = contest(store, labels={"workload": "other"})
-    log_records(store, [*contest(store), *others], "two jobs")
-    view = json.loads(experiment_of(store, "two jobs").tags[f"mlflow.sharedViewState.{VIEW}"])
-    assert view["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "case"}]
-    cases = {run.data.tags.get("case") for name, run in runs_of(store, "two jobs").items() if name != SWEEP}
-    assert cases == {some_record(store).labels["workload"], "other"}
-
-
 def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Path) -> None:
     log_records(store, contest(store), "moved")
     moved = Results(tmp_path / "elsewhere")
@@ -224,11 +188,6 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
         ["runs:", f"{page}?workflowType=machine_learning&viewStateShareKey={VIEW}"],
     ]
     assert lines[-1] == f"all experiments: {BASE}/#/experiments?workflowType=machine_learning"
-
-
-def test_nothing_logged_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["ui", f"results_dir={tmp_path}"]) == 2
-    assert "contains no runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"this is not a database", b"SQLite format 3\0" + b"x" * 5000])

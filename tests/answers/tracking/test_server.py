@@ -89,7 +89,7 @@ def test_the_pages_of_a_results_folder_are_served_wherever_it_is(tmp_path: Path)
         parent = client.get_run(answer.partition("/runs/")[2].partition("/")[0])
         assert parent.data.metrics["num_ok"] == 4
         file = download_artifacts(
-            run_id=parent.info.run_id, artifact_path="summary.md", tracking_uri=uri, dst_path=str(tmp_path)
+            run_id=parent.info.run_id, artifact_path="answer.md", tracking_uri=uri, dst_path=str(tmp_path)
         )
         assert " over megatron" in Path(file).read_text()
         server.send_signal(signal.SIGTERM)

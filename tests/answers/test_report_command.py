@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.sentences import sentences
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
 from support.sweeps import pasted
@@ -69,40 +68,3 @@ def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer() -> None:
     assert {"braid", "omnibal"} < {*values["not_run"]}
     assert "| 0 to 2 | [7](#runs-1) |" in text
     assert pasted_keys() == {record.key for record in Results(Path("results")).records()}
-
-
-@pytest.mark.wide
-def test_lost_cells_turn_no_winner() -> None:
-    sweep("strategy=megatron,entrain", "seed=0,1,2")
-    results = Results(Path("results"))
-    records = results.records()
-    assert Answer.of(records).fastest == "entrain"
-    for record in records:
-        if record.labels["strategy"] == "entrain" and record.labels["seed"]:
-            results.record_path(record.key).unlink()
-    answer = Answer.of(results.records(), ["strategy=entrain seed=1", "strategy=entrain seed=2"])
-    values = answer.to_dict()
-    assert answer.fastest == "entrain"
-    assert values["fewer_seeds"] == [{"strategies": ["entrain"], "seeds": [0]}]
-    assert values["is_single_seed"]
-    assert (len(values["lost"]), values["num_planned"]) == (2, 6)
-    assert run_command(["report"]) == 0
-    assert all(sentence in written("html") for sentence in sentences(Answer.of(results.records())))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "must hold a run with a result"),
-        (["seed=0"], "seed=0: unknown key; choices: results_dir"),
-        (["--config-dir", "nowhere"], "--config-dir=nowhere: must be a folder"),
-    ],
-)
-def test_nothing_to_say_and_bad_input_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["report", "results_dir=none", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not Path("none").exists()

@@ -12,11 +12,10 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.report import SECTIONS, Material, current_records, html, markdown, report_of
-from entrain_bench.base.errors import UserError
 from entrain_bench.commands.publish import Pictures
-from entrain_bench.figures._share import draw, share_png, speedups_of
+from entrain_bench.figures._share import draw, speedups_of
 from entrain_bench.records.records import Record, Results
-from support.records import aged, at_seeds, runs
+from support.records import aged, runs
 
 SLOW = [2.0, 2.2, 2.1]
 FAST = [1.0, 1.0, 1.1]
@@ -50,10 +49,9 @@ def test_a_row_names_the_winner_its_gain_the_reason_and_ties() -> None:
     first, second, third, last = rows
     assert first[2] == "**best**"
     assert re.fullmatch(r"2\.03x \(\d\.\d\d to \d\.\d\d\) over base", first[3])
-    # A quarter of 2.1 s and of 1.033 s, and the rest.
     assert first[4:8] == [
         "near",
-        "idle 0.525 to 0.258 s, busy 1.575 to 0.775 s",
+        "2.100 to 1.033 s",
         "broken failed at 1 of 3 seeds",
         "0 to 2",
     ]
@@ -70,20 +68,10 @@ def test_sections_come_in_order_and_only_if_there_is_anything_to_say() -> None:
         return re.findall(r'<h2 id="(\w+)">', page)
 
     usual = runs({"base": SLOW, "best": FAST})
-    assert anchors(html(report(usual))) == ["decision", "answer", "time", "environment", "rerun"]
+    assert anchors(html(report(usual))) == ["decision", "answer", "environment", "rerun"]
     many = [*usual, *runs({"base": SLOW, "best": [*FAST[:2], None]}, workload="x")]
     many += runs({"base": SLOW, "best": FAST}, belief_error=0.5)
     assert anchors(html(report(many))) == [name for name in SECTIONS if name != "ranking"]
-
-
-def test_strategies_are_ranked_over_workloads_by_the_geometric_mean() -> None:
-    first = runs({"base": [2.0, 2.0], "best": [1.0, 1.0], "lacks": [1.0, 1.0]})
-    second = runs({"base": [8.0, 8.0], "best": [1.0, 1.0], "lacks": [1.0, None]}, workload="chartqa")
-    page = markdown(report([*first, *second]))
-    # The geometric mean of 2 and 8, the same at both seeds.
-    best = ["best", "[4.00x (4.00 to 4.00)](#rerun)", "2.00x to 8.00x", "2 of 2"]
-    assert table(page, "<summary>Ranking")[1] == best
-    assert [row[0] for row in table(page, "<summary>Ranking")] == ["strategy", "best", "base"]
 
 
 def test_other_settings_are_compared_apart() -> None:
@@ -131,32 +119,18 @@ def test_what_users_name_is_shown_and_never_markup() -> None:
 
 
 @pytest.mark.wide
-def test_the_same_runs_give_the_same_bytes() -> None:
-    records = [*runs({"base": SLOW, "best": FAST}), *runs({"base": SLOW, "best": FAST}, belief_error=0.5)]
-    first, again = (report(records, PICTURES) for _ in range(2))
-    assert (html(first), markdown(first)) == (html(again), markdown(again))
-
-
-@pytest.mark.wide
 def test_links_lead_to_places_on_the_page_which_needs_nothing_else() -> None:
     usual = runs({"base": SLOW, "best": [*FAST[:2], None]})
     records = [*usual, *runs({"base": SLOW, "best": FAST}, belief_error=0.5)]
     page = report(records, PICTURES)
     text, twin = html(page), markdown(page)
     links, places = re.findall(r'href="([^"]*)"', text), re.findall(r' id="([^"]*)"', text)
-    assert len(links) > 10
+    assert len(links) > 6
     assert all(link.startswith("#") and link[1:] in places for link in links)
     assert len({*places}) == len(places)
     assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', text))
     assert "http" not in text
     assert {*re.findall(r"\]\(#([^)]*)\)", twin)} <= {*re.findall(r'<a id="([^"]*)">', twin)}
-
-
-def test_numbers_have_the_command_of_their_runs() -> None:
-    values = report(at_seeds(runs({"base": SLOW, "best": FAST}), "best", 0, 1))
-    after = markdown(values).split(f'<a id="{values["answer"][0]["anchor"]}"></a>')[1]
-    assert "    entrain-bench --multirun strategy=base workload=coco seed=0,1,2\n" in after
-    assert "    entrain-bench --multirun strategy=best workload=coco seed=0,1\n" in after
 
 
 def test_the_first_lines_are_for_whoever_decides() -> None:
@@ -165,8 +139,7 @@ def test_the_first_lines_are_for_whoever_decides() -> None:
     facts = dict(re.findall(r"^- \*\*([^*]+)\*\*: (.*)$", markdown(report(simulated)), re.M))
     assert [*facts] == ["Use", "Gain", "Why", "Not run", "Where it runs today", "Next step"]
     assert facts["Use"] == "entrain; near is as good."
-    saved = "It saves 0.800 s (busy) and 0.267 s (idle)."
-    assert facts["Why"] == f"An iteration takes 1.033 s instead of 2.100 s. {saved}"
+    assert facts["Why"] == "An iteration takes 1.033 s instead of 2.100 s."
     assert facts["Not run"].startswith("20 of 23 strategies (braid, ")
     assert facts["Where it runs today"] == "In this suite alone: no other framework runs entrain unmodified."
     assert facts["Next step"] == "Freeze a plan and judge it on fresh seeds:"
@@ -212,8 +185,3 @@ def test_the_picture_to_share_states_job_winner_interval_and_command(several: bo
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names[0] == "best"
     assert {*names} == {"base", "best", "near"}
-
-
-def test_nothing_to_compare_is_no_picture() -> None:
-    with pytest.raises(UserError, match="share=true: needs results of at least two strategies"):
-        share_png(Answer.of(runs({"base": SLOW})), "results")
