@@ -284,7 +284,7 @@ class DflopPlanner:
         degrees = enumerate_degrees(profile.job, any_dp=True)
         degrees = degrees[walking_order(degrees)]
         count = microbatches(profile.job, shapes, degrees)
-        again = (True, True)
+        again: tuple[bool, ...] = (True, True)
         if profile.job.request.recompute is not None:
             again = recompute_choices(profile.job, profile.job.model.module_groups)[0]
         seconds = np.zeros(len(degrees))
