@@ -46,9 +46,8 @@ class LengthGrouped:
         """Replica and microbatch from the place in the sampler's order."""
         job = profile.job
         dp = layout.modules[profile.job.model.llm_index].dp
-        order: IntArray = np.argsort(
-            mix(shapes.sample_ids.astype(np.uint64) * GOLDEN ^ mix(np.array([GOLDEN]))), kind="stable"
-        )
+        drawn = mix(shapes.sample_ids.astype(np.uint64) * GOLDEN ^ mix(np.array([GOLDEN])))
+        order: IntArray = np.argsort(drawn, kind="stable")
         if self.rule == "length":
             length = shapes.llm_tokens.astype(np.float64)
             order = sorted_in_mega_batches(order, length, MEGA_BATCHES * (len(shapes) // dp))

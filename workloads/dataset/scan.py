@@ -197,7 +197,12 @@ class Scan:
             first = next((f". First: {name} ({key}): {what}" for name, key, what in tally.listed), "")
             raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
         files = {shard.label: shard.version for shard in shards}
-        made = {"digest": whole, "entrain_bench": version("entrain-bench"), "files": files, "tally": asdict(tally)}
+        made: dict[str, Any] = {
+            "digest": whole,
+            "entrain_bench": version("entrain-bench"),
+            "files": files,
+            "tally": asdict(tally),
+        }
         made |= {**settings, "tokenizer": self.tokenizer}
         stream_atomically(output, lambda file: self._write(file, parts, made))
         shutil.rmtree(folder)
