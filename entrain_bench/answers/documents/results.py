@@ -51,7 +51,7 @@ def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
     parts = [TEXT.read_text()]
     sweeps: list[SweepOverrides] = []
-    tables = []
+    tables: list[pd.DataFrame] = []
     headlines = []
     for title, experiment in TABLES.items():
         sweeps.append((f"figure={experiment}",))
