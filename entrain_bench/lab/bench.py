@@ -33,7 +33,6 @@ from entrain_bench.lab.measuring import (
     time_calls,
     write_json,
 )
-from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done, compose_cells, run_cells
 from entrain_bench.run.experiment import prepare, run_experiment
@@ -105,22 +104,15 @@ def sweep_of_jobs(jobs: Sequence[Sequence[str]], strategies: Sequence[str] = ())
 def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
     """Cost of a run in a sweep beyond its experiment in CPU seconds, and growth of the peak memory over the sweep."""
     composed = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
+    experiment_s = median(time_calls(lambda _: run_experiment(composed[0].config), timer=process_time))
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
-        results = Results(Path(folder))
-        done = run_cells(composed, results)
+        done = run_cells(composed, Results(Path(folder)))
         first = [next(done) for _ in range(num_cells // 5)]
         held_gb = peak_rss_gb()
         started = process_time()
         others = [*done]
-        run_s = (process_time() - started) / len(others)
-        # With the plans that runs of a sweep share.
-        plans = CachedLayouts(results.root)
-
-        def experiment(index: int) -> None:
-            run_experiment(composed[index % num_cells].config, plans=plans)
-
-        experiment_s = median(time_calls(experiment, timer=process_time))
-    yield "run", {"experiment_s": experiment_s, "overhead_s": run_s - experiment_s}
+    overhead_s = (process_time() - started) / len(others) - experiment_s
+    yield "run", {"experiment_s": experiment_s, "overhead_s": overhead_s}
     growth = peak_rss_gb() / held_gb - 1.0
     yield f"memory_{len(first) + len(others)}_runs", {"peak_rss_gb": peak_rss_gb(), "growth": growth}
 
